@@ -1,0 +1,31 @@
+# Every target works in a fresh clone: the virtual environment is made when it is missing or out of date.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: swarm test check lint bench clean
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on real text
+	$(BIN)/noloco swarm
+
+test: $(VENV)/.installed  ## every test; needs no network but loopback
+	$(BIN)/pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test  ## what CI runs
+
+bench: $(VENV)/.installed  ## every benchmark; prints ratios
+	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The daemon that one volunteer runs. Imports `protocol`, never hivemind directly."""

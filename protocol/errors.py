@@ -1,0 +1,72 @@
+"""Every error that this project raises on purpose.
+
+`UserError` is for people: its text says what is wrong and what to do, and a command prints it alone and
+exits with its code. The others are for programs: a caller catches them and goes on.
+"""
+
+
+class NolocoError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class UserError(NolocoError):
+    """Something that the person at the keyboard can mend; the text ends with what to try."""
+
+    exit_code = 2
+
+
+class ManifestError(UserError):
+    """A manifest that is malformed, impossible or not signed by its run's key."""
+
+
+class DataError(UserError):
+    """A dataset that is missing, unreadable or too short."""
+
+
+class StateError(UserError):
+    """A state directory that cannot be used: unreadable, of another run, or on a full disk."""
+
+
+class ResourceError(UserError):
+    """Too little memory or disk for the stage, or a port that is taken."""
+
+
+class ClockError(UserError):
+    """This machine's clock differs from its peers' by more than the DHT tolerates."""
+
+
+class JoinError(UserError):
+    """No peer could be reached, or the peers reached are not of the expected run."""
+
+
+class WireError(NolocoError):
+    """A peer broke the protocol: malformed, oversized, of an unknown version or kind. Counts against it."""
+
+
+class CodecError(WireError):
+    """A tensor whose bytes, shape or codec do not fit together."""
+
+
+class RecordError(WireError):
+    """A DHT record with a wrong schema, signature, key or lifetime."""
+
+
+class PeerUnreachable(NolocoError):
+    """The peer could not be dialled, or the stream to it broke. The request may or may not have arrived."""
+
+
+class DeadlineExceeded(NolocoError):
+    """No answer in time. The request may or may not have been carried out."""
+
+
+class Refused(NolocoError):
+    """The peer answered with a refusal. `code` is for programs, the text for people; nothing was done."""
+
+    def __init__(self, code: str, reason: str = "") -> None:
+        super().__init__(f"{code}: {reason}" if reason else code)
+        self.code = code
+        self.reason = reason
+
+
+class TransportDown(NolocoError):
+    """The local transport is closed or restarting; nothing can be sent at present."""

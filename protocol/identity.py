@@ -1,0 +1,119 @@
+"""Ed25519 keys: the identity of a peer, and the key that signs a run's manifest.
+
+A libp2p peer id made from an Ed25519 key contains the public key itself, so whatever a peer signs can be
+checked by anyone who knows its id and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protocol.errors import RecordError, StateError
+from protocol.transport.base import PeerId
+
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+# libp2p PublicKey protobuf {type: Ed25519, data: 32 bytes} behind an identity multihash of 36 bytes
+_PEER_ID_PREFIX = bytes.fromhex("002408011220")
+# libp2p PrivateKey protobuf {type: Ed25519, data: 64 bytes (seed, public key)}: the file format of p2pd
+_KEY_FILE_PREFIX = bytes.fromhex("08011240")
+
+
+class Identity:
+    """An Ed25519 key pair; on disk in libp2p's own private-key format, which p2pd reads as it is."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._seed = seed
+        self.public_key: bytes = self._key.public_key().public_bytes(
+            serialization.Encoding.Raw, serialization.PublicFormat.Raw
+        )
+        self.peer_id: PeerId = peer_id_of(self.public_key)
+
+    @classmethod
+    def generate(cls) -> Identity:
+        return cls(os.urandom(32))
+
+    @classmethod
+    def from_seed(cls, *parts: object) -> Identity:
+        """The same key for the same parts, for simulations and tests; never for a real peer."""
+        return cls(hashlib.sha256(repr(parts).encode()).digest())
+
+    @classmethod
+    def load(cls, path: Path) -> Identity:
+        """Read a key file. Raises `StateError` when it is missing or damaged."""
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise StateError(f"Cannot read the key file {path} ({error.strerror}).") from error
+        if len(raw) != len(_KEY_FILE_PREFIX) + 64 or not raw.startswith(_KEY_FILE_PREFIX):
+            raise StateError(
+                f"{path} is not an Ed25519 key file. Restore it from a copy, or delete it to become a new peer."
+            )
+        return cls(raw[len(_KEY_FILE_PREFIX) : len(_KEY_FILE_PREFIX) + 32])
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        if path.exists():
+            return cls.load(path)
+        identity = cls.generate()
+        identity.save(path)
+        return identity
+
+    def save(self, path: Path) -> None:
+        """Write the key file, readable by its owner only. Raises `StateError` when that is impossible."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(_KEY_FILE_PREFIX + self._seed + self.public_key)
+        except OSError as error:
+            raise StateError(
+                f"Cannot write the key file {path} ({error.strerror}). Choose another directory."
+            ) from error
+
+    def sign(self, data: bytes) -> bytes:
+        """64 bytes, deterministic (RFC 8032)."""
+        return self._key.sign(data)
+
+
+def verify(public_key: bytes, data: bytes, signature: bytes) -> bool:
+    """Whether `signature` over `data` was made with the key pair of `public_key` (32 bytes)."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    number = int.from_bytes(_PEER_ID_PREFIX + public_key, "big")
+    digits = ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = _BASE58[digit] + digits
+    return PeerId("1" + digits)  # base58 writes the leading zero byte as '1'
+
+
+def public_key_of(peer: str) -> bytes:
+    """The 32-byte public key inside a peer id. Raises `RecordError` for ids of other key types or garbage."""
+    if not 50 <= len(peer) <= 54 or not peer.startswith("1"):
+        raise RecordError(f"not an Ed25519 peer id: {peer[:60]!r}")
+    number = 0
+    for character in peer[1:]:
+        digit = _BASE58.find(character)
+        if digit < 0:
+            raise RecordError(f"not a base58 peer id: {peer!r}")
+        number = number * 58 + digit
+    try:
+        raw = number.to_bytes(38, "big")
+    except OverflowError as error:
+        raise RecordError(f"not an Ed25519 peer id: {peer!r}") from error
+    if not raw.startswith(_PEER_ID_PREFIX):
+        raise RecordError(f"not an Ed25519 peer id: {peer!r}")
+    return raw[len(_PEER_ID_PREFIX) :]

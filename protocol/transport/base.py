@@ -1,0 +1,111 @@
+"""The interface that node code is written against.
+
+Two implementations: `protocol.transport.libp2p` (real peers) and `protocol.transport.memory` (thousands of
+peers in one process under a virtual clock). One test suite, tests/transport_suite.py, runs on both.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NewType, TypeAlias
+
+PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Record:
+    """One peer's signed entry under a DHT key, already checked by `protocol.records.open_record`."""
+
+    subkey: PeerId  # who signed it
+    value: bytes  # the signed payload, without its envelope
+    expires: float  # wall-clock seconds since the epoch
+
+
+class Stream(abc.ABC):
+    """A reliable, ordered, bidirectional byte stream to one authenticated peer."""
+
+    remote: PeerId
+
+    @abc.abstractmethod
+    async def read(self, size: int) -> bytes:
+        """Exactly `size` bytes. Raises `PeerUnreachable` when the stream ends before. No deadline of its own."""
+
+    @abc.abstractmethod
+    async def write(self, *buffers: Buffer) -> None:
+        """Send the buffers one after another; returns when the transport has room for more.
+
+        The buffers must stay unchanged until this returns. Raises `PeerUnreachable` when the stream is
+        closed or broken; how much of the data arrived is then unknown.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Close both directions; what was written before is still delivered. Idempotent."""
+
+
+Handler: TypeAlias = Callable[[Stream], Awaitable[None]]
+
+
+class Transport(abc.ABC):
+    """Everything a peer can do on the network. All methods run on the loop that created the object."""
+
+    peer_id: PeerId
+
+    @abc.abstractmethod
+    def now(self) -> float:
+        """Wall-clock seconds since the epoch; virtual in the in-memory network."""
+
+    @abc.abstractmethod
+    async def start(self) -> None:
+        """Begin to listen. Raises `ResourceError` when a port is taken, `UserError` when it cannot start."""
+
+    @abc.abstractmethod
+    def addresses(self) -> list[str]:
+        """Multiaddresses, with /p2p/<peer id>, under which others may dial this peer."""
+
+    @abc.abstractmethod
+    async def connect(self, addresses: Sequence[str], deadline: float) -> list[PeerId]:
+        """Dial each address and join the DHT through those that answer within `deadline` seconds.
+
+        Returns the peers that answered, in no special order; an empty list when none did. May be repeated.
+        """
+
+    @abc.abstractmethod
+    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+        """A new stream to `peer`'s handler of `protocol`.
+
+        Raises `PeerUnreachable` (unknown, dead, or does not serve this protocol) or `DeadlineExceeded`.
+        """
+
+    @abc.abstractmethod
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        """Call `handler` in a task of its own for every incoming stream of `protocol`.
+
+        The stream is closed when the handler returns or raises.
+        """
+
+    @abc.abstractmethod
+    async def put(self, key: str, value: bytes, lifetime: float, deadline: float) -> bool:
+        """Sign `value` and store it in the DHT under (`key`, own peer id) for `lifetime` seconds.
+
+        Later puts replace earlier ones. False when no peer stored it within `deadline` seconds: repeat it.
+        Raises `RecordError` when the record would not pass the peers' validation.
+        """
+
+    @abc.abstractmethod
+    async def get(self, key: str, deadline: float) -> list[Record]:
+        """All unexpired records under `key`, sorted by peer id; those that fail validation are left out.
+
+        Returns what was found when `deadline` seconds are over, an empty list at worst.
+        """
+
+    @abc.abstractmethod
+    async def peers(self) -> list[tuple[PeerId, list[str]]]:
+        """Peers connected at present with the addresses they can be dialled at: for the peer book."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Stop listening, close every stream, end child processes. Idempotent."""
