@@ -1,0 +1,28 @@
+"""The seed peer: a well-known first address. It greets newcomers and keeps DHT records; it trains nothing.
+
+Members keep the DHT among themselves, so the run goes on when it dies, and any member can be joined through.
+"""
+
+from __future__ import annotations
+
+from node.greeting import serve_greeting
+from protocol.manifest import SignedManifest
+from protocol.rpc import Rpc
+from protocol.transport.base import Transport
+
+
+class SeedPeer:
+    def __init__(self, transport: Transport, signed: SignedManifest) -> None:
+        self.transport = transport
+        self.signed = signed
+        self._rpc = Rpc(transport)
+
+    async def start(self) -> None:
+        """Listen and greet. Raises `ResourceError` when the port is taken."""
+        await self.transport.start()
+        serve_greeting(self._rpc, self.transport, self.signed, is_seed=True)
+        await self._rpc.start()
+
+    async def close(self) -> None:
+        await self._rpc.close()
+        await self.transport.close()

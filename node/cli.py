@@ -1,0 +1,110 @@
+"""`noloco-node`: the command that a volunteer starts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from node.command import fail, options_from, run_async
+from node.compute import Compute, ComputeThread
+from node.config import NodeConfig, build_config
+from node.daemon import Node, Surroundings
+from node.events import Events, JsonLines
+from node.log import set_up_logging
+from node.ports import port_is_free
+from node.signals import on_interrupt
+from node.state_directory import StateDirectory
+from protocol.errors import NolocoError, ResourceError, UserError
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options_from(NodeConfig)
+def node(
+    config: Annotated[Path | None, typer.Option(help="Settings file (TOML).", show_default=False)] = None,
+    **flags: Any,
+) -> None:
+    """Train one pipeline stage of a run together with other volunteers.
+
+    Every setting can also be given as NOLOCO_<NAME> in the environment.
+    """
+    try:
+        settings = build_config(flags, file=config)
+    except NolocoError as error:
+        fail(error)
+    run_async(serve(settings))
+
+
+async def serve(config: NodeConfig) -> None:
+    """Run one node until it is told to leave. Raises `UserError` with what to do when it cannot."""
+    config = config.model_copy(update={"device": choose_device(config.device)})
+    state = StateDirectory(config.state_dir)
+    state.open()
+    set_up_logging(config.verbose, state.path / "node.log")
+    identity = state.identity()
+    transport = Libp2pTransport(state.identity_path, transport_config(config, state))
+    lines = JsonLines(state.path / "events.jsonl")
+    surroundings = Surroundings(
+        transport=transport,
+        compute=lambda: make_compute(config),
+        events=Events(transport.now, lines),
+        rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
+        state=state,
+    )
+    daemon = Node(config, surroundings)
+    on_interrupt(daemon.stop)
+    try:
+        await daemon.run()
+    finally:
+        lines.close()
+        state.close()
+
+
+def choose_device(device: str) -> str:
+    """Resolve "auto"; raises `UserError` for a device that this machine does not have."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"The device '{device}' cannot be used here ({str(error).splitlines()[0]}). Try --device cpu."
+        ) from None
+    return device
+
+
+def make_compute(config: NodeConfig) -> Compute:
+    return ComputeThread(config.threads or torch.get_num_threads())
+
+
+def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
+    """The network's settings. A returning node listens where it did before, if that port is free."""
+    port = config.port
+    if port and not port_is_free(config.host, port):
+        raise ResourceError(
+            f"Port {port} is in use on {config.host}. Stop the program that has it, or choose another --port."
+        )
+    if not port:
+        before = state.facts().get("port", 0)
+        port = before if isinstance(before, int) and before and port_is_free(config.host, before) else 0
+    return Libp2pConfig(
+        host=config.host,
+        port=port,
+        announce=config.announce,
+        relay=config.relay,
+        nat_port_map=config.relay,
+    )
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

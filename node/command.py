@@ -1,0 +1,63 @@
+"""What all our commands share: errors as one message and an exit code, options made from a settings class."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+import uvloop
+from pydantic import BaseModel
+
+from protocol.errors import NolocoError, UserError
+
+T = TypeVar("T")
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run on uvloop; an error that we raise on purpose is printed as it is, without a traceback."""
+    try:
+        return uvloop.run(coroutine)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except NolocoError as error:
+        fail(error)
+
+
+def fail(error: NolocoError) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code if isinstance(error, UserError) else 1)
+
+
+def options_from(settings: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option per field of `settings`, named, typed and explained by the field.
+
+    The command gets the options that were given as keyword arguments, None for the others.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = [
+            p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD
+        ]
+        for name, field in settings.model_fields.items():
+            kind, default = _option_type(field.annotation), field.default
+            shown = "" if default in ((), "", None) or isinstance(default, bool) else f" [default: {default}]"
+            option = typer.Option(help=f"{field.description}{shown}", show_default=False)
+            annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+            parameters.append(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in parameters}
+        return command
+
+    return decorate
+
+
+def _option_type(annotation: Any) -> Any:
+    if "tuple" in str(annotation):
+        return list[str]
+    return annotation if annotation in (int, float, bool, str, Path) else str

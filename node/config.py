@@ -1,0 +1,80 @@
+"""Every setting of the daemon, once. Flags, NOLOCO_… variables and the settings file are made from this class."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.errors import UserError
+
+ENVIRONMENT_PREFIX = "NOLOCO_"
+
+
+class NodeConfig(BaseModel):
+    """What a volunteer can set. Validates and does no I/O."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    join: Annotated[
+        tuple[str, ...], Field(description="Address of any member of the run; may be given several times.")
+    ] = ()
+    state_dir: Annotated[Path, Field(description="Where this node keeps its key and checkpoint.")] = Path(
+        "noloco-state"
+    )
+    run: Annotated[str, Field(description="Expected run id; a peer of another run is then refused.")] = ""
+    stage: Annotated[
+        int, Field(ge=-1, description="Pipeline stage to serve; -1 takes the one that needs replicas most.")
+    ] = -1
+    data: Annotated[
+        tuple[str, ...], Field(description="Text files or globs to train on instead of the run's source.")
+    ] = ()
+    host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for all interfaces.")] = "0.0.0.0"
+    port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 takes a free one.")] = 0
+    announce: Annotated[
+        tuple[str, ...], Field(description="Multiaddress to tell others, behind a mapped port.")
+    ] = ()
+    relay: Annotated[
+        bool, Field(description="Reach peers behind NAT through libp2p relays, and map the port by UPnP.")
+    ] = True
+    device: Annotated[str, Field(description="Torch device: auto, cpu, cuda, cuda:1 …")] = "auto"
+    threads: Annotated[int, Field(ge=0, description="Torch threads; 0 leaves the choice to torch.")] = 0
+    max_minutes: Annotated[
+        float, Field(ge=0, description="Stop training after this many minutes; 0 trains to the end.")
+    ] = 0
+    checkpoint_minutes: Annotated[float, Field(gt=0, description="Minutes between checkpoints.")] = 5
+    verbose: Annotated[bool, Field(description="Log what the network does, too.")] = False
+
+
+def build_config(
+    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> NodeConfig:
+    """Flags before environment before file before defaults. Raises `UserError` that names the setting."""
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = _from_file(file) if file else {}
+    for name, field in NodeConfig.model_fields.items():
+        text = environment.get(ENVIRONMENT_PREFIX + name.upper())
+        if text:
+            several = "tuple" in str(field.annotation)
+            values[name] = tuple(text.split()) if several else text
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return NodeConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{_flag(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        raise UserError("These settings cannot be used:\n  " + "\n  ".join(lines)) from None
+
+
+def _flag(place: tuple[int | str, ...]) -> str:
+    return "--" + str(place[0]).replace("_", "-") if place else "settings"
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"Cannot read the settings file {file}: {error}") from None

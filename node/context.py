@@ -1,0 +1,61 @@
+"""What the parts of one node share."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from node.compute import Compute
+from node.events import Events
+from node.membership import View
+from protocol.manifest import Manifest
+from protocol.rpc import Rpc
+from protocol.transport.base import PeerId, Transport
+
+RATE_STEPS = 20  # inner steps over which tokens per second are measured
+
+
+@dataclass
+class Counters:
+    """Numbers that people watch. Mutable, written by the part that does the counted thing."""
+
+    tokens: int = 0
+    loss: float | None = None  # mean training loss of the last step
+    received: int = 0
+    sent: dict[PeerId, int] = field(default_factory=dict)
+    resends: int = 0
+    partners: dict[PeerId, int] = field(default_factory=dict)
+    partner: str = ""
+    spread: float | None = None
+    blocked_seconds: float = 0.0
+    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+
+    def mark(self, now: float) -> None:
+        """An inner step ended at loop time `now`."""
+        self._marks.append((now, self.tokens))
+
+    def tokens_per_second(self) -> float:
+        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
+            return 0.0
+        (first, before), (last, after) = self._marks[0], self._marks[-1]
+        return (after - before) / (last - first)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The node's surroundings, handed to each of its parts."""
+
+    me: PeerId
+    run_id: str
+    manifest: Manifest
+    stage: int
+    transport: Transport
+    rpc: Rpc
+    view: View
+    compute: Compute
+    events: Events
+    counters: Counters
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage == self.manifest.stages - 1

@@ -1,0 +1,65 @@
+"""The first words between peers: which run this is, and whether the clocks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.errors import ClockError, JoinError, NolocoError
+from protocol.manifest import SignedManifest
+from protocol.messages import Hello, Welcome
+from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.transport.base import PeerId, Transport
+
+HELLO_DEADLINE = 10.0
+
+
+def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is_seed: bool) -> None:
+    """Answer newcomers with the manifest and this peer's clock."""
+    raw = signed.to_bytes()
+
+    async def on_hello(request: Request) -> Answer:
+        role = "seed" if is_seed else "node"
+        return Answer(Welcome(run_id=signed.run_id, time=transport.now(), role=role, manifest=raw))
+
+    rpc.handle(Traffic.CONTROL, Hello, on_hello)
+
+
+async def greet(
+    rpc: Rpc, transport: Transport, peers: Sequence[PeerId], expected_run: str | None
+) -> tuple[SignedManifest, float]:
+    """Ask the peers, one after another, for the manifest; the first valid one counts.
+
+    Returns it with this machine's clock offset in seconds (positive: ahead). Raises `JoinError` when nobody
+    gives a usable manifest of the expected run, `ClockError` when the clocks differ too much for the DHT.
+    """
+    problems: list[str] = []
+    for peer in peers:
+        try:
+            asked = transport.now()
+            welcome, _ = await rpc.call(peer, Traffic.CONTROL, Hello(), Welcome, deadline=HELLO_DEADLINE)
+            offset = (asked + transport.now()) / 2 - welcome.time
+            signed = SignedManifest.from_bytes(welcome.manifest)
+        except NolocoError as problem:
+            problems.append(f"{peer}: {problem}")
+            continue
+        if expected_run is not None and signed.run_id != expected_run:
+            raise JoinError(
+                f"Peer {peer} trains run {signed.run_id}, not {expected_run}. "
+                "Check the --join address, or use another --state-dir for another run."
+            )
+        _require_same_time(offset, signed.manifest.limits.clock_skew)
+        return signed, offset
+    raise JoinError(
+        "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
+        "Ask the run's owner for the address of another member."
+    )
+
+
+def _require_same_time(offset: float, limit: float) -> None:
+    if abs(offset) > limit:
+        direction = "ahead of" if offset > 0 else "behind"
+        raise ClockError(
+            f"This machine's clock is {abs(offset):.1f} s {direction} the swarm's; at most {limit:g} s are "
+            "allowed. Switch on time synchronisation (Linux: 'timedatectl set-ntp true'; WSL: "
+            "'wsl --shutdown', then start again) and retry."
+        )

@@ -1,0 +1,88 @@
+"""Who serves what, as far as this node knows: a view built from DHT records and own experience. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.announcement import Announcement
+from protocol.transport.base import PeerId
+
+SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
+MAX_SUSPECT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Member:
+    peer: PeerId
+    announcement: Announcement
+    expires: float  # wall clock
+
+
+@dataclass
+class _Suspicion:
+    until: float
+    failures: int
+
+
+class View:
+    """Mutable state: the last announcement of each peer, and which peers failed recently."""
+
+    def __init__(self) -> None:
+        self._members: dict[PeerId, Member] = {}
+        self._suspicions: dict[PeerId, _Suspicion] = {}
+
+    def update(self, peer: PeerId, announcement: Announcement, expires: float) -> None:
+        known = self._members.get(peer)
+        if known is None or expires > known.expires:
+            self._members[peer] = Member(peer, announcement, expires)
+
+    def expire(self, now: float) -> list[PeerId]:
+        """Drop peers whose records ran out; returns them."""
+        gone = [peer for peer, member in self._members.items() if member.expires <= now]
+        for peer in gone:
+            del self._members[peer]
+            self._suspicions.pop(peer, None)
+        return gone
+
+    def suspect(self, peer: PeerId, now: float) -> None:
+        """The peer did not answer or answered nonsense: leave it alone for a while."""
+        failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 1
+        pause = min(MAX_SUSPECT_SECONDS, SUSPECT_SECONDS * 2 ** (failures - 1))
+        self._suspicions[peer] = _Suspicion(now + pause, failures)
+
+    def trust(self, peer: PeerId) -> None:
+        """The peer did what it was asked to."""
+        self._suspicions.pop(peer, None)
+
+    def members(self, stage: int, now: float) -> list[Member]:
+        """All unexpired replicas of a stage that have not left, by peer id."""
+        return sorted(
+            (
+                member
+                for member in self._members.values()
+                if member.announcement.stage == stage
+                and member.announcement.state != "leaving"
+                and member.expires > now
+            ),
+            key=lambda member: member.peer,
+        )
+
+    def serving(self, stage: int, now: float) -> list[PeerId]:
+        """Replicas that take part in training and are not under suspicion."""
+        return [
+            member.peer
+            for member in self.members(stage, now)
+            if member.announcement.state == "serving" and not self._is_suspect(member.peer, now)
+        ]
+
+    def holding(self, stage: int, now: float) -> list[PeerId]:
+        """Replicas that can give their stage's state: serving or finished."""
+        return [
+            member.peer
+            for member in self.members(stage, now)
+            if member.announcement.state in ("serving", "finished") and not self._is_suspect(member.peer, now)
+        ]
+
+    def _is_suspect(self, peer: PeerId, now: float) -> bool:
+        suspicion = self._suspicions.get(peer)
+        return suspicion is not None and suspicion.until > now

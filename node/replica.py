@@ -1,0 +1,224 @@
+"""A replica: one copy of a stage with everything that training it changes.
+
+Synchronous and single-threaded: the compute thread calls it. Slow weights φ and outer momentum δ are float32
+and fixed during a round; the fast weights θ are what the module's parameters hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from node.flat import FlatParameters
+from node.outer import OuterSettings, contribution, outer_step
+from node.schedule import learning_rate
+from node.stage import Stage
+from protocol.errors import CodecError, Refused
+from protocol.manifest import Manifest
+
+PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One inner step: the global gradient norm before clipping and the learning rate used."""
+
+    step: int
+    gradient_norm: float
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Everything needed to go on elsewhere; all tensors flat float32 of the stage's parameter count."""
+
+    step: int
+    round: int
+    phi: torch.Tensor
+    theta: torch.Tensor
+    delta: torch.Tensor
+    first_moment: torch.Tensor
+    second_moment: torch.Tensor
+
+
+class Replica:
+    """Mutable state: θ, φ, δ, AdamW's moments, accumulated gradients, step and round."""
+
+    def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
+        self.manifest = manifest
+        self.device = torch.device(device)
+        self.stage = Stage(manifest, stage_index).to(self.device)
+        self.flat = FlatParameters(
+            [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
+        )
+        self.settings = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.phi = self.flat.values.clone()
+        self.delta = torch.zeros_like(self.phi)
+        self.first_moment = torch.zeros_like(self.phi)
+        self.second_moment = torch.zeros_like(self.phi)
+        self.step = 0  # inner steps done
+        self.round = 0  # outer steps done
+        self.steps_in_round = 0
+        self._build_optimizer()
+
+    def _build_optimizer(self) -> None:
+        inner = self.manifest.inner
+        groups = self.flat.groups()
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": [parameter], "weight_decay": inner.weight_decay if index == 0 else 0.0}
+                for index, (parameter, _) in enumerate(groups)
+            ],
+            lr=inner.learning_rate,
+            betas=(inner.beta1, inner.beta2),
+            eps=inner.eps,
+            fused=True,
+        )
+        for parameter, place in groups:
+            self._optimizer.state[parameter] = {
+                "step": torch.tensor(float(self.step), device=self.device),
+                "exp_avg": self.first_moment[place],
+                "exp_avg_sq": self.second_moment[place],
+            }
+
+    @property
+    def parameters(self) -> int:
+        return self.phi.numel()
+
+    # --- microbatches -------------------------------------------------------------------------
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the stage and keep its graph. Returns (inputs as a leaf, outputs) for `backward`."""
+        leaf = inputs.to(self.device)
+        if not self.stage.is_first:
+            leaf = leaf.detach().requires_grad_()
+        return leaf, self.stage(leaf)
+
+    def backward(
+        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Accumulate parameter gradients; returns the gradient by the inputs, None on the first stage."""
+        torch.autograd.backward(outputs, gradient.to(self.device, outputs.dtype))
+        return leaf.grad
+
+    def loss_and_backward(
+        self, inputs: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[float, torch.Tensor | None]:
+        """Last stage: mean cross-entropy in nats per token, and the gradient by the inputs as above."""
+        leaf, logits = self.forward(inputs)
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(self.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item(), leaf.grad
+
+    @torch.no_grad()
+    def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The stage's outputs under the slow weights φ, whatever θ is at."""
+        weights = {
+            name: place.of(self.phi)
+            for (name, _), place in zip(self._ordered_names(), self.flat.slices, strict=True)
+        }
+        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device),))
+        return torch.as_tensor(outputs)
+
+    def _ordered_names(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return sorted(self.stage.named_parameters(), key=lambda item: item[1].dim() < 2)
+
+    # --- inner and outer steps ----------------------------------------------------------------
+
+    def inner_step(self, microbatches: int) -> StepReport:
+        """AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
+
+        Non-finite gradients are dropped: the step counts, the weights stay.
+        """
+        gradients = self.flat.gradients
+        gradients.div_(microbatches)
+        norm = torch.linalg.vector_norm(gradients).item()
+        rate = learning_rate(self.manifest.inner, self.step)
+        if norm == norm and norm != float("inf"):
+            if norm > self.manifest.inner.clip_norm:
+                gradients.mul_(self.manifest.inner.clip_norm / norm)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+        gradients.zero_()
+        self.step += 1
+        self.steps_in_round += 1
+        return StepReport(self.step, norm, rate)
+
+    def discard_gradients(self) -> None:
+        self.flat.gradients.zero_()
+
+    def contribution(self) -> torch.Tensor:
+        """z = β·θ + (γ − β)·φ: the one tensor that partners exchange."""
+        return contribution(self.flat.values, self.phi, self.settings)
+
+    def finish_round(self, mean_z: torch.Tensor) -> None:
+        """The NoLoCo outer step with the group's mean of z; own z alone at worst."""
+        outer_step(self.phi, self.delta, mean_z, self.settings)
+        self.flat.values.copy_(self.phi)
+        self.round += 1
+        self.steps_in_round = 0
+
+    # --- state --------------------------------------------------------------------------------
+
+    def piece_bounds(self, index: int) -> slice:
+        start = index * PIECE_PARAMETERS
+        if start >= self.parameters:
+            raise Refused("no-such-piece", f"this stage has {self.pieces} pieces")
+        return slice(start, min(start + PIECE_PARAMETERS, self.parameters))
+
+    @property
+    def pieces(self) -> int:
+        return -(-self.parameters // PIECE_PARAMETERS)
+
+    def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
+        """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece."""
+        bounds = self.piece_bounds(index)
+        sources = [self.phi, self.delta, self.first_moment, self.second_moment] if moments else [self.phi]
+        return [source[bounds].to("cpu", copy=True) for source in sources]
+
+    def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
+        """Take over a donor's piece; θ starts from its φ."""
+        bounds = self.piece_bounds(index)
+        targets = [self.phi, self.delta, self.first_moment, self.second_moment]
+        if len(tensors) != len(targets) or any(t.shape != self.phi[bounds].shape for t in tensors):
+            raise CodecError("a state piece does not have the shape of this stage")
+        for target, tensor in zip(targets, tensors, strict=True):
+            target[bounds].copy_(tensor)
+        self.flat.values[bounds].copy_(tensors[0])
+
+    def adopt_progress(self, step: int, round_: int) -> None:
+        """After a download: continue the donor's count of steps and rounds."""
+        self.step, self.round, self.steps_in_round = step, round_, 0
+        self._set_optimizer_step()
+
+    def snapshot(self) -> StageState:
+        tensors = (self.phi, self.flat.values, self.delta, self.first_moment, self.second_moment)
+        return StageState(self.step, self.round, *(tensor.to("cpu", copy=True) for tensor in tensors))
+
+    def restore(self, state: StageState) -> None:
+        """Take over a snapshot of the same stage. Raises `CodecError` when its size is another."""
+        if state.phi.numel() != self.parameters:
+            raise CodecError(f"the state has {state.phi.numel()} parameters, this stage {self.parameters}")
+        self.phi.copy_(state.phi)
+        self.flat.values.copy_(state.theta)
+        self.delta.copy_(state.delta)
+        self.first_moment.copy_(state.first_moment)
+        self.second_moment.copy_(state.second_moment)
+        self.step, self.round, self.steps_in_round = state.step, state.round, 0
+        self._set_optimizer_step()
+
+    def _set_optimizer_step(self) -> None:
+        for state in self._optimizer.state.values():
+            state["step"].fill_(float(self.step))
+
+
+def digest_of(tensors: list[torch.Tensor]) -> bytes:
+    """SHA-256 over the bytes of contiguous CPU tensors, one after another."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(memoryview(tensor.numpy()).cast("B"))
+    return sha.digest()

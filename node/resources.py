@@ -1,0 +1,52 @@
+"""Whether this machine can hold a stage, told before anything is allocated."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import psutil
+
+from node.stage import parameter_count
+from protocol.errors import ResourceError
+from protocol.manifest import Manifest
+
+# float32 copies of the stage: θ, gradients, φ, δ, two moments, own and the partner's z
+COPIES_IN_MEMORY = 8
+COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
+GIB = 2**30
+
+
+def memory_needed(manifest: Manifest, stage: int) -> int:
+    """Bytes for the stage's state and for the activations of the microbatches in one inner step."""
+    model, inner = manifest.model, manifest.inner
+    # kept for backward per layer: about 34 values per token and hidden unit (Korthikanti et al., arXiv
+    # 2205.05198, eq. 1, fp16 bytes), and attention in blocks keeps no score matrix
+    per_layer = manifest.tokens_per_microbatch * model.hidden_size * 34 * 2
+    activations = inner.microbatches * len(manifest.layers_of(stage)) * per_layer
+    if stage == manifest.stages - 1:
+        activations += manifest.tokens_per_microbatch * model.vocab_size * 4 * 3
+    return parameter_count(manifest, stage) * 4 * COPIES_IN_MEMORY + activations
+
+
+def require_memory(manifest: Manifest, stage: int, available: int | None = None) -> None:
+    """Raises `ResourceError` when the stage does not fit into the memory that is free now."""
+    needed = memory_needed(manifest, stage)
+    free = psutil.virtual_memory().available if available is None else available
+    if needed > free:
+        raise ResourceError(
+            f"Stage {stage} of run '{manifest.name}' needs {needed / GIB:.1f} GiB of memory, but "
+            f"{free / GIB:.1f} GiB are free. Close other programs, use a larger machine, or ask the run's "
+            "owner for more, smaller stages."
+        )
+
+
+def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | None = None) -> None:
+    """Raises `ResourceError` when checkpoints of the stage do not fit."""
+    needed = parameter_count(manifest, stage) * 4 * COPIES_ON_DISK
+    free = shutil.disk_usage(directory).free if free is None else free
+    if needed > free:
+        raise ResourceError(
+            f"Checkpoints of stage {stage} need {needed / GIB:.2f} GiB in {directory}, but "
+            f"{free / GIB:.2f} GiB are free. Free some space or choose another disk with --state-dir."
+        )

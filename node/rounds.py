@@ -1,0 +1,337 @@
+"""Rounds: find one partner among the replicas of the own stage, exchange z with it, take the outer step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import random
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from node.compute import Priority
+from node.context import Context
+from node.deadlines import AdaptiveDeadline
+from node.pairing import Meeting, Pair, Pairing, Phase
+from node.replica import PIECE_PARAMETERS, Replica
+from protocol.codec import encode, require_finite
+from protocol.errors import CodecError, DeadlineExceeded, NolocoError, Refused
+from protocol.messages import Accept, Contribute, Done, Propose, Ready
+from protocol.rpc import Answer, Request, Traffic
+
+logger = logging.getLogger(__name__)
+
+PROPOSAL_DEADLINE = 2.0
+BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
+SMOOTHING = 0.2
+LEAST_EXCHANGE_DEADLINE = 2.0
+PIECES_IN_FLIGHT = 4
+SAMPLED_PARAMETERS = 2**16  # of φ, for the distance to the partner: its error is then below a percent
+DISTANCES = 8  # pair distances behind the estimate of the spread
+FRESH_ROUNDS = 2  # a replica this young that meets one FAR_AHEAD of it takes its state instead of averaging
+FAR_AHEAD = 5
+
+
+@dataclass
+class _Incoming:
+    """The partner's contribution as it arrives."""
+
+    z: torch.Tensor
+    phi_sample: torch.Tensor | None = None
+    pieces: set[int] = field(default_factory=set)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Rounds:
+    """Mutable state: the pairing, the contribution that is arriving, past exchange times and distances."""
+
+    def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
+        self._context = context
+        self._replica = replica
+        self._rng = rng
+        outer = context.manifest.outer
+        self.pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
+        self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_EXCHANGE_DEADLINE)
+        self._incoming: dict[str, _Incoming] = {}
+        self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
+        self._seeking: asyncio.Task[None] | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._told = ""  # the pair whose partner knows that this round can end
+        self._step_seconds: float | None = None  # smoothed time of an inner step
+        self.is_stale = False  # this replica is far behind the others: it should download its stage again
+        self.accepting = True
+
+    # --- during the inner steps ---------------------------------------------------------------
+
+    def step_done(self, seconds: float) -> None:
+        """An inner step ended after `seconds`: look for a partner, or tell it that this round can end."""
+        known = self._step_seconds
+        self._step_seconds = seconds if known is None else known + SMOOTHING * (seconds - known)
+        steps = self._replica.steps_in_round
+        if self.pairing.may_propose(steps) and not self._is_seeking:
+            self._seeking = self._spawn(self._seek(whatever_the_step=False))
+        pair = self.pairing.pair
+        if pair is not None and self._told != pair.name and self.pairing.is_ready(steps):
+            self._told = pair.name
+            self._spawn(self._tell_ready(pair))
+
+    @property
+    def must_end(self) -> bool:
+        return self.pairing.must_end(self._replica.steps_in_round)
+
+    async def seek_last(self) -> None:
+        """Look for a partner for the last round of a run, whatever the step count, until there is one."""
+        if self.pairing.phase is Phase.FREE and not self._is_seeking:
+            self._seeking = self._spawn(self._seek(whatever_the_step=True))
+        if self._seeking is not None:
+            await asyncio.wait([self._seeking])
+        if self.pairing.pair is not None and self._told != self.pairing.pair.name:
+            await self._tell_ready(self.pairing.pair)
+
+    @property
+    def _is_seeking(self) -> bool:
+        return self._seeking is not None and not self._seeking.done()
+
+    async def _seek(self, whatever_the_step: bool) -> None:
+        """Propose to random replicas until one agrees or all have refused."""
+        context = self._context
+        while self.pairing.phase is Phase.FREE and (
+            whatever_the_step or self._replica.steps_in_round < self.pairing.nominal
+        ):
+            candidates = context.view.serving(context.stage, context.transport.now())
+            pair = self.pairing.propose(candidates)
+            if pair is None:
+                if not whatever_the_step:
+                    return
+                self.pairing.forget_refusals()
+                await asyncio.sleep(BUSY_SECONDS)
+                continue
+            self._incoming[pair.name] = self._expect()
+            refusal = await self._ask(pair, whatever_the_step)
+            self.pairing.answered(pair, refusal)
+            if self.pairing.pair != pair:
+                self._incoming.pop(pair.name, None)
+            if refusal == "busy":
+                await asyncio.sleep(BUSY_SECONDS * self._rng.uniform(0.5, 1.5))
+
+    async def _ask(self, pair: Pair, at_once: bool) -> str | None:
+        """Propose; the code of the refusal, None when the other agreed."""
+        context = self._context
+        meeting = self._meeting()
+        proposal = Propose(
+            stage=context.stage,
+            round=self._replica.round,
+            pair=pair.name,
+            opens_in=0.0 if at_once else meeting.opens_in,
+            ends_in=meeting.ends_in,
+        )
+        try:
+            await context.rpc.call(pair.partner, Traffic.GOSSIP, proposal, Accept, deadline=PROPOSAL_DEADLINE)
+        except Refused as refusal:
+            self.is_stale = self.is_stale or refusal.code == "stale"
+            return refusal.code
+        except NolocoError as failure:
+            logger.debug("Proposal to %s failed: %s", pair.partner[-8:], failure)
+            context.view.suspect(pair.partner, context.transport.now())
+            return "lost"
+        return None
+
+    async def _tell_ready(self, pair: Pair) -> None:
+        """Losing this costs the partner a few more inner steps, nothing else."""
+        with contextlib.suppress(NolocoError):
+            await self._context.rpc.call(
+                pair.partner, Traffic.GOSSIP, Ready(pair=pair.name), Done, deadline=PROPOSAL_DEADLINE
+            )
+
+    def _meeting(self) -> Meeting:
+        return self.pairing.meeting(self._replica.steps_in_round, self._step_seconds or 0.0)
+
+    async def on_ready(self, request: Request) -> Answer:
+        pair = self.pairing.pair
+        if pair is None or pair.partner != request.peer or not self.pairing.on_ready(request.message.pair):
+            raise Refused("unknown-pair")
+        return Answer(Done())
+
+    async def on_propose(self, request: Request) -> Answer:
+        message: Propose = request.message
+        if message.stage != self._context.stage or not self.accepting:
+            raise Refused("other-stage" if self.accepting else "finished")
+        mine, theirs = self._replica.round, message.round
+        if theirs <= FRESH_ROUNDS and mine - theirs >= FAR_AHEAD:
+            raise Refused("stale", "download this stage's state first")
+        if mine <= FRESH_ROUNDS and theirs - mine >= FAR_AHEAD:
+            self.is_stale = True
+            raise Refused("early")
+        if self._step_seconds is None:
+            raise Refused("early")
+        pair = Pair(request.peer, message.pair)
+        theirs = Meeting(message.opens_in, message.ends_in)
+        refusal = self.pairing.on_proposal(pair, theirs, self._replica.steps_in_round, self._step_seconds)
+        if refusal is not None:
+            raise Refused(refusal)
+        self._incoming[pair.name] = self._expect()
+        return Answer(Accept(round=self._replica.round))
+
+    # --- at the end of a round ----------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Exchange with the agreed partner, if any, and take the outer step with what is there.
+
+        Always leaves a valid update behind: without a whole contribution from the partner before the
+        deadline, the group is this replica alone.
+        """
+        context, replica = self._context, self._replica
+        began = asyncio.get_running_loop().time()
+        if self.pairing.phase is Phase.PROPOSING and self._seeking is not None:
+            await asyncio.wait([self._seeking], timeout=PROPOSAL_DEADLINE)
+        pair = self.pairing.pair if self.pairing.phase is Phase.AGREED else None
+        z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
+        received = await self._exchange(pair, z) if pair is not None else None
+        mean = z if received is None else (z + received.z).div_(2)
+        if received is not None and received.phi_sample is not None:
+            self._note_distance(received.phi_sample)
+        await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
+        self._record(pair if received is not None else None, asyncio.get_running_loop().time() - began)
+        self._incoming.clear()
+        self.pairing.begin_round()
+
+    async def _exchange(self, pair: Pair, z: torch.Tensor) -> _Incoming | None:
+        """Send z and receive the partner's at the same time; None when either fails before the deadline."""
+        context, began = self._context, asyncio.get_running_loop().time()
+        incoming = self._incoming.setdefault(pair.name, self._expect())
+        try:
+            async with asyncio.timeout(self._deadline.seconds()):
+                await self._send(pair, z)
+                await incoming.complete.wait()
+        except (NolocoError, TimeoutError) as failure:
+            if isinstance(failure, TimeoutError | DeadlineExceeded):
+                self._deadline.note_missed()
+            context.view.suspect(pair.partner, context.transport.now())
+            context.events.warn(
+                f"Averaging with {pair.partner[-8:]} failed ({type(failure).__name__}); this round counts "
+                "its own progress alone.",
+                "exchange-failed",
+                partner=pair.partner,
+                reason=type(failure).__name__,
+            )
+            if not incoming.complete.is_set():
+                return None
+        self._deadline.note(asyncio.get_running_loop().time() - began)
+        return incoming
+
+    async def _send(self, pair: Pair, z: torch.Tensor) -> None:
+        slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
+        sample = self._replica.phi[:: self._stride].cpu()
+        codec = self._context.manifest.wire.gossip
+
+        async def send_piece(offset: int) -> None:
+            async with slots:
+                piece = z[offset : offset + PIECE_PARAMETERS].cpu()
+                tensors = [encode(piece, codec)] + ([encode(sample, "fp32")] if offset == 0 else [])
+                await self._context.rpc.call(
+                    pair.partner,
+                    Traffic.GOSSIP,
+                    Contribute(pair=pair.name, offset=offset, total=z.numel()),
+                    Done,
+                    tensors,
+                    deadline=self._deadline.seconds(),
+                )
+
+        offsets = range(0, z.numel(), PIECE_PARAMETERS)
+        tasks = [asyncio.get_running_loop().create_task(send_piece(offset)) for offset in offsets]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def on_contribute(self, request: Request) -> Answer:
+        message: Contribute = request.message
+        pair, incoming = self.pairing.pair, self._incoming.get(message.pair)
+        if incoming is None or pair is None or pair.name != message.pair or pair.partner != request.peer:
+            raise Refused("unknown-pair")
+        tensors = request.tensors()
+        self._store(incoming, message, tensors)
+        return Answer(Done())
+
+    def _store(self, incoming: _Incoming, message: Contribute, tensors: list[torch.Tensor]) -> None:
+        """Raises `CodecError` when the piece does not fit or holds NaN or infinity."""
+        stop = min(message.offset + PIECE_PARAMETERS, self._replica.parameters)
+        expected = [(stop - message.offset,)]
+        if message.offset == 0:
+            expected.append((math.ceil(self._replica.parameters / self._stride),))
+        if (
+            message.total != self._replica.parameters
+            or message.offset % PIECE_PARAMETERS
+            or message.offset >= message.total
+            or [tuple(tensor.shape) for tensor in tensors] != expected
+        ):
+            raise CodecError("a contribution does not have the shape of this stage")
+        for tensor in tensors:
+            require_finite(tensor)
+        incoming.z[message.offset : stop].copy_(tensors[0])
+        if message.offset == 0:
+            incoming.phi_sample = tensors[1].clone()
+        incoming.pieces.add(message.offset)
+        if len(incoming.pieces) == self._replica.pieces:
+            incoming.complete.set()
+
+    # --- bookkeeping --------------------------------------------------------------------------
+
+    @property
+    def _stride(self) -> int:
+        return max(1, self._replica.parameters // SAMPLED_PARAMETERS)
+
+    def _expect(self) -> _Incoming:
+        return _Incoming(torch.empty_like(self._replica.phi))
+
+    def _note_distance(self, phi_sample: torch.Tensor) -> None:
+        """The mean squared difference of two random replicas estimates their spread."""
+        own = self._replica.phi[:: self._stride].cpu()
+        self._squared_distances.append(float((own - phi_sample).square().mean()))
+        context = self._context
+        replicas = max(2, len(context.view.members(context.stage, context.transport.now())))
+        context.counters.spread = spread_from_distances(list(self._squared_distances), replicas)
+
+    def _record(self, pair: Pair | None, seconds: float) -> None:
+        context = self._context
+        context.counters.blocked_seconds += seconds
+        context.counters.partner = pair.partner if pair else ""
+        if pair is not None:
+            context.view.trust(pair.partner)
+            context.counters.partners[pair.partner] = context.counters.partners.get(pair.partner, 0) + 1
+        context.events.emit(
+            "round",
+            round=self._replica.round,
+            step=self._replica.step,
+            partner=pair.partner if pair else None,
+            seconds=round(seconds, 6),
+            spread=context.counters.spread,
+        )
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+    async def close(self) -> None:
+        self.accepting = False
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def spread_from_distances(squared_distances: list[float], replicas: int) -> float:
+    """Root mean squared deviation of `replicas` replicas from their mean, over replicas and parameters.
+
+    For a random pair of N, E‖φ_i − φ_j‖²/P = 2N/(N − 1) · σ².
+    """
+    mean = sum(squared_distances) / len(squared_distances)
+    return math.sqrt(mean * (replicas - 1) / (2 * replicas))

@@ -1,0 +1,111 @@
+"""One pipeline stage: a contiguous slice of a Llama, built from transformers' own modules.
+
+Parameters carry the names that `LlamaForCausalLM` gives them, so that the stages' weights put together are a
+checkpoint, and each is initialised from (seed, name) alone, so that every peer computes the same weights
+whatever the cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
+
+from protocol.manifest import Manifest
+
+
+def llama_config(manifest: Manifest) -> LlamaConfig:
+    """The configuration of the whole model, as `config.json` of an export holds it."""
+    model = manifest.model
+    return LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.key_value_heads,
+        max_position_embeddings=manifest.data.sequence_tokens,
+        rms_norm_eps=model.norm_eps,
+        rope_theta=model.rope_theta,
+        initializer_range=model.init_std,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+
+
+class Stage(nn.Module):
+    """The layers of one stage; the first stage embeds tokens, the last one ends in logits."""
+
+    def __init__(self, manifest: Manifest, index: int) -> None:
+        super().__init__()
+        config = llama_config(manifest)
+        self.index = index
+        self.is_first = index == 0
+        self.is_last = index == manifest.stages - 1
+        if self.is_first:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleDict(
+            {str(layer): LlamaDecoderLayer(config, layer) for layer in manifest.layers_of(index)}
+        )
+        self.rotary = LlamaRotaryEmbedding(config)
+        if self.is_last:
+            self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._initialise(manifest.model.seed, manifest.model.init_std)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
+
+        Returns activations, on the last stage logits [sequences, tokens, vocabulary].
+        """
+        hidden = self.embed_tokens(inputs) if self.is_first else inputs
+        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        rotary = self.rotary(hidden, position_ids=positions)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_mask=None, position_embeddings=rotary)
+        return self.lm_head(self.norm(hidden)) if self.is_last else hidden
+
+    def checkpoint_name(self, name: str) -> str:
+        """The name that `LlamaForCausalLM` gives to the parameter `name` of this module."""
+        return name if name.startswith("lm_head.") else f"model.{name}"
+
+    @torch.no_grad()
+    def _initialise(self, seed: int, std: float) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:  # the norms' gains
+                parameter.fill_(1.0)
+                continue
+            digest = hashlib.sha256(f"{seed}:{self.checkpoint_name(name)}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+
+
+def parameter_count(manifest: Manifest, index: int) -> int:
+    """Parameters of a stage without allocating it."""
+    with torch.device("meta"):
+        stage = _bare(manifest, index)
+    return sum(parameter.numel() for parameter in stage.parameters())
+
+
+def _bare(manifest: Manifest, index: int) -> nn.Module:
+    """The stage's modules with no weights drawn, for counting on the meta device."""
+    config = llama_config(manifest)
+    parts: dict[str, Any] = {
+        str(layer): LlamaDecoderLayer(config, layer) for layer in manifest.layers_of(index)
+    }
+    if index == 0:
+        parts["embed_tokens"] = nn.Embedding(config.vocab_size, config.hidden_size)
+    if index == manifest.stages - 1:
+        parts["norm"] = LlamaRMSNorm(config.hidden_size)
+        parts["lm_head"] = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    return nn.ModuleDict(parts)

@@ -1,0 +1,185 @@
+"""The replica's own rhythm: a batch, an inner step, and every k of them a round."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+
+from node.compute import Priority
+from node.context import Context
+from node.data import Corpus
+from node.pipeline import Pipeline
+from node.replica import Replica
+from node.rounds import Rounds
+from node.state_transfer import download_state
+from protocol.errors import JoinError, NolocoError
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_SECONDS = 0.25
+LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a partner for its last round
+
+
+class Trainer:
+    """Mutable state: whether to stop, and the loop time at which training began."""
+
+    def __init__(
+        self,
+        context: Context,
+        replica: Replica,
+        pipeline: Pipeline,
+        rounds: Rounds,
+        corpus: Corpus | None,
+        rng: random.Random,
+        max_seconds: float,
+    ) -> None:
+        self._context = context
+        self._replica = replica
+        self._pipeline = pipeline
+        self._rounds = rounds
+        self._corpus = corpus
+        self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
+        self._max_seconds = max_seconds
+        self._began = asyncio.get_running_loop().time()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Finish what is in flight and return from `run`."""
+        self._stopping.set()
+
+    async def run(self) -> bool:
+        """Train until the run is complete (True) or `stop` was called (False)."""
+        while not self._stopping.is_set():
+            if self._finished_here():
+                await self._last_round()
+                return True
+            began = asyncio.get_running_loop().time()
+            draws = self._draw_batch() if self._corpus is not None else []
+            try:
+                whole = await self._wait_for_batch(draws)
+            finally:
+                for draw in draws:
+                    draw.cancel()
+            if not whole:
+                continue
+            await self._step(asyncio.get_running_loop().time() - began)
+        await self._pipeline.drain()
+        return False
+
+    def _draw_batch(self) -> list[asyncio.Task[object]]:
+        """Stage 0: start the microbatches of one inner step."""
+        assert self._corpus is not None
+        context, step = self._context, self._replica.step
+        inner, data = context.manifest.inner, context.manifest.data
+        tasks: list[asyncio.Task[object]] = []
+        for index in range(inner.microbatches):
+            batch = self._corpus.draw(
+                context.run_id, context.me, step, index, inner.sequences, data.sequence_tokens
+            )
+            name = f"{step}-{index}-{self._life}"
+            work = self._pipeline.train(name, lambda batch=batch: batch)  # type: ignore[misc]
+            tasks.append(asyncio.get_running_loop().create_task(work))
+        return tasks
+
+    async def _wait_for_batch(self, draws: list[asyncio.Task[object]]) -> bool:
+        """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
+        loop = asyncio.get_running_loop()
+        complete = loop.create_task(self._pipeline.batch_complete())
+        stopping = loop.create_task(self._stopping.wait())
+        pending = list(draws)
+        try:
+            while True:
+                waiting = [complete, *pending] if draws else [complete, stopping]
+                timeout = None if draws else IDLE_POLL_SECONDS
+                await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                for draw in [draw for draw in pending if draw.done()]:
+                    pending.remove(draw)
+                    draw.result()  # a failure here ends the node with its cause, it does not hang
+                if complete.done():
+                    return True
+                if not draws and (stopping.done() or self._finished_here() or self._rounds.is_stale):
+                    return await self._refreshed()
+        finally:
+            complete.cancel()
+            stopping.cancel()
+
+    async def _refreshed(self) -> bool:
+        if self._rounds.is_stale:
+            await self.download()
+        return False
+
+    async def _step(self, seconds: float) -> None:
+        context, replica = self._context, self._replica
+        batch = context.manifest.inner.microbatches
+        report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
+        if report.gradient_norm != report.gradient_norm:
+            context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
+        self._rounds.step_done(seconds)
+        if self._rounds.must_end:
+            await self._rounds.finish()
+        if self._rounds.is_stale:
+            await self.download()
+        self._pipeline.next_step()
+        context.counters.mark(asyncio.get_running_loop().time())
+        context.events.emit(
+            "step",
+            step=replica.step,
+            loss=None if context.counters.loss is None else round(context.counters.loss, 6),
+            gradient_norm=round(report.gradient_norm, 6),
+            learning_rate=report.learning_rate,
+        )
+
+    async def download(self) -> None:
+        """Take the stage's state from its other replicas. On failure the own state stays as it is."""
+        context, replica = self._context, self._replica
+        self._rounds.is_stale = False
+
+        def donors() -> list[str]:
+            holding = context.view.holding(context.stage, context.transport.now())
+            return [peer for peer in holding if peer != context.me]
+
+        began = asyncio.get_running_loop().time()
+        try:
+            progress = await download_state(
+                context.rpc,
+                context.stage,
+                replica.parameters,
+                donors,  # type: ignore[arg-type]
+                replica.write_piece,
+            )
+        except (JoinError, NolocoError) as failure:
+            context.events.warn(f"{failure}", "download-failed")
+            return
+        await context.compute.run(Priority.OPTIMIZER, replica.adopt_progress, progress.step, progress.round)
+        seconds = asyncio.get_running_loop().time() - began
+        context.events.say(
+            f"Downloaded stage {context.stage} at step {progress.step} in {seconds:.1f} s.",
+            "downloaded",
+            step=progress.step,
+            round=progress.round,
+        )
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _finished_here(self) -> bool:
+        """Stage 0 ends with its steps or its time; a later stage when all of the stage before have ended."""
+        context = self._context
+        if self._corpus is not None:
+            elapsed = asyncio.get_running_loop().time() - self._began
+            out_of_time = bool(self._max_seconds) and elapsed >= self._max_seconds
+            return out_of_time or self._replica.step >= context.manifest.inner.total_steps
+        if self._pipeline.admission.running or self._pipeline.admission.waiting:
+            return False
+        before = context.view.members(context.stage - 1, context.transport.now())
+        return bool(before) and all(member.announcement.state == "finished" for member in before)
+
+    async def _last_round(self) -> None:
+        """One more outer step, with a partner if one is found soon, so that θ and φ are one again."""
+        if self._replica.steps_in_round:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_ROUND_SECONDS):
+                    await self._rounds.seek_last()
+            await self._rounds.finish()
+        self._rounds.accepting = False

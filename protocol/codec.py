@@ -1,0 +1,233 @@
+"""Tensors as bytes: the codecs that activations, gradients, weights and token ids travel in.
+
+A tensor goes over the wire as a `TensorSpec` inside a message header and raw little-endian bytes after it.
+
+| codec | bytes per value | error of one value x |
+|---|---|---|
+| fp32 | 4 | none for float32 |
+| fp16 | 2 | 2⁻¹¹·abs(x) down to 6e-5; beyond 65504 it becomes infinite |
+| bf16 | 2 | 2⁻⁸·abs(x), the whole range of float32 |
+| int8 | 1 + 1/64 | absmax/254, absmax being the largest magnitude among the 256 values of its block |
+| int32, int64 | 4, 8 | none; token ids |
+
+The int8 bytes are one float32 scale (absmax/127) per block of 256 values in row-major order, the last block
+possibly shorter, then one signed byte per value. Its bound holds up to the rounding of float32 (a relative
+2e-5) for absmax ≥ 1.5e-36; a block smaller than that is sent as zeros.
+
+Everything that raises here raises `CodecError`, whatever a peer sent; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.errors import CodecError
+
+if sys.byteorder != "little":
+    raise ImportError("noloco-node sends tensors as little-endian bytes; this machine is big-endian.")
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_INTEGERS = {"int32": torch.int32, "int64": torch.int64}
+_DTYPES = {**_FLOATS, **_INTEGERS}
+CODECS = (*_FLOATS, "int8", *_INTEGERS)
+
+BLOCK = 256  # values that share an int8 scale: the scales add 1.6 % to the bytes
+MAX_DIMS = 8
+MAX_VALUES = 2**40  # keeps every product and stride far from the end of int64, also in shapes with a zero
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a subnormal scale would lose the digits the bound needs
+_LARGEST_SCALE = float(
+    np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0)
+)  # times 127 is still finite
+_ROWS = 4096  # blocks quantised at a time: the float32 temporary stays at 4 MiB, 8 times faster than at once
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a receiver must know before the bytes: codec name, shape, number of bytes."""
+
+    codec: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tensor ready to be written: `buffers` one after the other are its bytes.
+
+    The buffers are read-only views. Where the tensor was contiguous, on the CPU and of the codec's type they
+    are views of the tensor's own memory: leave it unchanged until they have been written.
+    """
+
+    codec: str
+    shape: tuple[int, ...]
+    buffers: tuple[memoryview, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def nbytes_of(codec: str, shape: Sequence[int]) -> int:
+    """How many bytes a tensor of `shape` has in `codec`. Raises `CodecError` for an impossible one."""
+    values = _count(shape)
+    if codec == "int8":
+        return 4 * -(-values // BLOCK) + values
+    dtype = _DTYPES.get(codec)
+    if dtype is None:
+        raise CodecError(f"unknown codec {codec[:20]!r}; known are {', '.join(CODECS)}")
+    return values * dtype.itemsize
+
+
+def describe(encoded: Encoded) -> list[object]:
+    """The msgpack form of the spec: [codec, [dimensions], nbytes]."""
+    return [encoded.codec, list(encoded.shape), encoded.nbytes]
+
+
+def parse_spec(obj: object, max_bytes: int) -> TensorSpec:
+    """Check what a peer sent as `describe` and return it; no memory is allocated for the tensor.
+
+    `max_bytes` bounds the bytes on the wire. The tensor of an int8 spec takes four times as much.
+    Raises `CodecError` unless codec, shape and nbytes are well-formed and fit together exactly.
+    """
+    if not isinstance(obj, list | tuple) or len(obj) != 3:
+        raise CodecError("a tensor spec is not [codec, shape, nbytes]")
+    codec, shape, nbytes = obj
+    if not isinstance(codec, str) or not isinstance(shape, list | tuple) or type(nbytes) is not int:
+        raise CodecError("a tensor spec has fields of the wrong types")
+    expected = nbytes_of(codec, shape)
+    if nbytes != expected:
+        raise CodecError(f"{codec} of shape {list(shape)} has {expected} bytes, not as many as announced")
+    if nbytes > max_bytes:
+        raise CodecError(f"a tensor of {nbytes} bytes exceeds the limit of {max_bytes}")
+    return TensorSpec(codec, tuple(shape), nbytes)
+
+
+def encode(tensor: Tensor, codec: str) -> Encoded:
+    """The bytes of `tensor`, of any shape and device, in `codec`; see `Encoded` for shared memory.
+
+    Float codecs take floating tensors and convert them, integer codecs take integer tensors.
+    Raises `CodecError` for other types, for integers that do not fit, and for NaN or infinity in int8.
+    """
+    shape = tuple(tensor.shape)
+    nbytes_of(codec, shape)  # refuses here what parse_spec would refuse there
+    flat = tensor.detach().reshape(-1)
+    if codec == "int8":
+        return Encoded(codec, shape, _quantise(flat))
+    if codec in _INTEGERS:
+        _require_integers(flat, _INTEGERS[codec])
+    elif not flat.is_floating_point():
+        raise CodecError(f"{codec} carries floating-point tensors, not {flat.dtype}")
+    return Encoded(codec, shape, (_bytes_of(flat.to("cpu", _DTYPES[codec])),))
+
+
+def decode(spec: TensorSpec, data: Buffer) -> Tensor:
+    """The tensor in `data`, exactly `spec.nbytes` bytes: float32 for int8, else of the codec's own type.
+
+    Shares memory with `data` when that is writable (a bytearray) and aligned to the type, and keeps it
+    alive; read-only bytes are copied, for torch has no read-only tensors. int8 always makes a new tensor.
+    The values are whatever the peer sent, NaN included: see `require_finite`.
+    Raises `CodecError` when spec and data do not fit together.
+    """
+    if nbytes_of(spec.codec, spec.shape) != spec.nbytes:
+        raise CodecError(f"{spec.codec} of shape {list(spec.shape)} does not have {spec.nbytes} bytes")
+    view = memoryview(data)
+    if not view.c_contiguous or view.nbytes != spec.nbytes:
+        raise CodecError(f"{view.nbytes} bytes received for a tensor of {spec.nbytes}")
+    if spec.codec != "int8":
+        return _tensor_over(view, _DTYPES[spec.codec]).reshape(spec.shape)
+    scale_bytes = spec.nbytes - math.prod(spec.shape)
+    raw = view.cast("B") if view.nbytes else view
+    scales = _tensor_over(raw[:scale_bytes], torch.float32)
+    return _dequantise(_tensor_over(raw[scale_bytes:], torch.int8), scales).reshape(spec.shape)
+
+
+def require_finite(tensor: Tensor) -> Tensor:
+    """`tensor` itself. Raises `CodecError` if any of its values is NaN or infinite."""
+    if tensor.numel() and tensor.is_floating_point():
+        # one pass and no temporary, where isfinite().all() makes a tensor of booleans: 27 times faster
+        lowest, highest = torch.aminmax(tensor.detach())
+        if not (math.isfinite(lowest.item()) and math.isfinite(highest.item())):
+            raise CodecError("a tensor holds NaN or infinite values")
+    return tensor
+
+
+def _count(shape: Sequence[int]) -> int:
+    if len(shape) > MAX_DIMS:
+        raise CodecError(f"a tensor of {len(shape)} dimensions; at most {MAX_DIMS} are allowed")
+    if any(type(size) is not int or not 0 <= size <= MAX_VALUES for size in shape):
+        raise CodecError(f"a dimension of a tensor is not an integer from 0 to {MAX_VALUES}")
+    if math.prod(max(size, 1) for size in shape) > MAX_VALUES:
+        raise CodecError(f"a tensor of more than {MAX_VALUES} values")
+    return math.prod(shape)
+
+
+def _require_integers(flat: Tensor, dtype: torch.dtype) -> None:
+    if flat.is_floating_point() or flat.is_complex():
+        raise CodecError(f"integer codecs carry integer tensors, not {flat.dtype}")
+    if flat.dtype.itemsize > dtype.itemsize and not torch.equal(flat.to(dtype).to(flat.dtype), flat):
+        raise CodecError(f"integers too large for {dtype}")
+
+
+def _bytes_of(flat: Tensor) -> memoryview:
+    """A read-only view of the bytes of a one-dimensional CPU tensor, which it keeps alive."""
+    if not flat.numel():
+        return memoryview(b"")  # memoryviews of length zero cannot be cast
+    if flat.dtype is torch.bfloat16:
+        flat = flat.view(torch.int16)  # numpy has no bfloat16
+    return flat.contiguous().numpy().data.cast("B").toreadonly()
+
+
+def _tensor_over(view: memoryview, dtype: torch.dtype) -> Tensor:
+    """One-dimensional, over the memory of `view` if that is writable and aligned, over a copy otherwise."""
+    if not view.nbytes:
+        return torch.empty(0, dtype=dtype)
+    array = np.frombuffer(view, np.uint8)
+    if view.readonly or array.ctypes.data % dtype.itemsize:
+        array = array.copy()
+    return torch.from_numpy(array).view(dtype)
+
+
+def _quantise(flat: Tensor) -> tuple[memoryview, memoryview]:
+    """Scales and signed bytes of a one-dimensional tensor, computed where it is: a GPU hands over less."""
+    if not flat.is_floating_point():
+        raise CodecError(f"int8 carries floating-point tensors, not {flat.dtype}")
+    values = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
+    scales = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32, device=flat.device)
+    for start, end, width in _runs(flat.numel()):
+        rows = flat[start:end].to(torch.float32).view(-1, width)
+        scale = rows.abs().amax(dim=1, keepdim=True).div_(127)
+        if not torch.isfinite(scale).all():
+            raise CodecError("NaN or infinite values cannot be sent as int8")
+        scale.clamp_(max=_LARGEST_SCALE)
+        first = start // BLOCK
+        scales[first : first + len(rows)] = scale.where(scale >= _SMALLEST_SCALE, 0).view(-1)
+        scale = scale.where(scale >= _SMALLEST_SCALE, torch.inf)  # x/inf = 0: too small a block becomes zeros
+        values[start:end].view(-1, width).copy_((rows / scale).round_())
+    return _bytes_of(scales.cpu()), _bytes_of(values.cpu())
+
+
+def _dequantise(values: Tensor, scales: Tensor) -> Tensor:
+    result = torch.empty(values.numel(), dtype=torch.float32)
+    for start, end, width in _runs(values.numel()):
+        rows = result[start:end].view(-1, width)
+        first = start // BLOCK
+        rows.copy_(values[start:end].view(-1, width)).mul_(scales[first : first + len(rows), None])
+    return result
+
+
+def _runs(values: int) -> list[tuple[int, int, int]]:
+    """Cut a flat tensor into runs of whole blocks and the rest: (start, end, width of a block in it)."""
+    whole = values - values % BLOCK
+    step = _ROWS * BLOCK
+    runs = [(start, min(start + step, whole), BLOCK) for start in range(0, whole, step)]
+    return [*runs, (whole, values, values - whole)] if whole < values else runs

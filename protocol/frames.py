@@ -1,0 +1,115 @@
+"""Framing on a byte stream: a fixed prefix, a msgpack header, then raw tensor bytes.
+
+    prefix   magic "NLC1" | type u8 | header bytes u32 | payload bytes u64      big-endian, 17 bytes
+    header   msgpack [request id, kind, body, [tensor spec …]]
+    payload  the tensors' bytes, one after another
+
+Every length is checked against its limit before memory is taken for it. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+import torch
+
+from protocol.codec import Encoded, TensorSpec, decode, describe, parse_spec
+from protocol.errors import WireError
+from protocol.messages import Message, parse_message
+from protocol.transport.base import Buffer, Stream
+
+MAGIC = b"NLC1"
+MAX_HEADER_BYTES = 256 * 1024
+MAX_TENSORS = 8
+_PREFIX = struct.Struct(">4sBIQ")
+
+
+class FrameType(IntEnum):
+    REQUEST = 0
+    REPLY = 1
+    REFUSAL = 2
+
+
+@dataclass(frozen=True)
+class Frame:
+    type: FrameType
+    request_id: int
+    kind: str
+    body: Any  # msgpack value; a message's fields, or a refusal's reason
+    specs: tuple[TensorSpec, ...]
+    payload: bytes
+
+    def message(self) -> Message:
+        return parse_message(self.kind, self.body)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Decode the payload. Raises `CodecError`."""
+        tensors, start = [], 0
+        view = memoryview(self.payload)
+        for spec in self.specs:
+            tensors.append(decode(spec, view[start : start + spec.nbytes]))
+            start += spec.nbytes
+        return tensors
+
+
+async def write_frame(
+    stream: Stream,
+    frame_type: FrameType,
+    request_id: int,
+    kind: str,
+    body: Any,
+    tensors: Sequence[Encoded] = (),
+) -> int:
+    """Send one frame; returns its size in bytes. The tensors' memory must not change until this returns."""
+    specs = [describe(tensor) for tensor in tensors]
+    header: bytes = msgpack.packb([request_id, kind, body, specs])
+    payload_bytes = sum(tensor.nbytes for tensor in tensors)
+    prefix = _PREFIX.pack(MAGIC, frame_type, len(header), payload_bytes)
+    buffers: list[Buffer] = [prefix + header]
+    for tensor in tensors:
+        buffers.extend(tensor.buffers)
+    await stream.write(*buffers)
+    return len(prefix) + len(header) + payload_bytes
+
+
+async def read_frame(stream: Stream, max_payload: int) -> Frame:
+    """The next frame of the stream; waits for it without a deadline.
+
+    Raises `WireError` when it is malformed or larger than allowed: the stream is then out of step and must
+    be closed. Raises `PeerUnreachable` when the stream ends.
+    """
+    magic, type_code, header_bytes, payload_bytes = _PREFIX.unpack(await stream.read(_PREFIX.size))
+    if magic != MAGIC:
+        raise WireError(f"not a noloco frame: it begins with {magic!r}")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise WireError(f"header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    if payload_bytes > max_payload:
+        raise WireError(f"payload of {payload_bytes} bytes; at most {max_payload} are allowed here")
+    request_id, kind, body, specs = _parse_header(await stream.read(header_bytes), payload_bytes)
+    payload = await stream.read(payload_bytes) if payload_bytes else b""
+    try:
+        frame_type = FrameType(type_code)
+    except ValueError:
+        raise WireError(f"unknown frame type {type_code}") from None
+    return Frame(frame_type, request_id, kind, body, specs, payload)
+
+
+def _parse_header(raw: bytes, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:
+    try:
+        header = msgpack.unpackb(raw, strict_map_key=False, max_array_len=4_096, max_map_len=4_096)
+        request_id, kind, body, raw_specs = header
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError("malformed frame header") from error
+    if not (isinstance(request_id, int) and 0 <= request_id < 2**63 and isinstance(kind, str)):
+        raise WireError("malformed frame header")
+    if not isinstance(raw_specs, list) or len(raw_specs) > MAX_TENSORS:
+        raise WireError(f"at most {MAX_TENSORS} tensors are allowed in a frame")
+    specs = tuple(parse_spec(spec, max_bytes=payload_bytes) for spec in raw_specs)
+    if sum(spec.nbytes for spec in specs) != payload_bytes:
+        raise WireError("the tensors' sizes do not add up to the payload")
+    return request_id, kind, body, specs

@@ -1,0 +1,275 @@
+"""The manifest: the signed, immutable description of one run, and the only thing its members must agree on.
+
+TOML for people, canonical msgpack (keys sorted) under the run's Ed25519 signature on the wire and on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol.errors import ManifestError
+from protocol.identity import Identity, verify
+from protocol.stability import gamma_bound
+
+PROTOCOL_VERSION = 1
+MAX_MANIFEST_BYTES = 64 * 1024
+PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
+_SIGNATURE_DOMAIN = b"noloco-manifest-1:"
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Codec = Literal["fp32", "fp16", "bf16", "int8"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Model(Section):
+    """A Llama-style decoder, in the words of `transformers.LlamaConfig`."""
+
+    vocab_size: Annotated[int, Field(ge=2, le=1_000_000)]
+    hidden_size: Annotated[int, Field(ge=8, le=65_536)]
+    layers: Annotated[int, Field(ge=1, le=1_024)]
+    heads: Annotated[int, Field(ge=1, le=1_024)]
+    kv_heads: Annotated[int, Field(ge=0, le=1_024)] = 0  # 0: as many as heads
+    intermediate_size: Annotated[int, Field(ge=8, le=1_048_576)]
+    rope_theta: Positive = 10_000.0
+    norm_eps: Positive = 1e-5
+    init_std: Positive = 0.02
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> Self:
+        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be an even multiple of model.heads {self.heads}"
+            )
+        if self.heads % self.key_value_heads:
+            raise ValueError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
+        return self
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+
+class Data(Section):
+    """What stage-0 replicas draw sequences from. Bytes are tokens.
+
+    "local" leaves the text to each volunteer's --data. A manifest never names paths: it comes from others, and
+    must not be able to make a volunteer read their files.
+    """
+
+    source: Literal["python-stdlib", "local"] = "python-stdlib"
+    sequence_tokens: Annotated[int, Field(ge=2, le=1_048_576)]
+    held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+
+
+class Inner(Section):
+    """The inner optimizer, AdamW, and what one inner step consumes."""
+
+    learning_rate: Positive
+    min_learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    total_steps: Count
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    clip_norm: Positive = 1.0
+    microbatches: Annotated[int, Field(ge=1, le=4_096)]  # admitted to one inner step of a replica
+    sequences: Annotated[int, Field(ge=1, le=65_536)]  # in one microbatch
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        if self.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"inner.warmup_steps {self.warmup_steps} must be below inner.total_steps {self.total_steps}"
+            )
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError("inner.min_learning_rate must not exceed inner.learning_rate")
+        return self
+
+
+class Outer(Section):
+    """NoLoCo's outer step (arXiv 2506.10911): momentum α, progress gain β, pull γ, every k inner steps."""
+
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    beta: Positive = 0.7
+    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.7
+    inner_steps: Count = 50  # k
+    # A replica may meet a partner from k·(1 − window) to k·(1 + window) inner steps after its last outer step.
+    window: Annotated[float, Field(ge=0, le=0.9)] = 0.25
+
+    @model_validator(mode="after")
+    def _stable(self) -> Self:
+        bound = gamma_bound(self.alpha)
+        if not 0 < self.gamma < bound:
+            raise ValueError(
+                f"outer.gamma {self.gamma:g} is outside the stable range: with pairs and alpha {self.alpha:g} "
+                f"it must lie between 0 and {bound:.3f} (= 2(1 - alpha^2)), or replicas drift apart without bound"
+            )
+        return self
+
+
+class Wire(Section):
+    """How tensors travel."""
+
+    activations: Codec = "bf16"
+    gradients: Codec = "bf16"
+    gossip: Codec = "fp32"
+
+
+class Limits(Section):
+    """Times in seconds; the starting points of deadlines that then adapt to what the swarm shows."""
+
+    microbatch_deadline: Positive = 30.0
+    gossip_deadline: Positive = 30.0
+    record_lifetime: Annotated[float, Field(ge=3, le=3_600)] = 45.0
+    clock_skew: Annotated[float, Field(gt=0, le=3)] = 3.0  # hivemind's DHT refuses peers beyond 3 s
+
+
+class Manifest(Section):
+    """One run. Every member computes the same weights, slices and schedules from it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    protocol: Literal[1] = PROTOCOL_VERSION
+    stages: Annotated[int, Field(ge=1, le=1_024)]
+    model: Model
+    data: Data
+    inner: Inner
+    outer: Outer
+    wire: Wire = Wire()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        if self.stages > self.model.layers:
+            raise ValueError(f"stages {self.stages} exceeds model.layers {self.model.layers}: lower it")
+        if self.model.vocab_size < 256:
+            raise ValueError(
+                f"model.vocab_size {self.model.vocab_size} is too small for byte tokens: use 256"
+            )
+        return self
+
+    def layers_of(self, stage: int) -> range:
+        """The decoder layers of `stage`: contiguous, as even as possible, the first stages one longer."""
+        base, extra = divmod(self.model.layers, self.stages)
+        starts = [s * base + min(s, extra) for s in range(self.stages + 1)]
+        first, last = list(pairwise(starts))[stage]
+        return range(first, last)
+
+    @property
+    def tokens_per_microbatch(self) -> int:
+        return self.inner.sequences * self.data.sequence_tokens
+
+
+class SignedManifest:
+    """A manifest with the public key and signature of its run. The run id is the hash of that key."""
+
+    def __init__(self, manifest: Manifest, public_key: bytes, signature: bytes, body: bytes) -> None:
+        self.manifest = manifest
+        self.public_key = public_key
+        self._signature = signature
+        self._body = body
+        self.run_id: str = hashlib.sha256(public_key).hexdigest()[:32]
+
+    @classmethod
+    def sign(cls, manifest: Manifest, key: Identity) -> SignedManifest:
+        body = canonical_bytes(manifest)
+        return cls(manifest, key.public_key, key.sign(_SIGNATURE_DOMAIN + body), body)
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> SignedManifest:
+        """Check the signature, then the contents. Raises `ManifestError`."""
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise ManifestError(
+                f"The manifest has {len(raw)} bytes; at most {MAX_MANIFEST_BYTES} are allowed."
+            )
+        try:
+            public_key, body, signature = msgpack.unpackb(raw)
+            if not all(isinstance(part, bytes) for part in (public_key, body, signature)):
+                raise TypeError("parts must be bytes")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise ManifestError(
+                "The manifest is not a signed noloco manifest. Ask the run's owner for the file again."
+            ) from error
+        if not verify(public_key, _SIGNATURE_DOMAIN + body, signature):
+            raise ManifestError(
+                "The manifest's signature does not match: it was altered or damaged. "
+                "Fetch it again from another member, or ask the run's owner."
+            )
+        try:
+            contents = msgpack.unpackb(body)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise ManifestError("The manifest's contents are not msgpack. Ask the run's owner.") from error
+        return cls(manifest_from(contents), public_key, signature, body)
+
+    def to_bytes(self) -> bytes:
+        packed: bytes = msgpack.packb([self.public_key, self._body, self._signature])
+        return packed
+
+
+def canonical_bytes(manifest: Manifest) -> bytes:
+    """Msgpack with sorted keys: the same manifest always gives the same bytes, so signatures are stable."""
+    packed: bytes = msgpack.packb(_sorted(manifest.model_dump()))
+    return packed
+
+
+def manifest_from(contents: Any) -> Manifest:
+    """Validate untrusted contents. Raises `ManifestError` that names each bad setting."""
+    try:
+        return Manifest.model_validate(contents)
+    except ValidationError as error:
+        problems = [_explain(problem) for problem in error.errors()]
+        raise ManifestError("The manifest cannot be used:\n  " + "\n  ".join(problems)) from None
+
+
+def load_toml(path: Path) -> Manifest:
+    """Read a manifest that a person wrote. Raises `ManifestError` that names file, place and reason."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"Cannot read the manifest {path}: {error}. Check the path.") from None
+    return _parse(text, str(path))
+
+
+def load_preset(name: str) -> Manifest:
+    """One of `PRESETS`, shipped with the package."""
+    if name not in PRESETS:
+        raise ManifestError(f"There is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
+    return _parse(preset_text(name), f"preset {name}")
+
+
+def preset_text(name: str) -> str:
+    return resources.files("protocol").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _parse(text: str, where: str) -> Manifest:
+    try:
+        contents = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(f"{where} is not valid TOML: {error}.") from None
+    try:
+        return manifest_from(contents)
+    except ManifestError as error:
+        raise ManifestError(f"{where}: {error}") from None
+
+
+def _explain(problem: Any) -> str:
+    place = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message
+
+
+def _sorted(value: Any) -> Any:
+    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value

@@ -1,0 +1,215 @@
+"""The requests and replies that peers exchange, with the bounds that each field must keep.
+
+Tensors travel beside a message, not in it (see `protocol.frames`). A field that is missing, unknown or out of
+bounds is a `WireError` at the reader, before anything is done.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.errors import WireError
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Id = Annotated[str, Field(min_length=1, max_length=64)]
+ShortText = Annotated[str, Field(max_length=256)]
+
+
+class Message(BaseModel):
+    """Base of all messages. `kind` is its name on the wire; `traffic` the stream that it travels on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: ClassVar[str]
+
+
+# --- getting to know each other -----------------------------------------------------------------
+
+
+class Hello(Message):
+    """First request on joining. The reply tells the run and, by its clock, whether ours is right."""
+
+    kind: ClassVar[str] = "hello"
+
+
+class Welcome(Message):
+    kind: ClassVar[str] = "welcome"
+    run_id: Id
+    time: Number  # wall clock of the replying peer, seconds since the epoch
+    role: Literal["seed", "node"]
+    manifest: Annotated[bytes, Field(max_length=64 * 1024)]
+
+
+class GetStats(Message):
+    kind: ClassVar[str] = "get-stats"
+
+
+class NodeStats(Message):
+    """What a node tells of itself on request: the numbers of `noloco status` and of the summary."""
+
+    kind: ClassVar[str] = "node-stats"
+    stage: Natural
+    state: ShortText
+    step: Natural
+    round: Natural
+    loss: Number | None = None  # mean training loss of the last step; the last stage alone knows it
+    tokens: Natural = 0  # trained on by this replica since it started
+    tokens_per_second: Number = 0.0
+    pair_averagings: Natural = 0
+    partners: dict[Id, Natural] = {}  # rounds shared with each partner
+    partner: ShortText = ""  # of the last round; empty when it was alone
+    spread: Number | None = None  # replica spread estimated from the last pair distances
+    sent: dict[Id, Natural] = {}  # microbatches sent to each next-stage peer
+    received: Natural = 0  # microbatches admitted here
+    resends: Natural = 0
+    blocked_seconds: Number = 0.0  # in which a round's exchange kept the replica from training
+    uptime: Number = 0.0
+
+
+# --- microbatches -------------------------------------------------------------------------------
+
+
+class Forward(Message):
+    """Carry a microbatch onward. Tensors: activations [sequences, tokens, hidden], labels [sequences, tokens].
+
+    Answered by `Gradient`. A repeated delivery of the same id gets the first delivery's answer.
+    Refusals: "busy" (queue full), "not-serving", "non-finite", "bad-shape".
+    """
+
+    kind: ClassVar[str] = "forward"
+    microbatch: Id
+    stage: Natural  # of the receiver, as the sender believes
+
+
+class Gradient(Message):
+    """Tensors: the gradient of the mean loss by the activations that were sent, same shape."""
+
+    kind: ClassVar[str] = "gradient"
+    loss: Number
+    queue: Natural  # microbatches waiting at the answering peer
+    step: Natural  # inner steps it has done
+    seconds: Number  # between admission and this answer, waiting for later stages included
+
+
+class Evaluate(Message):
+    """Forward only, with the slow weights φ. Tensors: tokens (stage 0) or activations, and labels.
+
+    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver.
+    """
+
+    kind: ClassVar[str] = "evaluate"
+    stage: Natural
+    route: Annotated[list[Id], Field(max_length=1_024)]
+
+
+class Evaluated(Message):
+    kind: ClassVar[str] = "evaluated"
+    loss_sum: Number  # nats, summed over tokens
+    tokens: Natural
+
+
+# --- rounds -------------------------------------------------------------------------------------
+
+
+class Propose(Message):
+    """Ask a replica of the same stage to be the partner of this round.
+
+    Answered by `Accept`, or refused: "engaged" (has a partner), "busy" (has just proposed to somebody),
+    "out-of-step" (the rounds cannot end together), "stale", "early", "other-stage", "finished".
+    """
+
+    kind: ClassVar[str] = "propose"
+    stage: Natural
+    round: Natural
+    pair: Id  # names this exchange
+    opens_in: Number  # seconds until the proposer's round may end
+    ends_in: Number  # seconds until it has to
+
+
+class Accept(Message):
+    kind: ClassVar[str] = "accept"
+    round: Natural
+
+
+class Ready(Message):
+    """My round can end: end yours at the next inner step that allows it. Refusal: "unknown-pair"."""
+
+    kind: ClassVar[str] = "ready"
+    pair: Id
+
+
+class Contribute(Message):
+    """A piece of z = β·θ + (γ − β)·φ, flat, from `offset`. Both partners send theirs at once.
+
+    The piece at offset 0 also carries every `stride`-th entry of φ for the distance estimate.
+    Refusals: "unknown-pair", "bad-shape", "non-finite".
+    """
+
+    kind: ClassVar[str] = "contribute"
+    pair: Id
+    offset: Natural
+    total: Natural
+
+
+class Done(Message):
+    """A plain acknowledgement."""
+
+    kind: ClassVar[str] = "done"
+
+
+# --- state for late joiners and export ----------------------------------------------------------
+
+
+class GetStateIndex(Message):
+    kind: ClassVar[str] = "get-state-index"
+
+
+class StateIndex(Message):
+    kind: ClassVar[str] = "state-index"
+    stage: Natural
+    step: Natural
+    round: Natural
+    parameters: Natural
+    piece_parameters: Annotated[int, Field(ge=1, le=2**26)]
+
+
+class GetStatePiece(Message):
+    """A range of the flat state. `moments` asks for δ and AdamW's moments beside φ."""
+
+    kind: ClassVar[str] = "get-state-piece"
+    index: Natural
+    moments: bool
+
+
+class StatePiece(Message):
+    """Tensors, each [entries of this piece]: φ, and with moments δ, first and second moment of AdamW."""
+
+    kind: ClassVar[str] = "state-piece"
+    index: Natural
+    step: Natural
+    round: Natural
+    digest: Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256 over the tensors' bytes
+
+
+MESSAGES: dict[str, type[Message]] = {
+    message.kind: message
+    for message in (
+        Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Propose, Accept,
+        Ready, Contribute, Done, GetStateIndex, StateIndex, GetStatePiece, StatePiece,
+    )
+}  # fmt: skip
+
+
+def parse_message(kind: object, body: Any) -> Message:
+    """Validate an untrusted message. Raises `WireError` that names the kind and the first bad field."""
+    message_type = MESSAGES.get(kind) if isinstance(kind, str) else None
+    if message_type is None:
+        raise WireError(f"unknown kind of message: {str(kind)[:40]!r}")
+    try:
+        return message_type.model_validate(body, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise WireError(f"malformed {kind}: {place}: {first['msg']}") from None

@@ -1,0 +1,341 @@
+"""Requests and replies over persistent streams: many in flight, one stream per peer and class of traffic.
+
+Classes keep a small message from waiting behind bulk data, and give each its own bound on a frame's payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from protocol.codec import Encoded
+from protocol.errors import (
+    CodecError,
+    DeadlineExceeded,
+    NolocoError,
+    PeerUnreachable,
+    Refused,
+    TransportDown,
+    WireError,
+)
+from protocol.frames import Frame, FrameType, read_frame, write_frame
+from protocol.messages import Message
+from protocol.transport.base import PeerId, Stream, Transport
+
+logger = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 64  # requests of one stream handled at once; further ones stay in the network's buffers
+MAX_STREAMS_PER_PEER = 8
+BAN_AFTER_STRIKES = 10
+BAN_SECONDS = 300.0
+MAX_OFFENDERS = 4_096
+
+
+class Traffic(StrEnum):
+    CONTROL = "control"
+    PIPELINE = "pipeline"
+    GOSSIP = "gossip"
+    STATE = "state"
+
+    @property
+    def protocol(self) -> str:
+        return f"/noloco/1/{self.value}"
+
+
+DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply with its tensors, already encoded for the wire."""
+
+    message: Message
+    tensors: Sequence[Encoded] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checked request as a handler sees it."""
+
+    peer: PeerId
+    message: Any  # an instance of the type that the handler was registered for
+    frame: Frame
+
+    def tensors(self) -> list[torch.Tensor]:
+        return self.frame.tensors()
+
+
+RequestHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+Reply = TypeVar("Reply", bound=Message)
+
+
+@dataclass
+class _Channel:
+    """The calling side of one stream: matches replies to requests by their number."""
+
+    stream: Stream
+    write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: dict[int, asyncio.Future[Frame]] = field(default_factory=dict)
+    next_id: int = 0
+    broken: bool = False
+    reader: asyncio.Task[None] | None = None
+
+    async def read_replies(self, max_payload: int) -> None:
+        reason: NolocoError = PeerUnreachable("the stream was closed")
+        try:
+            while True:
+                frame = await read_frame(self.stream, max_payload)
+                future = self.waiting.pop(frame.request_id, None)
+                if future is not None and not future.done():
+                    future.set_result(frame)
+        except NolocoError as error:
+            reason = error
+        finally:
+            self.fail(reason)
+
+    def fail(self, reason: NolocoError) -> None:
+        self.broken = True
+        self.stream.close()
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_exception(reason)
+        self.waiting.clear()
+
+
+class Rpc:
+    """Both sides of the conversation of one peer with all others.
+
+    Mutable state: one outgoing channel per (peer, traffic), the tasks that serve incoming streams, and the
+    strikes of peers that broke the protocol.
+    """
+
+    def __init__(self, transport: Transport, payloads: dict[Traffic, int] | None = None) -> None:
+        self.transport = transport
+        self._payloads = DEFAULT_PAYLOADS | (payloads or {})
+        self._handlers: dict[tuple[Traffic, str], tuple[type[Message], RequestHandler]] = {}
+        self._channels: dict[tuple[PeerId, Traffic], _Channel] = {}
+        self._opening: dict[tuple[PeerId, Traffic], asyncio.Lock] = {}
+        self._streams_from: dict[PeerId, int] = {}
+        self._strikes: dict[PeerId, int] = {}
+        self._banned_until: dict[PeerId, float] = {}
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict keeps their order: closing is deterministic
+
+    def handle(self, traffic: Traffic, request: type[Message], handler: RequestHandler) -> None:
+        self._handlers[traffic, request.kind] = (request, handler)
+
+    def limit(self, payloads: dict[Traffic, int]) -> None:
+        """Set payload bounds once the manifest, which they follow from, is known."""
+        self._payloads |= payloads
+
+    async def start(self) -> None:
+        for traffic in Traffic:
+            await self.transport.serve(traffic.protocol, lambda stream, t=traffic: self._serve(stream, t))
+
+    async def close(self) -> None:
+        for channel in list(self._channels.values()):
+            if channel.reader is not None:
+                channel.reader.cancel()
+            channel.fail(TransportDown("this node is leaving"))
+        self._channels.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- calling ------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        peer: PeerId,
+        traffic: Traffic,
+        request: Message,
+        reply: type[Reply],
+        tensors: Sequence[Encoded] = (),
+        *,
+        deadline: float,
+    ) -> tuple[Reply, list[torch.Tensor]]:
+        """Ask `peer` and wait for its answer.
+
+        Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after `deadline`
+        seconds; the request may have been carried out, so repeat only what is harmless when repeated),
+        `WireError` when the answer is nonsense (counts against the peer).
+        """
+        try:
+            async with asyncio.timeout(deadline):
+                frame = await self._exchange(peer, traffic, request, tensors, deadline)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer to {request.kind} within {deadline:.1f} s") from None
+        try:
+            return _checked_reply(frame, reply)
+        except WireError:
+            self.strike(peer)
+            raise
+
+    async def _exchange(
+        self,
+        peer: PeerId,
+        traffic: Traffic,
+        request: Message,
+        tensors: Sequence[Encoded],
+        deadline: float,
+    ) -> Frame:
+        channel = await self._channel(peer, traffic, deadline)
+        request_id = channel.next_id
+        channel.next_id += 1
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        channel.waiting[request_id] = future
+        try:
+            await self._send(channel, FrameType.REQUEST, request_id, request, tensors)
+            return await future
+        finally:
+            channel.waiting.pop(request_id, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, also when sending failed first
+
+    async def _send(
+        self,
+        channel: _Channel,
+        frame_type: FrameType,
+        request_id: int,
+        message: Message,
+        tensors: Sequence[Encoded],
+    ) -> None:
+        """Write one frame. A write that is cut short (a deadline) leaves the stream out of step: close it."""
+        try:
+            async with channel.write_lock:
+                if channel.broken:
+                    raise PeerUnreachable("the stream was closed")
+                whole = False
+                try:
+                    await write_frame(
+                        channel.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
+                    )
+                    whole = True
+                finally:
+                    if not whole:
+                        channel.fail(PeerUnreachable("the stream broke while sending"))
+        except PeerUnreachable:
+            channel.fail(PeerUnreachable("the stream broke while sending"))
+            raise
+
+    async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float) -> _Channel:
+        key = (peer, traffic)
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            channel = self._channels.get(key)
+            if channel is not None and not channel.broken:
+                return channel
+            stream = await self.transport.open(peer, traffic.protocol, deadline)
+            channel = _Channel(stream)
+            channel.reader = self._spawn(channel.read_replies(self._payloads[traffic]))
+            self._channels[key] = channel
+            return channel
+
+    def forget(self, peer: PeerId) -> None:
+        """Close the channels to a peer that left, so that nothing is kept for it."""
+        for traffic in Traffic:
+            channel = self._channels.pop((peer, traffic), None)
+            self._opening.pop((peer, traffic), None)
+            if channel is not None:
+                if channel.reader is not None:
+                    channel.reader.cancel()
+                channel.fail(PeerUnreachable("the peer left"))
+
+    # --- answering ----------------------------------------------------------------------------
+
+    async def _serve(self, stream: Stream, traffic: Traffic) -> None:
+        peer = stream.remote
+        if self.is_banned(peer) or self._streams_from.get(peer, 0) >= MAX_STREAMS_PER_PEER:
+            return
+        self._streams_from[peer] = self._streams_from.get(peer, 0) + 1
+        slots, answers = asyncio.Semaphore(MAX_IN_FLIGHT), _Channel(stream)
+        try:
+            while not self.is_banned(peer):
+                await slots.acquire()
+                frame = await read_frame(stream, self._payloads[traffic])
+                task = self._spawn(self._answer(answers, traffic, frame))
+                task.add_done_callback(lambda _: slots.release())
+        except WireError as error:
+            logger.warning("Peer %s sent something malformed: %s", peer[-8:], error)
+            self.strike(peer)
+        except PeerUnreachable:
+            logger.debug("Peer %s closed its %s stream", peer[-8:], traffic)
+        finally:
+            answers.broken = True
+            self._streams_from[peer] -= 1
+            if not self._streams_from[peer]:
+                del self._streams_from[peer]
+
+    async def _answer(self, channel: _Channel, traffic: Traffic, frame: Frame) -> None:
+        try:
+            answer = await self._dispatch(channel.stream.remote, traffic, frame)
+            await self._send(channel, FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
+        except Refused as refusal:
+            await self._refuse(channel, frame, refusal.code, refusal.reason)
+        except WireError as error:
+            self.strike(channel.stream.remote)
+            await self._refuse(channel, frame, "malformed", str(error)[:200])
+        except (PeerUnreachable, TransportDown):
+            logger.debug("The answer to %s could not be sent", frame.kind)
+        except Exception:
+            # A bug of ours must not end the stream, and its text may hold paths: it stays in our own log.
+            logger.exception("Failed to answer %s", frame.kind)
+            await self._refuse(channel, frame, "internal", "")
+
+    async def _dispatch(self, peer: PeerId, traffic: Traffic, frame: Frame) -> Answer:
+        if frame.type is not FrameType.REQUEST:
+            raise WireError("a reply came where requests are expected")
+        registered = self._handlers.get((traffic, frame.kind))
+        if registered is None:
+            raise Refused("unknown-request", frame.kind[:40])
+        request_type, handler = registered
+        message = frame.message()
+        if not isinstance(message, request_type):
+            raise WireError("kind and contents do not fit")
+        return await handler(Request(peer, message, frame))
+
+    async def _refuse(self, channel: _Channel, frame: Frame, code: str, reason: str) -> None:
+        try:
+            async with channel.write_lock:
+                if not channel.broken:
+                    await write_frame(channel.stream, FrameType.REFUSAL, frame.request_id, code, reason[:200])
+        except (PeerUnreachable, TransportDown):
+            logger.debug("A refusal could not be sent")
+
+    # --- defence ------------------------------------------------------------------------------
+
+    def strike(self, peer: PeerId) -> None:
+        """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`."""
+        if peer not in self._strikes and len(self._strikes) >= MAX_OFFENDERS:
+            self._strikes.pop(next(iter(self._strikes)))
+        self._strikes[peer] = self._strikes.get(peer, 0) + 1
+        if self._strikes[peer] >= BAN_AFTER_STRIKES:
+            del self._strikes[peer]
+            if len(self._banned_until) >= MAX_OFFENDERS:
+                self._banned_until.pop(next(iter(self._banned_until)))
+            self._banned_until[peer] = asyncio.get_running_loop().time() + BAN_SECONDS
+            logger.warning("Peer %s broke the protocol too often and is ignored for a while", peer[-8:])
+
+    def is_banned(self, peer: PeerId) -> bool:
+        until = self._banned_until.get(peer)
+        return until is not None and asyncio.get_running_loop().time() < until
+
+    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+
+def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.Tensor]]:
+    if frame.type is FrameType.REFUSAL:
+        reason = frame.body if isinstance(frame.body, str) else ""
+        raise Refused(frame.kind[:40], reason[:200])
+    message = frame.message()
+    if frame.type is not FrameType.REPLY or not isinstance(message, reply):
+        raise CodecError(f"expected {reply.kind}, got {frame.kind[:40]}")
+    return message, frame.tensors()

@@ -1,0 +1,201 @@
+"""The transport in memory: any number of peers in one process, with modelled links and injected faults.
+
+Runs on every event loop; under `protocol.transport.virtual_time` a swarm's hours pass in seconds, and the
+same seed gives the same run. Limits of the model: opening a stream costs one round trip, a receiver's
+downlink is not shared (a link's bandwidth is taken from the sender's uplink), and the DHT loses no record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from protocol.errors import (
+    DeadlineExceeded,
+    NolocoError,
+    PeerUnreachable,
+    RecordError,
+    TransportDown,
+    UserError,
+)
+from protocol.identity import Identity, public_key_of
+from protocol.records import key_digest, open_record, seal_record
+from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
+from protocol.transport.memory_link import Link, LinkModel
+from protocol.transport.memory_network import EPOCH, MemoryNetwork
+from protocol.transport.memory_stream import Limits, MemoryStream
+
+__all__ = ["EPOCH", "Limits", "Link", "LinkModel", "MemoryNetwork", "MemoryTransport", "memory_address"]
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "/memory/"
+
+
+def memory_address(peer: PeerId) -> str:
+    return _PREFIX + peer
+
+
+class MemoryTransport(Transport):
+    """One peer. Its clock, links and faults are the network's."""
+
+    def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
+        self.peer_id = identity.peer_id
+        self._identity = identity
+        self._network = network
+        self._running = False
+        self._handlers: dict[str, Handler] = {}
+        # dicts with no values instead of sets: objects in a set have an order that changes from run to run
+        self._streams: dict[MemoryStream, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}  # of handlers
+        self._connected: dict[PeerId, None] = {}  # peers met, of which some may be dead
+        self._last_expiry: dict[str, float] = {}  # of own records
+
+    def now(self) -> float:
+        return self._network.now(self.peer_id)
+
+    async def start(self) -> None:
+        if not self._running:
+            self._network.admit(self)
+            self._running = True
+
+    def addresses(self) -> list[str]:
+        return [memory_address(self.peer_id)]
+
+    async def connect(self, addresses: Sequence[str], deadline: float) -> list[PeerId]:
+        self._check_running()
+        wanted = dict.fromkeys(_peer_in(address) for address in addresses)
+        wanted.pop(self.peer_id, None)
+        answered = await asyncio.gather(*(self._meet(peer, deadline) for peer in wanted))
+        return [peer for peer, answer in zip(wanted, answered, strict=True) if answer]
+
+    async def _meet(self, peer: PeerId, deadline: float) -> bool:
+        try:
+            async with asyncio.timeout(deadline):
+                other = await self._network.reach(self.peer_id, peer)
+                await self._network.travel(peer, self.peer_id)
+        except (TimeoutError, PeerUnreachable):
+            return False
+        self._check_running()
+        self._network.join(self.peer_id, peer)
+        self._connected[peer] = None
+        other._connected[self.peer_id] = None
+        return True
+
+    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+        self._check_running()
+        try:
+            async with asyncio.timeout(deadline):
+                return await self._open(peer, protocol)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
+
+    async def _open(self, peer: PeerId, protocol: str) -> MemoryStream:
+        network = self._network
+        loss = network.link(self.peer_id, peer).open_loss
+        other = await network.reach(self.peer_id, peer)
+        if protocol not in other._handlers or (loss and network.rng.random() < loss):
+            await network.travel(peer, self.peer_id)
+            raise PeerUnreachable(f"{peer} does not accept {protocol}")
+        self._check_running()
+        mine, theirs = network.stream_pair(self.peer_id, peer)
+        self._adopt(mine)
+        other._accept(theirs, protocol)
+        try:
+            await network.travel(peer, self.peer_id)
+        except asyncio.CancelledError:
+            mine.break_off()  # the caller gave up waiting
+            raise
+        return mine
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        self._check_running()
+        self._handlers[protocol] = handler
+
+    def _accept(self, stream: MemoryStream, protocol: str) -> None:
+        self._adopt(stream)
+        task = asyncio.get_running_loop().create_task(self._handle(stream, protocol))
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    async def _handle(self, stream: MemoryStream, protocol: str) -> None:
+        try:
+            await self._handlers[protocol](stream)
+        except NolocoError as error:
+            logger.debug("A stream of %s from %s ended: %s", protocol, stream.remote, error)
+        except Exception:
+            logger.exception("The handler of %s failed", protocol)
+        finally:
+            stream.close()
+
+    def _adopt(self, stream: MemoryStream) -> None:
+        self._streams[stream] = None
+        self._connected[stream.remote] = None
+        stream.forget = lambda: self._streams.pop(stream, None)
+
+    async def put(self, key: str, value: bytes, lifetime: float, deadline: float) -> bool:
+        self._check_running()
+        # stores keep the record that expires last, so each put has to outlive the one before
+        expires = max(self.now() + lifetime, self._last_expiry.get(key, 0.0) + 1e-3)
+        sealed = seal_record(self._identity, key, value, expires)
+        digest = key_digest(key)
+        open_record(digest, self.peer_id, sealed, expires, self.now())
+        self._last_expiry[key] = expires
+        try:
+            async with asyncio.timeout(deadline):
+                island = await self._network.search(self.peer_id)
+        except (TimeoutError, PeerUnreachable):
+            return False
+        return island.records.put(digest, self.peer_id, sealed, expires, self._network.now())
+
+    async def get(self, key: str, deadline: float) -> list[Record]:
+        self._check_running()
+        try:
+            async with asyncio.timeout(deadline):
+                island = await self._network.search(self.peer_id)
+        except (TimeoutError, PeerUnreachable):
+            return []
+        return island.records.get(key_digest(key), self.now())
+
+    async def peers(self) -> list[tuple[PeerId, list[str]]]:
+        self._check_running()
+        self._connected = {peer: None for peer in self._connected if self._network.running(peer) is not None}
+        return [(peer, [memory_address(peer)]) for peer in sorted(self._connected)]
+
+    async def close(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        self._leave()
+        for stream in list(self._streams):
+            stream.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def die(self) -> None:
+        """The peer is gone at once, without a word to anyone. See `MemoryNetwork.kill`."""
+        self._leave()
+        for stream in list(self._streams):
+            stream.break_off()
+
+    def _leave(self) -> None:
+        if self._running:
+            self._running = False
+            self._network.expel(self.peer_id)
+            current = asyncio.current_task()
+            for task in list(self._tasks):
+                if task is not current:
+                    task.cancel()
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise TransportDown("this peer has left the network, or has not joined it yet")
+
+
+def _peer_in(address: str) -> PeerId:
+    peer = address.removeprefix(_PREFIX)
+    try:
+        public_key_of(peer)
+    except RecordError as error:
+        raise UserError(
+            f"{address!r} is not an address in this network; try one like {_PREFIX}12D3Koo…"
+        ) from error
+    return PeerId(peer)

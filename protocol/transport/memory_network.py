@@ -1,0 +1,164 @@
+"""The world around the peers of an in-memory network: links, faults, clocks and who has found whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from random import Random
+from typing import TYPE_CHECKING
+
+from protocol.errors import PeerUnreachable, UserError
+from protocol.transport.base import PeerId
+from protocol.transport.memory_link import Faults, Link, LinkModel, Uplink
+from protocol.transport.memory_records import Island
+from protocol.transport.memory_stream import Limits, MemoryStream, Pipe
+
+if TYPE_CHECKING:
+    from protocol.transport.memory import MemoryTransport
+
+EPOCH = 1_700_000_000.0  # what now() says when the loop's clock says 0
+
+_LAN = Link()
+_LIMITS = Limits()
+_WALK_ROUND_TRIPS = 2  # of a search in the DHT; a walk of hivemind's takes about as many among 1,000 peers
+
+
+class MemoryNetwork:
+    """Make one inside a running loop, then one `MemoryTransport(network, identity)` for each peer.
+
+    `link` is the same for all pairs of peers, or a function of (sender, receiver) called for each new stream.
+    """
+
+    def __init__(self, seed: int = 0, link: Link | LinkModel = _LAN, limits: Limits = _LIMITS) -> None:
+        self.rng = Random(seed)
+        self.limits = limits
+        self.faults = Faults()
+        self.link: LinkModel = (lambda sender, receiver: link) if isinstance(link, Link) else link
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[PeerId, MemoryTransport] = {}
+        self._islands: dict[PeerId, Island] = {}  # of each running peer
+        self._torn: list[list[Island]] = []  # for each island that a partition split, its parts
+        self._skew: dict[PeerId, float] = {}
+        self._uplinks: dict[PeerId, Uplink] = {}
+
+    # --- faults, for tests and simulations
+
+    def kill(self, peer: PeerId) -> None:
+        """As kill -9: its streams break at both ends, opening one fails at once, its records run out."""
+        self._running[peer].die()
+
+    def freeze(self, peer: PeerId) -> None:
+        """As SIGSTOP: nothing reaches it or leaves it, and nobody is told. What it was sent waits."""
+        self.faults.freeze(peer)
+
+    def thaw(self, peer: PeerId) -> None:
+        self.faults.thaw(peer)
+
+    def partition(self, *groups: Iterable[PeerId]) -> None:
+        """Cut the network between the groups; peers that are in none form one more. Records divide, too."""
+        self._reunite()
+        self.faults.partition([list(group) for group in groups])
+        for island in list({id(island): island for island in self._islands.values()}.values()):
+            parts = island.split(self.faults.side)
+            if len(parts) > 1:
+                self._torn.append(parts)
+                for part in parts:
+                    self._settle(part)
+
+    def heal(self) -> None:
+        """End the partition: what waited is delivered, and islands that it split are united."""
+        self._reunite()
+        self.faults.heal()
+
+    def skew(self, peer: PeerId, seconds: float) -> None:
+        """Set the clock of `peer` this much ahead of (or, negative, behind) the others'."""
+        self._skew[peer] = seconds
+
+    # --- what transports use
+
+    def now(self, peer: PeerId | None = None) -> float:
+        """The clock of `peer`, or the right time. Seconds since the epoch."""
+        return EPOCH + self._loop.time() + (self._skew.get(peer, 0.0) if peer is not None else 0.0)
+
+    def admit(self, transport: MemoryTransport) -> None:
+        peer = transport.peer_id
+        if peer in self._running:
+            raise UserError(f"Peer {peer} is running already. Give each peer a key file of its own.")
+        self._running[peer] = transport
+        self._uplinks[peer] = Uplink()
+        self._settle(Island([peer]))
+
+    def expel(self, peer: PeerId) -> None:
+        del self._running[peer]
+        self._islands.pop(peer).remove(peer)
+
+    def running(self, peer: PeerId) -> MemoryTransport | None:
+        return self._running.get(peer)
+
+    def join(self, a: PeerId, b: PeerId) -> None:
+        """Unite the islands of two running peers."""
+        if a in self._islands and b in self._islands:
+            self._unite(self._islands[a], self._islands[b])
+
+    async def travel(self, sender: PeerId, receiver: PeerId) -> None:
+        """The time that a small message needs; for ever while a fault lies between the two."""
+        link = self.link(sender, receiver)
+        delay = link.latency + (self.rng.random() * link.jitter if link.jitter else 0.0)
+        if delay:
+            await asyncio.sleep(delay)
+        while self.faults.between(sender, receiver):
+            await self.faults.changed()
+
+    async def reach(self, sender: PeerId, receiver: PeerId) -> MemoryTransport:
+        """Travel to `receiver` and return it. If it is dead: `PeerUnreachable`, after one round trip."""
+        await self.travel(sender, receiver)
+        transport = self._running.get(receiver)
+        if transport is None:
+            await self.travel(receiver, sender)
+            raise PeerUnreachable(f"{receiver} does not answer")
+        return transport
+
+    async def search(self, peer: PeerId) -> Island:
+        """The island of `peer`, after the time that a walk of the DHT takes. Hangs while `peer` is frozen."""
+        guide = self._islands[peer].sample(self.rng)
+        if self.faults.between(guide, peer) and not self.faults.frozen(peer):
+            guide = peer  # a walk goes around members that do not answer
+        if guide != peer or self.faults.frozen(peer):
+            for _ in range(_WALK_ROUND_TRIPS):
+                await self.travel(peer, guide)
+                await self.travel(guide, peer)
+        if peer not in self._islands:
+            raise PeerUnreachable("this peer was killed")
+        return self._islands[peer]
+
+    def stream_pair(self, a: PeerId, b: PeerId) -> tuple[MemoryStream, MemoryStream]:
+        """The ends of a new stream, at `a` and at `b`."""
+        there, back = self._pipe(a, b), self._pipe(b, a)
+        at_a = MemoryStream(b, there, back, self.limits, self.rng)
+        at_b = MemoryStream(a, back, there, self.limits, self.rng)
+        at_a.twin, at_b.twin = at_b, at_a
+        return at_a, at_b
+
+    def _pipe(self, sender: PeerId, receiver: PeerId) -> Pipe:
+        link = self.link(sender, receiver)
+        return Pipe(sender, receiver, link, self._uplinks[sender], self.faults, self.rng)
+
+    # --- islands
+
+    def _settle(self, island: Island) -> None:
+        self._islands.update(dict.fromkeys(island.members(), island))
+
+    def _unite(self, a: Island, b: Island) -> None:
+        if a is not b:
+            small, large = (a, b) if len(a) < len(b) else (b, a)
+            large.absorb(small)
+            self._islands.update(dict.fromkeys(small.members(), large))
+
+    def _reunite(self) -> None:
+        torn, self._torn = self._torn, []
+        for parts in torn:
+            witnesses = [part.members() for part in parts]
+            alive = [next((peer for peer in peers if peer in self._islands), None) for peers in witnesses]
+            present = [peer for peer in alive if peer is not None]
+            for peer in present[1:]:
+                self.join(present[0], peer)

@@ -1,0 +1,206 @@
+"""The outer step: its two forms, what it conserves, what it equals, and how far it lets replicas drift."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.outer import (
+    OuterSettings,
+    contribution,
+    covariance_recursion,
+    outer_step,
+    outer_step_reference,
+    stability_bound,
+    stationary_covariance,
+    stationary_variance,
+)
+
+PUBLISHED = OuterSettings(alpha=0.5, beta=0.7, gamma=0.7)
+Replicas = list[torch.Tensor]
+
+settings_strategy = st.builds(OuterSettings, st.floats(0, 0.95), st.floats(0.1, 1.5), st.floats(0, 1.5))
+seeds = st.integers(0, 2**31)
+
+
+def random_state(seed: int, members: int, size: int = 11) -> tuple[Replicas, Replicas, Replicas]:
+    """φ, θ, δ of every member: float64 [size] of order one."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = torch.randn(3, members, size, generator=generator, dtype=torch.float64)
+    return list(draw[0]), list(draw[1]), list(draw[2])
+
+
+def step_in_production_form(
+    phi: Replicas, theta: Replicas, delta: Replicas, settings: OuterSettings
+) -> tuple[Replicas, Replicas]:
+    """What the members of one group compute when each gets the mean of all contributions."""
+    mean_z = torch.stack([contribution(t, p, settings) for t, p in zip(theta, phi, strict=True)]).mean(0)
+    phi, delta = [p.clone() for p in phi], [d.clone() for d in delta]
+    for p, d in zip(phi, delta, strict=True):
+        outer_step(p, d, mean_z, settings)
+    return phi, delta
+
+
+def assert_close(left: Replicas, right: Replicas, tolerance: float = 1e-13) -> None:
+    assert (torch.stack(left) - torch.stack(right)).abs().max() <= tolerance
+
+
+@given(settings=settings_strategy, seed=seeds, members=st.integers(1, 6))
+def test_one_exchanged_tensor_does_what_two_do(settings: OuterSettings, seed: int, members: int) -> None:
+    state = random_state(seed, members)
+    for one, two in zip(
+        step_in_production_form(*state, settings), outer_step_reference(*state, settings), strict=True
+    ):
+        assert_close(one, two)
+
+
+def test_with_beta_equal_to_gamma_the_exchanged_tensor_is_theta_times_beta() -> None:
+    phi, theta, _ = random_state(0, 1)
+    assert torch.equal(contribution(theta[0], phi[0], PUBLISHED), 0.7 * theta[0])
+
+
+@given(settings=settings_strategy, seed=seeds, members=st.integers(1, 6))
+def test_the_mean_over_a_group_moves_by_momentum_and_progress_alone(
+    settings: OuterSettings, seed: int, members: int
+) -> None:
+    phi, theta, delta = (torch.stack(part) for part in random_state(seed, members))
+    new_phi, _ = step_in_production_form(list(phi), list(theta), list(delta), settings)
+    expected = phi.mean(0) + settings.alpha * delta.mean(0) + settings.beta * (theta - phi).mean(0)
+    assert_close([torch.stack(new_phi).mean(0)], [expected])
+
+
+@given(settings=settings_strategy, seed=seeds, members=st.integers(1, 6))
+def test_a_group_of_all_with_equal_slow_weights_is_diloco(
+    settings: OuterSettings, seed: int, members: int
+) -> None:
+    phi, theta, delta = random_state(seed, members)
+    phi, delta = [phi[0]] * members, [delta[0]] * members
+    new_phi, _ = step_in_production_form(phi, theta, delta, settings)
+    momentum = settings.alpha * delta[0] + settings.beta * (torch.stack(theta).mean(0) - phi[0])
+    assert_close(new_phi, [phi[0] + momentum] * members)
+
+
+@given(settings=settings_strategy, seed=seeds)
+def test_a_replica_without_a_partner_feels_no_pull(settings: OuterSettings, seed: int) -> None:
+    phi, theta, delta = random_state(seed, 1)
+    _, new_delta = step_in_production_form(phi, theta, delta, settings)
+    assert_close(new_delta, [settings.alpha * delta[0] + settings.beta * (theta[0] - phi[0])])
+
+
+@given(settings=settings_strategy, seed=seeds, order=st.permutations(range(5)))
+def test_permuting_replicas_permutes_the_result(settings: OuterSettings, seed: int, order: list[int]) -> None:
+    state = random_state(seed, 5)
+    permuted = tuple([part[i] for i in order] for part in state)
+    for original, other in zip(
+        step_in_production_form(*state, settings), step_in_production_form(*permuted, settings), strict=True
+    ):
+        assert_close([original[i] for i in order], other)
+
+
+def test_only_phi_and_delta_change() -> None:
+    (phi,), (theta,), (delta,) = random_state(1, 1)
+    before = phi.clone(), theta.clone(), delta.clone()
+    z = contribution(theta, phi, OuterSettings(0.5, 0.7, 0.6))
+    kept = z.clone()
+    outer_step_reference([phi], [theta], [delta], PUBLISHED)
+    assert all(torch.equal(a, b) for a, b in zip((phi, theta, delta), before, strict=True))
+    outer_step(phi, delta, z, PUBLISHED)
+    assert torch.equal(theta, before[1])
+    assert torch.equal(z, kept)
+    assert not torch.equal(phi, before[0])
+    assert not torch.equal(delta, before[2])
+
+
+def test_fast_weights_of_lower_precision_are_averaged_in_float32() -> None:
+    phi = torch.full((3,), 1 / 3)
+    theta = phi.to(torch.bfloat16).requires_grad_()
+    for settings in (PUBLISHED, OuterSettings(0.5, 0.7, 0.6)):
+        z = contribution(theta, phi, settings)
+        assert z.dtype == torch.float32
+        assert not z.requires_grad
+        expected = settings.beta * theta.detach().float() + (settings.gamma - settings.beta) * phi
+        assert torch.allclose(z, expected, rtol=1e-6)
+
+
+# Standard deviations of φ over replicas in units of s, α = 0.5, β = γ = 0.7, by Monte Carlo
+TABLE = {
+    0.0: {4: 0.655, 8: 0.900, 16: 1.023, 64: 1.115, None: 1.146},
+    0.1: {4: 0.617, 8: 0.823, 16: 0.922, 64: 0.994},
+}
+
+
+@pytest.mark.parametrize(
+    ("kappa", "replicas", "expected"), [(k, n, std) for k, row in TABLE.items() for n, std in row.items()]
+)
+def test_the_stationary_spread_is_the_known_one(kappa: float, replicas: int | None, expected: float) -> None:
+    assert math.sqrt(stationary_variance(PUBLISHED, replicas, kappa)) == pytest.approx(expected, abs=5e-4)
+    sigma = np.zeros((2, 2))
+    for _ in range(200):
+        sigma = covariance_recursion(sigma, PUBLISHED, replicas, kappa)
+    np.testing.assert_allclose(sigma, stationary_covariance(PUBLISHED, replicas, kappa), rtol=1e-9)
+
+
+@given(alpha=st.floats(0, 0.9), fraction=st.floats(0.05, 0.95), beta=st.floats(0.1, 1), noise=st.floats(0, 4))
+def test_the_spread_of_many_replicas_has_a_closed_form(
+    alpha: float, fraction: float, beta: float, noise: float
+) -> None:
+    gamma = fraction * stability_bound(alpha)
+    expected = beta**2 * noise * (1 + alpha) / (gamma * (2 * (1 - alpha**2) - gamma))
+    settings = OuterSettings(alpha, beta, gamma)
+    assert stationary_variance(settings, noise_variance=noise) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("alpha", "bound"), [(0.3, 1.82), (0.5, 1.5), (0.7, 1.02), (0.9, 0.38)])
+def test_pairs_are_stable_exactly_below_the_bound(alpha: float, bound: float) -> None:
+    assert stability_bound(alpha) == pytest.approx(bound, abs=1e-9)
+    assert math.isfinite(stationary_variance(OuterSettings(alpha, 0.7, bound - 1e-3)))
+    assert stationary_variance(OuterSettings(alpha, 0.7, bound + 1e-3)) == math.inf
+    assert stationary_variance(OuterSettings(alpha, 0.7, 0.0)) == math.inf  # nothing holds them together
+
+
+@pytest.mark.parametrize(("offset", "stable"), [(-1e-3, True), (1e-3, False)])
+def test_groups_of_four_are_stable_exactly_below_their_own_bound(offset: float, stable: bool) -> None:
+    """Of a member's variance 1/n is its group's, which M_S moves; the rest is its own, which M_D moves."""
+    alpha, n = 0.5, 4
+    gamma = stability_bound(alpha, n) + offset
+    across = np.array([[1, alpha], [0, alpha]])
+    inside = np.array([[1 - gamma, alpha], [-gamma, alpha]])
+    operator = np.kron(across, across) / n + np.kron(inside, inside) * (n - 1) / n
+    assert (max(abs(np.linalg.eigvals(operator))) < 1) == stable
+
+
+@pytest.mark.parametrize("replicas", [4, 8, 16, 64, 256, 1024])
+def test_an_initial_disagreement_is_gone_after_about_a_dozen_rounds(replicas: int) -> None:
+    sigma, rounds = np.diag([1.0, 0.0]), 0
+    while sigma[0, 0] > 0.01:
+        sigma = covariance_recursion(sigma, PUBLISHED, replicas, noise_variance=0.0)
+        rounds += 1
+    assert 9 <= rounds <= 12
+
+
+@pytest.mark.parametrize("replicas", [0, 1, 3])
+def test_the_recursion_is_for_even_numbers_of_replicas(replicas: int) -> None:
+    with pytest.raises(ValueError, match="even"):
+        stationary_variance(PUBLISHED, replicas)
+
+
+@pytest.mark.parametrize(("replicas", "kappa"), [(4, 0.0), (16, 0.1)])
+def test_the_production_step_with_random_pairs_drifts_as_the_theory_says(replicas: int, kappa: float) -> None:
+    """Averaged over rounds: all entries share the pairs of a round, so one round's spread depends on luck."""
+    generator = torch.Generator().manual_seed(replicas)
+    phi, delta = list(torch.zeros(replicas, 300)), list(torch.zeros(replicas, 300))
+    variances = []
+    for _ in range(1200):
+        theta = [p * (1 - kappa) + torch.randn(p.shape, generator=generator) for p in phi]
+        order = torch.randperm(replicas, generator=generator).tolist()
+        for i, j in zip(order[::2], order[1::2], strict=True):
+            z = [contribution(theta[member], phi[member], PUBLISHED) for member in (i, j)]
+            for member in (i, j):
+                outer_step(phi[member], delta[member], (z[0] + z[1]) / 2, PUBLISHED)
+        variances.append(torch.stack(phi).var(0, correction=0).mean().item())
+    assert math.sqrt(np.mean(variances[50:])) == pytest.approx(TABLE[kappa][replicas], rel=0.03)
