@@ -15,14 +15,14 @@ class SeedPeer:
     def __init__(self, transport: Transport, signed: SignedManifest) -> None:
         self.transport = transport
         self.signed = signed
-        self._rpc = Rpc(transport)
+        self.rpc = Rpc(transport)
 
     async def start(self) -> None:
         """Listen and greet. Raises `ResourceError` when the port is taken."""
         await self.transport.start()
-        serve_greeting(self._rpc, self.transport, self.signed, is_seed=True)
-        await self._rpc.start()
+        serve_greeting(self.rpc, self.transport, self.signed, is_seed=True)
+        await self.rpc.start()
 
     async def close(self) -> None:
-        await self._rpc.close()
+        await self.rpc.close()
         await self.transport.close()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bootstrap.seed_peer import SeedPeer
@@ -17,6 +18,7 @@ from node.config import NodeConfig
 from node.daemon import Node, Surroundings
 from node.data import Corpus
 from node.events import Events
+from node.state_directory import StateDirectory
 from protocol.identity import Identity
 from protocol.manifest import Manifest, SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address
@@ -34,18 +36,25 @@ WORK_SECONDS: Mapping[Priority, float] = {
 
 @dataclass
 class SimulatedSwarm:
-    """Mutable state: the nodes and their tasks, by peer number, and the event log of all of them."""
+    """Mutable state: the living nodes and their tasks, by peer number, and the event log of all of them.
+
+    With `directory` each node keeps its state in a folder of its own there and can come back after a kill.
+    """
 
     manifest: Manifest
     corpus: Corpus
     seed: int = 0
     link: Link = field(default_factory=Link)
+    directory: Path | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[int, Node] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.network = MemoryNetwork(self.seed, self.link)
+        self._states: dict[int, StateDirectory] = {}
+        self._lives: dict[int, int] = {}  # how often a number was started
+        self._killed: list[asyncio.Task[None]] = []
         self._seed_identity = Identity.from_seed("seed peer", self.seed)
         signed = SignedManifest.sign(self.manifest, Identity.from_seed("run", self.seed))
         self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed)
@@ -56,32 +65,65 @@ class SimulatedSwarm:
         for number in range(replicas * self.manifest.stages):
             self.add(number, stage=number % self.manifest.stages)
 
-    def add(self, number: int, stage: int = -1, speed: float = 1.0, join: str | None = None) -> Node:
-        """Start one more node; `join` is another member's address instead of the seed peer's."""
-        identity = Identity.from_seed("node", self.seed, number)
-        transport = MemoryTransport(self.network, identity)
-        events = Events(transport.now, lambda event: self.events.append({"node": number, **event}))
+    def add(
+        self, number: int, stage: int = -1, speed: float = 1.0, join: str | None = None, **settings: Any
+    ) -> Node:
+        """Start a node, a new one or one that was killed; `join` is another member's address.
+
+        `settings` are further fields of `NodeConfig`.
+        """
+        life = self._lives[number] = self._lives.get(number, -1) + 1
+        transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
+        state = self._open_state(number)
         surroundings = Surroundings(
             transport=transport,
             compute=lambda: InlineCompute(lambda priority: WORK_SECONDS[priority] / speed),
-            events=events,
-            rng=random.Random(f"{self.seed}/{number}"),
+            events=Events(transport.now, lambda event: self._log(node, number, event)),
+            rng=random.Random(f"{self.seed}/{number}/{life}"),
+            state=state,
             corpus=lambda manifest, data: self.corpus,
         )
         address = join or memory_address(self._seed_identity.peer_id)
-        node = Node(NodeConfig(join=(address,), stage=stage, device="cpu"), surroundings)
+        node = Node(NodeConfig(join=(address,), stage=stage, device="cpu", **settings), surroundings)
         self.nodes[number] = node
-        self.tasks[number] = asyncio.get_running_loop().create_task(node.run())
+        task = self.tasks[number] = asyncio.get_running_loop().create_task(node.run())
+        if state is not None:
+            task.add_done_callback(lambda _: state.close())
         return node
 
+    def _log(self, node: Node, number: int, event: dict[str, Any]) -> None:
+        if self.nodes.get(number) is node:  # the dead are silent
+            self.events.append({"node": number, **event})
+
+    def _open_state(self, number: int) -> StateDirectory | None:
+        if self.directory is None:
+            return None
+        state = self._states[number] = StateDirectory(self.directory / f"node-{number}")
+        state.open()
+        return state
+
     def kill(self, number: int) -> None:
-        """As kill -9: the node's tasks end in the middle of whatever they do, its streams break."""
-        self.network.kill(self.nodes[number].transport.peer_id)
-        self.tasks[number].cancel()
+        """As kill -9: the node's tasks end in the middle of whatever they do, its streams break.
+
+        Nothing is saved and nobody is told.
+        """
+        node, task = self.nodes.pop(number), self.tasks.pop(number)
+        self.network.kill(node.transport.peer_id)
+        node.surroundings = replace(node.surroundings, state=None)
+        if number in self._states:
+            self._states.pop(number).close()
+        self._killed.append(task)
+        task.cancel()
 
     async def finish(self) -> None:
-        """Wait until every node has completed the run, then let all leave."""
-        while not all(node.public_state == "finished" for node in self.nodes.values()):
+        """Wait until every node that has not left has completed the run, then let all leave.
+
+        Raises what ended a node before its time.
+        """
+        while not all(
+            task.done() or self.nodes[number].public_state == "finished"
+            for number, task in self.tasks.items()
+        ):
             for task in self.tasks.values():
                 if task.done():
                     task.result()
@@ -89,7 +131,9 @@ class SimulatedSwarm:
         await self.leave()
 
     async def leave(self) -> None:
+        """All that live leave gracefully, the seed peer last."""
         for node in self.nodes.values():
             node.stop()
+        await asyncio.gather(*self._killed, return_exceptions=True)
         await asyncio.gather(*self.tasks.values())
         await self.seed_peer.close()

@@ -20,7 +20,8 @@ T = TypeVar("T")
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run on uvloop; an error that we raise on purpose is printed as it is, without a traceback."""
     try:
-        return uvloop.run(coroutine)
+        result: T = uvloop.run(coroutine)
+        return result
     except KeyboardInterrupt:
         sys.exit(130)
     except NolocoError as error:

@@ -66,7 +66,7 @@ class Node:
 
     def __init__(self, config: NodeConfig, surroundings: Surroundings) -> None:
         self._config = config
-        self._around = surroundings
+        self.surroundings = surroundings
         self._events = surroundings.events
         self.transport = surroundings.transport
         self.rpc = Rpc(self.transport)
@@ -106,7 +106,7 @@ class Node:
         await self.transport.start()
         self._since = self.transport.now()
         await self.rpc.start()
-        state = self._around.state
+        state = self.surroundings.state
         self.signed = await find_run(self._config, self.transport, self.rpc, state, self._events)
         manifest = self.signed.manifest
         self.rpc.limit(payload_limits(manifest))
@@ -118,7 +118,7 @@ class Node:
         if state is not None:
             require_disk(manifest, stage, state.path)
         corpus = self._load_corpus() if stage == 0 else None
-        self._compute = self._around.compute()
+        self._compute = self.surroundings.compute()
         self.context = self._make_context(stage)
         self.replica = await self._compute.run(
             Priority.OPTIMIZER, Replica, manifest, stage, self._config.device
@@ -144,7 +144,7 @@ class Node:
         self, stage: int, checkpoint: Checkpoint | None, corpus: Corpus | None
     ) -> None:
         """Build the parts, get the stage's state, then answer peers and say so in the DHT."""
-        context, replica, rng = self.context, self.replica, self._around.rng
+        context, replica, rng = self.context, self.replica, self.surroundings.rng
         self._pipeline = Pipeline(context, replica, random.Random(rng.getrandbits(64)))
         self._rounds = Rounds(context, replica, random.Random(rng.getrandbits(64)))
         self._trainer = Trainer(
@@ -159,7 +159,7 @@ class Node:
             lifetime,
             self.view,
             self._events,
-            self._around.state,
+            self.surroundings.state,
             neighbours,
             self._announcement,
         )
@@ -170,7 +170,7 @@ class Node:
         await self._discovery.announce()
         self._tell_addresses(stage)
         self._background.append(asyncio.get_running_loop().create_task(self._discovery.run()))
-        if self._around.state is not None:
+        if self.surroundings.state is not None:
             self._background.append(asyncio.get_running_loop().create_task(self._save_regularly()))
         self._events.say(
             f"Serving stage {stage} of {context.manifest.stages} of run '{context.manifest.name}' "
@@ -183,8 +183,8 @@ class Node:
 
     def _tell_addresses(self, stage: int) -> None:
         addresses = self.transport.addresses()
-        if self._around.state is not None:
-            self._around.state.remember(port=tcp_port(addresses), stage=stage)
+        if self.surroundings.state is not None:
+            self.surroundings.state.remember(port=tcp_port(addresses), stage=stage)
         self._events.emit("addresses", addresses=addresses)
         logger.info("Others may join through this node:")
         for address in addresses:
@@ -192,8 +192,8 @@ class Node:
 
     def _load_corpus(self) -> Corpus:
         manifest = self.signed.manifest
-        if self._around.corpus is not None:
-            return self._around.corpus(manifest, self._config.data)
+        if self.surroundings.corpus is not None:
+            return self.surroundings.corpus(manifest, self._config.data)
         if not self._config.data and manifest.data.source == "local":
             raise DataError(
                 f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
@@ -301,7 +301,7 @@ class Node:
 
     async def save(self) -> None:
         """Write a checkpoint. Raises `StateError`; the previous one then stays valid."""
-        state = self._around.state
+        state = self.surroundings.state
         if state is None:
             return
         snapshot = await self.context.compute.run(Priority.OPTIMIZER, self.replica.snapshot)
@@ -368,10 +368,10 @@ class Node:
                 tokens=counters.tokens,
                 tokens_per_second=counters.tokens_per_second(),
                 pair_averagings=sum(counters.partners.values()),
-                partners=dict(counters.partners),
+                partners={str(peer): count for peer, count in counters.partners.items()},
                 partner=counters.partner,
                 spread=counters.spread,
-                sent=dict(counters.sent),
+                sent={str(peer): count for peer, count in counters.sent.items()},
                 received=counters.received,
                 resends=counters.resends,
                 blocked_seconds=counters.blocked_seconds,

@@ -28,24 +28,30 @@ class Slice:
         return flat[self.start : self.stop].view(self.shape)
 
 
+def layout(shapes: dict[str, tuple[int, ...]]) -> list[Slice]:
+    """The places of named parameters in the flat tensor: matrices first, each kind in the given order."""
+    slices: list[Slice] = []
+    start = 0
+    for name in sorted(shapes, key=lambda name: len(shapes[name]) < 2):  # stable
+        slices.append(Slice(name, start, shapes[name]))
+        start = slices[-1].stop
+    return slices
+
+
 class FlatParameters:
     """Re-homes a module's parameters and gradients in two flat tensors, `values` and `gradients`."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]]) -> None:
-        ordered = sorted(named, key=lambda item: item[1].dim() < 2)  # stable: matrices first
-        total = sum(parameter.numel() for _, parameter in ordered)
-        self.values = torch.empty(total, dtype=torch.float32, device=ordered[0][1].device)
+        parameters = dict(named)
+        self.slices = layout({name: tuple(parameter.shape) for name, parameter in named})
+        self.values = torch.empty(self.slices[-1].stop, dtype=torch.float32, device=named[0][1].device)
         self.gradients = torch.zeros_like(self.values)
-        self.decayed = sum(parameter.numel() for _, parameter in ordered if parameter.dim() >= 2)
-        self.slices: list[Slice] = []
-        start = 0
-        for name, parameter in ordered:
-            place = Slice(name, start, tuple(parameter.shape))
-            self.slices.append(place)
+        self.decayed = max((place.stop for place in self.slices if len(place.shape) >= 2), default=0)
+        for place in self.slices:
+            parameter = parameters[place.name]
             place.of(self.values).copy_(parameter.data)
             parameter.data = place.of(self.values)
             parameter.grad = place.of(self.gradients)
-            start = place.stop
 
     def groups(self) -> list[tuple[nn.Parameter, slice]]:
         """Optimizer parameters over the flat tensors: the decayed part and, when there is one, the rest."""

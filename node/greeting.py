@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from protocol.errors import ClockError, JoinError, NolocoError
 from protocol.manifest import SignedManifest
@@ -18,7 +19,7 @@ def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is
     raw = signed.to_bytes()
 
     async def on_hello(request: Request) -> Answer:
-        role = "seed" if is_seed else "node"
+        role: Literal["seed", "node"] = "seed" if is_seed else "node"
         return Answer(Welcome(run_id=signed.run_id, time=transport.now(), role=role, manifest=raw))
 
     rpc.handle(Traffic.CONTROL, Hello, on_hello)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 QUEUE_BATCHES = 2  # microbatches that may wait here, in batches of an inner step
 RETRY_SECONDS = 0.05  # before asking again peers that were all busy
 PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
-LEAST_DEADLINE = 3.0  # a peer may be in its outer step or start up; below this a deadline only causes resends
+LEAST_DEADLINE = 5.0  # a peer may be in its outer step or start up; below this a deadline only causes resends
 EVALUATION_DEADLINE = 60.0
 
 Load = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # decodes (inputs, labels) on the compute thread
@@ -58,6 +58,7 @@ class Pipeline:
         self._complete = asyncio.Event()
         self._idle = asyncio.Event()
         self.serving = True
+        self._holding = False
 
     # --- one inner step -----------------------------------------------------------------------
 
@@ -71,7 +72,18 @@ class Pipeline:
             self._context.counters.loss = sum(self._losses) / len(self._losses)
         self._losses.clear()
         self._complete.clear()
+        self._holding = False
         self._wake(self.admission.next_step())
+
+    def hold(self) -> None:
+        """Send waiting microbatches elsewhere and refuse new ones until the next step.
+
+        A replica that waits for its partner must not keep the work that the partner needs to get there.
+        """
+        self._holding = True
+        for turn in list(self._turns.values()):
+            if not turn.done():
+                turn.set_exception(Refused("busy", "this replica is at the end of its round"))
 
     async def drain(self) -> None:
         """Admit nothing more from peers and wait for what is running here."""
@@ -291,6 +303,8 @@ class Pipeline:
     # --- admission ----------------------------------------------------------------------------
 
     async def _admitted(self, microbatch: str) -> None:
+        if self._holding:
+            raise Refused("busy", "this replica is at the end of its round")
         decision = self.admission.request(microbatch)
         if decision is Decision.FULL:
             raise Refused("busy", f"{self.admission.waiting} microbatches wait here already")
@@ -300,7 +314,7 @@ class Pipeline:
         self._turns[microbatch] = turn
         try:
             await turn
-        except asyncio.CancelledError:
+        except BaseException:
             self._wake(self.admission.release(microbatch))
             raise
         finally:

@@ -54,6 +54,9 @@ class Replica:
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
+        self._module_names = {
+            self.stage.checkpoint_name(name): name for name, _ in self.stage.named_parameters()
+        }
         self.settings = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
@@ -116,15 +119,9 @@ class Replica:
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
         """The stage's outputs under the slow weights φ, whatever θ is at."""
-        weights = {
-            name: place.of(self.phi)
-            for (name, _), place in zip(self._ordered_names(), self.flat.slices, strict=True)
-        }
+        weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
         outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device),))
         return torch.as_tensor(outputs)
-
-    def _ordered_names(self) -> list[tuple[str, torch.nn.Parameter]]:
-        return sorted(self.stage.named_parameters(), key=lambda item: item[1].dim() < 2)
 
     # --- inner and outer steps ----------------------------------------------------------------
 
@@ -220,5 +217,5 @@ def digest_of(tensors: list[torch.Tensor]) -> bytes:
     """SHA-256 over the bytes of contiguous CPU tensors, one after another."""
     sha = hashlib.sha256()
     for tensor in tensors:
-        sha.update(memoryview(tensor.numpy()).cast("B"))
+        sha.update(tensor.numpy().data.cast("B"))
     return sha.digest()

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 PROPOSAL_DEADLINE = 2.0
 BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 SMOOTHING = 0.2
-LEAST_EXCHANGE_DEADLINE = 2.0
+LEAST_EXCHANGE_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
 PIECES_IN_FLIGHT = 4
 SAMPLED_PARAMETERS = 2**16  # of φ, for the distance to the partner: its error is then below a percent
 DISTANCES = 8  # pair distances behind the estimate of the spread
@@ -83,6 +83,10 @@ class Rounds:
     @property
     def must_end(self) -> bool:
         return self.pairing.must_end(self._replica.steps_in_round)
+
+    @property
+    def has_partner(self) -> bool:
+        return self.pairing.phase is Phase.AGREED
 
     async def seek_last(self) -> None:
         """Look for a partner for the last round of a run, whatever the step count, until there is one."""
@@ -170,8 +174,8 @@ class Rounds:
         if self._step_seconds is None:
             raise Refused("early")
         pair = Pair(request.peer, message.pair)
-        theirs = Meeting(message.opens_in, message.ends_in)
-        refusal = self.pairing.on_proposal(pair, theirs, self._replica.steps_in_round, self._step_seconds)
+        meeting = Meeting(message.opens_in, message.ends_in)
+        refusal = self.pairing.on_proposal(pair, meeting, self._replica.steps_in_round, self._step_seconds)
         if refusal is not None:
             raise Refused(refusal)
         self._incoming[pair.name] = self._expect()

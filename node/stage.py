@@ -8,7 +8,7 @@ whatever the cut.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import math
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ def llama_config(manifest: Manifest) -> LlamaConfig:
 class Stage(nn.Module):
     """The layers of one stage; the first stage embeds tokens, the last one ends in logits."""
 
-    def __init__(self, manifest: Manifest, index: int) -> None:
+    def __init__(self, manifest: Manifest, index: int, initialise: bool = True) -> None:
         super().__init__()
         config = llama_config(manifest)
         self.index = index
@@ -61,7 +61,8 @@ class Stage(nn.Module):
         if self.is_last:
             self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._initialise(manifest.model.seed, manifest.model.init_std)
+        if initialise:
+            self._initialise(manifest.model.seed, manifest.model.init_std)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
@@ -90,22 +91,12 @@ class Stage(nn.Module):
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
 
 
-def parameter_count(manifest: Manifest, index: int) -> int:
-    """Parameters of a stage without allocating it."""
+def parameter_shapes(manifest: Manifest, index: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a stage's parameters, in order, without taking memory for them."""
     with torch.device("meta"):
-        stage = _bare(manifest, index)
-    return sum(parameter.numel() for parameter in stage.parameters())
+        stage = Stage(manifest, index, initialise=False)
+    return {stage.checkpoint_name(name): tuple(p.shape) for name, p in stage.named_parameters()}
 
 
-def _bare(manifest: Manifest, index: int) -> nn.Module:
-    """The stage's modules with no weights drawn, for counting on the meta device."""
-    config = llama_config(manifest)
-    parts: dict[str, Any] = {
-        str(layer): LlamaDecoderLayer(config, layer) for layer in manifest.layers_of(index)
-    }
-    if index == 0:
-        parts["embed_tokens"] = nn.Embedding(config.vocab_size, config.hidden_size)
-    if index == manifest.stages - 1:
-        parts["norm"] = LlamaRMSNorm(config.hidden_size)
-        parts["lm_head"] = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    return nn.ModuleDict(parts)
+def parameter_count(manifest: Manifest, index: int) -> int:
+    return sum(math.prod(shape) for shape in parameter_shapes(manifest, index).values())

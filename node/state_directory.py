@@ -90,7 +90,8 @@ class StateDirectory:
         self._replace(self.path / "node.json", json.dumps(self.facts() | facts).encode())
 
     def facts(self) -> dict[str, Any]:
-        return self._json("node.json", dict)
+        facts: dict[str, Any] = self._json("node.json", dict)
+        return facts
 
     def peer_book(self) -> list[str]:
         """Addresses of peers met before, latest first."""
@@ -119,7 +120,7 @@ class StateDirectory:
         if not path.exists():
             return None
         try:
-            with safetensors.safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            with safetensors.safe_open(path, framework="pt") as file:
                 facts = file.metadata()
                 tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in _TENSORS}
             if facts["run"] != run_id:

@@ -118,6 +118,8 @@ class Trainer:
             context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
         self._rounds.step_done(seconds)
         if self._rounds.must_end:
+            if self._rounds.has_partner:
+                self._pipeline.hold()
             await self._rounds.finish()
         if self._rounds.is_stale:
             await self.download()

@@ -142,7 +142,7 @@ class Manifest(Section):
     """One run. Every member computes the same weights, slices and schedules from it."""
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    protocol: Literal[1] = PROTOCOL_VERSION
+    protocol: Literal[1] = 1
     stages: Annotated[int, Field(ge=1, le=1_024)]
     model: Model
     data: Data

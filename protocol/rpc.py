@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -86,7 +87,8 @@ class _Channel:
     broken: bool = False
     reader: asyncio.Task[None] | None = None
 
-    async def read_replies(self, max_payload: int) -> None:
+    async def read_replies(self, max_payload: int, breached: Callable[[], None]) -> None:
+        """Hand out replies until the stream ends; calls `breached` when it ends with a malformed one."""
         reason: NolocoError = PeerUnreachable("the stream was closed")
         try:
             while True:
@@ -96,6 +98,8 @@ class _Channel:
                     future.set_result(frame)
         except NolocoError as error:
             reason = error
+            if isinstance(error, WireError):
+                breached()
         finally:
             self.fail(reason)
 
@@ -135,7 +139,7 @@ class Rpc:
 
     async def start(self) -> None:
         for traffic in Traffic:
-            await self.transport.serve(traffic.protocol, lambda stream, t=traffic: self._serve(stream, t))
+            await self.transport.serve(traffic.protocol, partial(self._serve, traffic))
 
     async def close(self) -> None:
         for channel in list(self._channels.values()):
@@ -231,7 +235,9 @@ class Rpc:
                 return channel
             stream = await self.transport.open(peer, traffic.protocol, deadline)
             channel = _Channel(stream)
-            channel.reader = self._spawn(channel.read_replies(self._payloads[traffic]))
+            channel.reader = self._spawn(
+                channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
+            )
             self._channels[key] = channel
             return channel
 
@@ -247,7 +253,7 @@ class Rpc:
 
     # --- answering ----------------------------------------------------------------------------
 
-    async def _serve(self, stream: Stream, traffic: Traffic) -> None:
+    async def _serve(self, traffic: Traffic, stream: Stream) -> None:
         peer = stream.remote
         if self.is_banned(peer) or self._streams_from.get(peer, 0) >= MAX_STREAMS_PER_PEER:
             return
@@ -273,18 +279,22 @@ class Rpc:
     async def _answer(self, channel: _Channel, traffic: Traffic, frame: Frame) -> None:
         try:
             answer = await self._dispatch(channel.stream.remote, traffic, frame)
-            await self._send(channel, FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
         except Refused as refusal:
             await self._refuse(channel, frame, refusal.code, refusal.reason)
         except WireError as error:
             self.strike(channel.stream.remote)
             await self._refuse(channel, frame, "malformed", str(error)[:200])
-        except (PeerUnreachable, TransportDown):
-            logger.debug("The answer to %s could not be sent", frame.kind)
+        except NolocoError as error:
+            await self._refuse(channel, frame, "failed", str(error))
         except Exception:
             # A bug of ours must not end the stream, and its text may hold paths: it stays in our own log.
             logger.exception("Failed to answer %s", frame.kind)
             await self._refuse(channel, frame, "internal", "")
+        else:
+            try:
+                await self._send(channel, FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
+            except (PeerUnreachable, TransportDown):
+                logger.debug("The answer to %s could not be sent", frame.kind)
 
     async def _dispatch(self, peer: PeerId, traffic: Traffic, frame: Frame) -> Answer:
         if frame.type is not FrameType.REQUEST:

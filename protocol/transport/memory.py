@@ -93,6 +93,8 @@ class MemoryTransport(Transport):
 
     async def _open(self, peer: PeerId, protocol: str) -> MemoryStream:
         network = self._network
+        if peer == self.peer_id:
+            raise PeerUnreachable("a peer cannot open a stream to itself")
         loss = network.link(self.peer_id, peer).open_loss
         other = await network.reach(self.peer_id, peer)
         if protocol not in other._handlers or (loss and network.rng.random() < loss):
@@ -110,7 +112,6 @@ class MemoryTransport(Transport):
         return mine
 
     async def serve(self, protocol: str, handler: Handler) -> None:
-        self._check_running()
         self._handlers[protocol] = handler
 
     def _accept(self, stream: MemoryStream, protocol: str) -> None:

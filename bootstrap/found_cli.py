@@ -1,0 +1,92 @@
+"""`noloco-bootstrap`: found a run and keep its seed peer up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootstrap.founding import Founded, chosen_manifest, found, reach_of
+from bootstrap.seed_peer import SeedPeer
+from node.command import fail, run_async
+from node.log import set_up_logging
+from node.ports import port_is_free
+from node.signals import on_interrupt
+from protocol.errors import NolocoError, ResourceError
+from protocol.manifest import PRESETS
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+logger = logging.getLogger(__name__)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+def bootstrap(
+    preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
+        "noloco-run"
+    ),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 takes a free one.")] = 31337,
+    announce: Annotated[
+        list[str] | None, typer.Option(help="Multiaddress to tell others, behind a mapped port.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option(help="Log what the network does, too.")] = False,
+) -> None:
+    """Found a run: make its keys, sign its manifest, and run the seed peer that newcomers dial first.
+
+    Started again with the same --dir, it takes up the same run.
+    """
+    set_up_logging(verbose)
+    try:
+        wanted = chosen_manifest(preset, manifest) if preset or manifest else None
+        founded = found(directory, wanted)
+        if port and not port_is_free(host, port):
+            raise ResourceError(
+                f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
+            )
+    except NolocoError as error:
+        fail(error)
+    config = Libp2pConfig(host=host, port=port, announce=tuple(announce or ()))
+    run_async(keep_seed_peer(founded, config))
+
+
+async def keep_seed_peer(founded: Founded, config: Libp2pConfig) -> None:
+    """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
+    leaving = asyncio.Event()
+    on_interrupt(leaving.set)
+    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed)
+    try:
+        await seed.start()
+        _introduce(founded, seed.transport.addresses())
+        await leaving.wait()
+        logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
+    finally:
+        await seed.close()
+
+
+def _introduce(founded: Founded, addresses: list[str]) -> None:
+    manifest = founded.signed.manifest
+    doing = "Founded" if founded.is_new else "Taking up"
+    print(
+        f"{doing} run '{manifest.name}', id {founded.signed.run_id}: "
+        f"{manifest.stages} stages, {manifest.model.layers} layers of width {manifest.model.hidden_size}."
+    )
+    print("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
+    for address in addresses:
+        print(f"  from {reach_of(address)}:")
+        print(f"    noloco-node --join {address}")
+    print("Ctrl-C stops the seed peer; the run goes on among its members.", flush=True)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

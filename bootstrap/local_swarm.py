@@ -1,0 +1,256 @@
+"""A real swarm on this machine: a seed peer here, and stages × replicas node processes, watched to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
+from bootstrap.export import export_route
+from bootstrap.founding import found
+from bootstrap.observer import Observer, Sighting
+from bootstrap.processes import Child, Children
+from bootstrap.seed_peer import SeedPeer
+from bootstrap.spread import measure_spread
+from bootstrap.summary import Summary
+from bootstrap.table import Picture, headline, render, tokens_trained
+from node.data import Corpus, load_corpus
+from protocol.errors import NolocoError, UserError
+from protocol.identity import Identity
+from protocol.manifest import Manifest
+from protocol.transport.base import PeerId
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+LOOK_SECONDS = 1.0
+PLAIN_LINE_SECONDS = 10.0
+EVALUATION_SECONDS = 30.0
+START_SECONDS = 180.0  # for all nodes to import torch and join, on two busy cores
+FINISH_SECONDS = 60.0  # beyond the training time, for the last rounds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `noloco swarm` was asked for."""
+
+    manifest: Manifest
+    replicas: int
+    directory: Path
+    minutes: float
+    validation_sequences: int
+    summary: Path
+
+
+class LocalSwarm:
+    """Mutable state: the children, the last sightings, and the summary as it fills."""
+
+    def __init__(self, plan: Plan, console: Console) -> None:
+        self._plan = plan
+        self._console = console
+        self._children = Children()
+        self._names: dict[PeerId, str] = {}
+        self._sightings: list[Sighting] = []
+        self._summary = Summary(preset=plan.manifest.name)
+        self._corpus: Corpus
+        self._began = time.monotonic()
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ctrl-C: end the training, stop the nodes gracefully, write what was measured."""
+        self._console.print("Stopping the nodes; they save their state first.")
+        self._stopping.set()
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    async def run(self) -> Summary:
+        """Train to the end or until stopped. Leaves no child process behind, whatever happens."""
+        plan = self._plan
+        founded = found(plan.directory, plan.manifest)
+        self._summary.run_id = founded.signed.run_id
+        seed = SeedPeer(
+            Libp2pTransport(
+                founded.seed_key, Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
+            ),
+            founded.signed,
+        )
+        try:
+            await seed.start()
+            await self._start_nodes(seed.transport.addresses()[0])
+            await self._prepare()
+            observer = Observer(seed.transport, seed.rpc, founded.signed)
+            await self._until(self._watch(observer))
+            if not self._stopping.is_set():
+                await self._until(self._conclude(observer))
+        finally:
+            self._summary.wall_seconds = round(self._elapsed, 3)
+            self._summary.write(plan.summary)
+            await self._children.stop()
+            await seed.close()
+        return self._summary
+
+    async def _until(self, work: Awaitable[None]) -> None:
+        """Do the work unless Ctrl-C comes first."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            for running in (task, stopping):
+                running.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
+
+    async def _start_nodes(self, address: str) -> None:
+        plan = self._plan
+        for number in range(plan.manifest.stages * plan.replicas):
+            stage, replica = number % plan.manifest.stages, number // plan.manifest.stages
+            name = f"s{stage}r{replica}"
+            state = plan.directory / name
+            state.mkdir(parents=True, exist_ok=True)
+            self._names[Identity.load_or_create(state / "identity.key").peer_id] = name
+            command = [
+                sys.executable, "-m", "node.cli", "--join", address, "--stage", str(stage),
+                "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay", "--threads", "1",
+                "--device", "cpu", "--max-minutes", str(plan.minutes),
+            ]  # fmt: skip
+            await self._children.start(name, command, state / "output.log")
+        self._console.print(
+            f"Started {len(self._children.all)} nodes: {plan.manifest.stages} stages × {plan.replicas} replicas, "
+            f"each with its own libp2p daemon. Their logs: {plan.directory}/s*r*/output.log"
+        )
+
+    async def _prepare(self) -> None:
+        """While the nodes start: the text, its entropies, and the loss of the weights that all start from."""
+        manifest, sequences = self._plan.manifest, self._plan.validation_sequences
+        self._corpus = await asyncio.to_thread(load_corpus, manifest.data.source, manifest.data.held_out)
+        summary, corpus = self._summary, self._corpus
+        summary.unigram_entropy = await asyncio.to_thread(corpus.unigram_entropy)
+        summary.bigram_entropy = await asyncio.to_thread(corpus.bigram_entropy)
+        loss = await asyncio.to_thread(starting_loss, manifest, corpus, sequences)
+        summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
+        self._console.print(
+            f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, bigram {summary.bigram_entropy:.3f} "
+            f"nats per byte; the model starts at {loss.nats:.3f}."
+        )
+
+    # --- watching -----------------------------------------------------------------------------
+
+    async def _watch(self, observer: Observer) -> None:
+        """Show the swarm until every live node has finished."""
+        draw, close = self._display()
+        next_evaluation = self._elapsed + EVALUATION_SECONDS
+        deadline = self._elapsed + START_SECONDS + self._plan.minutes * 60 + FINISH_SECONDS
+        everyone = len(self._children.all)
+        seen_all = False
+        try:
+            while self._elapsed < deadline:
+                self._sightings = await observer.look()
+                draw(self._picture())
+                self._require_alive(seen_all)
+                states = [s.stats.state for s in self._sightings if s.stats is not None]
+                seen_all = seen_all or len(states) == everyone
+                alive = sum(child.is_running for child in self._children.all)
+                if seen_all and len(states) >= alive and all(state == "finished" for state in states):
+                    self._summary.complete = True
+                    return
+                if seen_all and self._elapsed >= next_evaluation:
+                    await self._evaluate(observer)
+                    next_evaluation = self._elapsed + EVALUATION_SECONDS
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            close()
+        raise UserError(
+            f"The swarm did not finish in {deadline:.0f} s. The nodes' logs in {self._plan.directory} tell why."
+        )
+
+    def _display(self) -> tuple[Callable[[Picture], None], Callable[[], None]]:
+        """A live table in a terminal; elsewhere a plain line now and then."""
+        if self._console.is_terminal:
+            live = Live(console=self._console, auto_refresh=False, transient=False)
+            live.start()
+            return lambda picture: live.update(render(picture), refresh=True), live.stop
+        shown = -PLAIN_LINE_SECONDS
+
+        def line(picture: Picture) -> None:
+            nonlocal shown
+            if picture.seconds - shown >= PLAIN_LINE_SECONDS:
+                shown = picture.seconds
+                self._console.print(headline(picture), soft_wrap=True)
+
+        return line, lambda: None
+
+    def _picture(self) -> Picture:
+        manifest = self._plan.manifest
+        return Picture(
+            title=f"run '{manifest.name}'  {manifest.stages} stages × {self._plan.replicas} replicas",
+            seconds=self._elapsed,
+            expected=len(self._children.all),
+            sightings=self._sightings,
+            names=self._names,
+            validation=self._summary.validation_loss,
+            bigram=self._summary.bigram_entropy,
+        )
+
+    def _require_alive(self, seen_all: bool) -> None:
+        """A node that dies before all have joined means that the swarm cannot start; later it goes on."""
+        dead = [child for child in self._children.all if not child.is_running]
+        if dead and (not seen_all or len(dead) == len(self._children.all)):
+            raise UserError(f"Node {dead[0].name} ended early. Its last words:\n{_last_words(dead[0])}")
+
+    async def _evaluate(self, observer: Observer) -> None:
+        """Add a point to the curve, measured along one route; a replica lost meanwhile costs the point."""
+        tokens = tokens_trained(self._sightings)
+        try:
+            route = (await observer.routes())[0]
+            loss = await evaluate_route(observer, self._corpus, route, self._plan.validation_sequences)
+        except NolocoError:
+            return
+        self._summary.validation_loss.append((tokens, round(self._elapsed, 3), round(loss.nats, 6)))
+
+    # --- the end ------------------------------------------------------------------------------
+
+    async def _conclude(self, observer: Observer) -> None:
+        """Validation loss as the mean over replicas, the true spread, the export and its loss."""
+        summary, sequences = self._summary, self._plan.validation_sequences
+        self._console.print("Training is complete. Measuring, then exporting one replica of each stage.")
+        self._sightings = await observer.look()
+        summary.tokens = tokens_trained(self._sightings)
+        summary.replica_spread_estimate = self._picture().spread()
+        for sighting in self._sightings:
+            if sighting.stats is not None:
+                peer = sighting.member.peer
+                summary.add_node(self._names.get(peer, peer), peer, sighting.stats, self._names)
+        routes = await observer.routes()
+        losses = [(await evaluate_route(observer, self._corpus, route, sequences)).nats for route in routes]
+        mean = sum(losses) / len(losses)
+        summary.validation_loss.append((summary.tokens, round(self._elapsed, 3), round(mean, 6)))
+        summary.replica_spread = await measure_spread(observer)
+        await self._export(observer, routes[0], losses[0])
+
+    async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
+        directory = self._plan.directory / "export"
+        exported = await export_route(observer, route, directory)
+        loss = await asyncio.to_thread(
+            checkpoint_loss, directory, self._plan.manifest, self._corpus, self._plan.validation_sequences
+        )
+        self._summary.export = {
+            "directory": str(directory),
+            "parameters": exported.parameters,
+            "loss": round(loss.nats, 8),
+            "swarm_loss": round(swarm_loss, 8),
+            "difference": abs(loss.nats - swarm_loss),
+        }
+
+
+def _last_words(child: Child) -> str:
+    lines = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return "\n".join("  " + line for line in lines[-8:]) or "  (it said nothing)"

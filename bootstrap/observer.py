@@ -1,0 +1,122 @@
+"""A visitor of a swarm: reads the records, asks the nodes, trains nothing and is not announced."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.daemon import payload_limits
+from node.discovery import read_stage
+from node.greeting import greet
+from node.joining import DIAL_DEADLINE
+from node.membership import Member, View
+from protocol.errors import JoinError, NolocoError, Refused
+from protocol.identity import Identity
+from protocol.manifest import Manifest, SignedManifest
+from protocol.messages import GetStats, NodeStats
+from protocol.rpc import Rpc, Traffic
+from protocol.transport.base import PeerId, Transport
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+STATS_DEADLINE = 3.0
+ASKED_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A member's record, with its own fresh numbers when it answered."""
+
+    member: Member
+    stats: NodeStats | None
+
+
+class Observer:
+    """Mutable state: the view of the swarm's records."""
+
+    def __init__(self, transport: Transport, rpc: Rpc, signed: SignedManifest) -> None:
+        self.transport = transport
+        self.rpc = rpc
+        self.signed = signed
+        self.view = View()
+        rpc.limit(payload_limits(signed.manifest))
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    async def look(self) -> list[Sighting]:
+        """All members by stage and peer id. A node that does not answer soon is shown by its record."""
+        for stage in range(self.manifest.stages):
+            await read_stage(self.transport, self.signed.run_id, stage, self.view)
+        now = self.transport.now()
+        self.view.expire(now)
+        members = [m for stage in range(self.manifest.stages) for m in self.view.members(stage, now)]
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def ask(member: Member) -> Sighting:
+            async with slots:
+                return Sighting(member, await self._stats(member.peer))
+
+        return list(await asyncio.gather(*(ask(member) for member in members)))
+
+    async def _stats(self, peer: PeerId) -> NodeStats | None:
+        try:
+            stats, _ = await self.rpc.call(
+                peer, Traffic.CONTROL, GetStats(), NodeStats, deadline=STATS_DEADLINE
+            )
+        except Refused:
+            return None  # it is still joining
+        except NolocoError:
+            return None
+        return stats
+
+    async def routes(self) -> list[list[PeerId]]:
+        """Ways through the pipeline, replica i of every stage for the i-th; as many as the largest stage.
+
+        Raises `JoinError` when a stage has no replica that could answer.
+        """
+        await self.look()
+        holders = []
+        for stage in range(self.manifest.stages):
+            holding = self.view.holding(stage, self.transport.now())
+            if not holding:
+                raise JoinError(
+                    f"No live peer serves stage {stage} of {self.manifest.stages}. Wait until one has joined."
+                )
+            holders.append(holding)
+        return [
+            [holding[i % len(holding)] for holding in holders] for i in range(max(len(h) for h in holders))
+        ]
+
+
+@asynccontextmanager
+async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
+    """Join a running swarm as an observer for a while. Raises `JoinError` when nobody answers."""
+    if not join:
+        raise JoinError(
+            "Tell where the run is: --join /ip4/…/tcp/…/p2p/… (the address of any member will do)."
+        )
+    with tempfile.TemporaryDirectory(prefix="noloco-visit-") as directory:
+        key = Path(directory) / "identity.key"
+        Identity.generate().save(key)
+        transport = Libp2pTransport(key, Libp2pConfig(host="0.0.0.0", client_only=True))
+        rpc = Rpc(transport)
+        try:
+            await transport.start()
+            reached = await transport.connect(join, DIAL_DEADLINE)
+            if not reached:
+                raise JoinError(
+                    "No peer answered at:\n  "
+                    + "\n  ".join(join)
+                    + "\nCheck that the address is current and "
+                    "complete, that the peer runs, and that its TCP port is open."
+                )
+            signed, _ = await greet(rpc, transport, sorted(reached), None)
+            yield Observer(transport, rpc, signed)
+        finally:
+            await rpc.close()
+            await transport.close()

@@ -1,0 +1,70 @@
+"""Child processes that never outlive their parent, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+GRACE_SECONDS = 30.0
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: the kernel kills it when the parent dies, even by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass
+class Child:
+    name: str
+    log: Path
+    process: asyncio.subprocess.Process
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.returncode is None
+
+
+class Children:
+    """Mutable state: the processes started, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[Child] = []
+
+    async def start(self, name: str, command: list[str], log: Path) -> Child:
+        """Start a command with its output in `log`. A session of its own: a Ctrl-C does not reach it."""
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        child = Child(name, log, process)
+        self.all.append(child)
+        return child
+
+    async def stop(self) -> None:
+        """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""
+        for child in self.all:
+            self._signal(child, signal.SIGINT)
+        waiting = [asyncio.ensure_future(child.process.wait()) for child in self.all]
+        if waiting:
+            await asyncio.wait(waiting, timeout=GRACE_SECONDS)
+        self.kill()
+        await asyncio.gather(*waiting)
+
+    def kill(self) -> None:
+        for child in self.all:
+            self._signal(child, signal.SIGKILL)
+
+    def _signal(self, child: Child, number: signal.Signals) -> None:
+        if child.is_running:
+            child.process.send_signal(number)

@@ -1,0 +1,73 @@
+"""What a local swarm leaves behind: summary.json, and the same on screen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from protocol.messages import NodeStats
+
+
+@dataclass
+class Summary:
+    """Filled while the swarm runs; every number was measured in this run."""
+
+    run_id: str = ""
+    preset: str = ""
+    complete: bool = False
+    wall_seconds: float = 0.0
+    tokens: int = 0
+    validation_loss: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, seconds, nats
+    unigram_entropy: float = 0.0
+    bigram_entropy: float = 0.0
+    replica_spread: float | None = None  # measured on all replicas' weights at the end
+    replica_spread_estimate: float | None = None  # what the nodes made of their pair distances
+    export: dict[str, Any] | None = None
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add_node(self, name: str, peer: str, stats: NodeStats, names: dict[Any, str]) -> None:
+        self.nodes[name] = {
+            "peer": peer,
+            "stage": stats.stage,
+            "steps": stats.step,
+            "rounds": stats.round,
+            "pair_averagings": stats.pair_averagings,
+            "distinct_partners": len(stats.partners),
+            "partners": {names.get(partner, partner): n for partner, n in stats.partners.items()},
+            "sent": {names.get(receiver, receiver): n for receiver, n in stats.sent.items()},
+            "received": stats.received,
+            "resends": stats.resends,
+            "tokens_per_second": round(stats.tokens / stats.uptime, 1) if stats.uptime else 0.0,
+            "seconds_blocked_in_gossip": round(stats.blocked_seconds, 3),
+        }
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    def lines(self) -> list[str]:
+        """The summary for people."""
+        if not self.validation_loss:
+            return ["The swarm did not get far enough to measure a loss."]
+        first, last = self.validation_loss[0], self.validation_loss[-1]
+        verdict = "below" if last[2] < self.bigram_entropy else "not below"
+        lines = [
+            "",
+            f"validation loss  start {first[2]:.3f}   end {last[2]:.3f} nats per byte",
+            f"same text        unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}   "
+            f"(the end is {verdict} the bigram's)",
+            f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
+            f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
+        ]
+        if self.replica_spread is not None:
+            estimate = self.replica_spread_estimate
+            shown = "" if estimate is None else f"   (the nodes' own estimate: {estimate:.2e})"
+            lines.append(f"replica spread   {self.replica_spread:.2e}{shown}")
+        if self.export is not None:
+            lines.append(
+                f"export           {self.export['directory']}: transformers {self.export['loss']:.6f}, "
+                f"swarm {self.export['swarm_loss']:.6f}, difference {self.export['difference']:.1e}"
+            )
+        return lines

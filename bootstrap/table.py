@@ -1,0 +1,114 @@
+"""What a person watches while a swarm trains: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from bootstrap.observer import Sighting
+from protocol.messages import NodeStats
+from protocol.transport.base import PeerId
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The swarm at one moment."""
+
+    title: str
+    seconds: float
+    expected: int  # nodes that were started; 0 when unknown
+    sightings: Sequence[Sighting]
+    names: dict[PeerId, str]  # short names of known peers
+    validation: Sequence[tuple[int, float, float]]  # (tokens, seconds, nats)
+    bigram: float | None = None
+
+    @property
+    def stats(self) -> list[NodeStats]:
+        return [sighting.stats for sighting in self.sightings if sighting.stats is not None]
+
+    @property
+    def tokens(self) -> int:
+        return tokens_trained(self.sightings)
+
+    @property
+    def rate(self) -> float:
+        return sum(stats.tokens_per_second for stats in self.stats if stats.stage == 0)
+
+    def spread(self) -> float | None:
+        known = [stats.spread for stats in self.stats if stats.spread is not None]
+        return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+
+    def loss(self) -> float | None:
+        known = [stats.loss for stats in self.stats if stats.loss is not None]
+        return sum(known) / len(known) if known else None
+
+
+def tokens_trained(sightings: Sequence[Sighting]) -> int:
+    """Tokens that have gone through the whole pipeline: those that stage 0 counts."""
+    return sum(s.stats.tokens for s in sightings if s.stats is not None and s.stats.stage == 0)
+
+
+def render(picture: Picture) -> Group:
+    table = Table(title=picture.title, title_justify="left", expand=False)
+    for heading, justify in (
+        ("node", "left"), ("stage", "right"), ("state", "left"), ("step", "right"), ("round", "right"),
+        ("loss", "right"), ("tokens/s", "right"), ("partner", "left"), ("pairs", "right"),
+        ("resends", "right"), ("blocked s", "right"),
+    ):  # fmt: skip
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for sighting in picture.sightings:
+        table.add_row(*_row(sighting, picture.names))
+    return Group(table, Text(headline(picture)))
+
+
+def headline(picture: Picture) -> str:
+    """One line: time, peers alive, tokens, rate, losses and spread."""
+    alive = len(picture.stats)
+    peers = f"{alive}/{picture.expected}" if picture.expected else str(alive)
+    parts = [
+        f"{picture.seconds:5.0f} s",
+        f"{peers} peers alive",
+        f"{picture.tokens:,} tokens",
+        f"{picture.rate:,.0f} tokens/s",
+        f"training loss {_number(picture.loss(), 3)}",
+    ]
+    if picture.validation:
+        parts.append(f"validation {picture.validation[-1][2]:.3f}")
+    if picture.bigram is not None:
+        parts.append(f"(bigram {picture.bigram:.3f})")
+    parts.append(f"spread {_number(picture.spread(), 5)}")
+    return "  ".join(parts)
+
+
+def show(console: Console, picture: Picture) -> None:
+    """Print the whole picture once."""
+    console.print(render(picture))
+
+
+def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
+    peer, record, stats = sighting.member.peer, sighting.member.announcement, sighting.stats
+    name = names.get(peer, peer[-8:])
+    if stats is None:
+        return [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)] + [""] * 6
+    partner = names.get(PeerId(stats.partner), stats.partner[-8:]) if stats.partner else "alone"
+    return [
+        name,
+        str(stats.stage),
+        stats.state,
+        str(stats.step),
+        str(stats.round),
+        _number(stats.loss, 3),
+        f"{stats.tokens_per_second:,.0f}",
+        partner if stats.round else "",
+        str(stats.pair_averagings),
+        str(stats.resends),
+        f"{stats.blocked_seconds:.1f}",
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,225 @@
+"""The transport between real peers: libp2p through hivemind's p2pd, restarted when it dies.
+
+Everything runs in the loop of the caller. While p2pd is down, calls raise `TransportDown`; streams that were
+open then are broken. A new p2pd gets the same identity and port, the same handlers, the peers that were
+connected and this peer's last records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.addresses import check_address, peer_id_in
+from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
+from protocol.identity import Identity
+from protocol.records import key_digest, open_record, seal_record
+from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
+from protocol.transport.libp2p_session import Session
+from protocol.transport.libp2p_stream import Libp2pStream
+from protocol.transport.p2pd import Libp2pConfig
+
+__all__ = ["Libp2pConfig", "Libp2pTransport"]
+
+logger = logging.getLogger(__name__)
+
+_DEFAULTS = Libp2pConfig()
+# Seconds between two looks at who is connected. After p2pd died, the others' p2pd refuse to dial this peer for
+# 5 s once an attempt has failed; whom this peer knows, it dials itself at once.
+_LOOK_AROUND = 3.0
+_BOOK_SIZE = 64  # peers redialled at most; the DHT knows the others
+_REJOIN_DEADLINE = 15.0  # seconds
+_LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
+
+
+class Libp2pTransport(Transport):
+    """One peer, with the key in the file `identity_path`. Raises `StateError` when that cannot be read."""
+
+    def __init__(self, identity_path: Path, config: Libp2pConfig = _DEFAULTS) -> None:
+        self._identity = Identity.load(identity_path)
+        self.peer_id = self._identity.peer_id
+        self._identity_path = identity_path
+        self._config = config
+        self._port = config.port  # the real one, once it is known
+        self._session: Session | None = None  # None while p2pd is down
+        self._latest: Session | None = None  # the last one started, to be stopped in any case
+        self._handlers: dict[str, Handler] = {}
+        self._book: dict[PeerId, list[str]] = {}  # addresses of peers met, the latest last
+        self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
+        self._watchdog: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
+
+    def now(self) -> float:
+        return time.time()
+
+    async def start(self) -> None:
+        if self._watchdog is None:
+            session = await self._new_session()
+            self._session = session
+            self._watchdog = asyncio.create_task(self._watch(session), name="p2pd watchdog")
+
+    def addresses(self) -> list[str]:
+        session = self._up()
+        return [f"{address}/p2p/{self.peer_id}" for address in session.addresses]
+
+    async def connect(self, addresses: Sequence[str], deadline: float) -> list[PeerId]:
+        session = self._up()
+        wanted = [
+            text for text in dict.fromkeys(map(check_address, addresses)) if peer_id_in(text) != self.peer_id
+        ]
+        answered = await session.join(wanted, deadline)
+        for address in wanted:
+            if (peer := peer_id_in(address)) in answered:
+                self._remember(
+                    peer, [address, *(known for known in self._book.get(peer, []) if known != address)]
+                )
+        self._check_still_up(session)
+        return answered
+
+    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+        session = self._up()
+        try:
+            return await session.open(peer, protocol, deadline)
+        except PeerUnreachable as error:
+            self._check_still_up(session)
+            raise PeerUnreachable(f"{peer} cannot be reached for {protocol}: {error}") from error
+        except DeadlineExceeded as error:
+            self._check_still_up(session)
+            raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
+
+    async def serve(self, protocol: str, handler: Handler) -> None:
+        self._handlers[protocol] = handler
+        if self._session is not None:
+            await self._session.serve(protocol)
+
+    async def put(self, key: str, value: bytes, lifetime: float, deadline: float) -> bool:
+        session = self._up()
+        # members keep the record that expires last, so each put has to outlive the one before
+        _, last_expiry = self._own_records.get(key, (b"", 0.0))
+        expires = max(self.now() + lifetime, last_expiry + 1e-3)
+        sealed = seal_record(self._identity, key, value, expires)
+        open_record(key_digest(key), self.peer_id, sealed, expires, self.now())
+        self._own_records[key] = (sealed, expires)
+        stored = await session.dht.put(key, sealed, self.peer_id, expires, deadline)
+        self._check_still_up(session)
+        return stored
+
+    async def get(self, key: str, deadline: float) -> list[Record]:
+        session = self._up()
+        found = await session.dht.get(key, deadline)
+        self._check_still_up(session)
+        return found
+
+    async def peers(self) -> list[tuple[PeerId, list[str]]]:
+        session = self._up()
+        try:
+            return [(peer, await session.addresses_of(peer)) for peer in await session.connected()]
+        except (PeerUnreachable, DeadlineExceeded) as error:
+            raise TransportDown(f"p2pd does not respond ({error})") from error
+
+    async def close(self) -> None:
+        """As `Transport.close`; takes 3 s at most, if p2pd is frozen."""
+        tasks = [task for task in (self._watchdog, self._rejoining) if task is not None]
+        for task in tasks:
+            task.cancel()
+        self._session = None
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._latest is not None:
+            await self._latest.stop()
+
+    # --- one life of p2pd after another
+
+    async def _new_session(self) -> Session:
+        session = await Session.start(
+            self._identity_path, self.peer_id, self._config, self._port, self._handle
+        )
+        self._latest = session
+        for protocol in list(self._handlers):
+            await session.serve(protocol)
+        self._port = self._port or _port_in(session.addresses)
+        return session
+
+    async def _watch(self, session: Session) -> None:
+        while True:
+            reason = await self._until_exit(session)
+            self._session = None
+            logger.warning("The network process p2pd stopped (%s). Starting it again.", reason)
+            await session.stop()
+            session = await self._revive()
+            self._session = session
+            self._rejoining = asyncio.create_task(self._rejoin(session), name="rejoin")
+
+    async def _until_exit(self, session: Session) -> str:
+        exit_ = asyncio.create_task(session.p2pd.exited())
+        try:
+            while not (await asyncio.wait([exit_], timeout=_LOOK_AROUND))[0]:
+                await self._look_around(session)
+            return exit_.result()
+        finally:
+            exit_.cancel()
+
+    async def _look_around(self, session: Session) -> None:
+        try:
+            await session.refresh_addresses()
+            for peer in await session.connected():
+                self._remember(peer, self._book.get(peer) or await session.addresses_of(peer))
+        except NolocoError as error:
+            logger.debug("p2pd did not say who is connected: %s", error)
+
+    async def _revive(self) -> Session:
+        for attempt in itertools.count():
+            try:
+                return await self._new_session()
+            except NolocoError as error:
+                if self._latest is not None:
+                    await self._latest.stop()
+                pause = min(_LONGEST_PAUSE, 0.5 * 2**attempt)
+                logger.warning("p2pd cannot be started (%s). Next attempt in %g s.", error, pause)
+                await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+    async def _rejoin(self, session: Session) -> None:
+        addresses = [address for known in self._book.values() for address in known]
+        answered = await session.join(addresses, _REJOIN_DEADLINE)
+        logger.info("p2pd runs again; %d of %d known peers answered.", len(answered), len(self._book))
+        for key, (sealed, expires) in list(self._own_records.items()):
+            if expires > self.now():
+                await session.dht.put(key, sealed, self.peer_id, expires, _REJOIN_DEADLINE)
+
+    async def _handle(self, stream: Libp2pStream, protocol: str) -> None:
+        handler = self._handlers.get(protocol)
+        if handler is None:
+            return
+        try:
+            await handler(stream)
+        except NolocoError as error:
+            logger.debug("A stream of %s from %s ended: %s", protocol, stream.remote, error)
+        except Exception:
+            logger.exception("The handler of %s failed", protocol)
+
+    def _remember(self, peer: PeerId, addresses: list[str]) -> None:
+        self._book.pop(peer, None)
+        self._book[peer] = addresses[:4]
+        while len(self._book) > _BOOK_SIZE:
+            del self._book[next(iter(self._book))]
+
+    def _up(self) -> Session:
+        if self._session is None:
+            raise TransportDown("p2pd is not running at present")
+        return self._session
+
+    def _check_still_up(self, session: Session) -> None:
+        """A call that was under way when p2pd died says so, instead of blaming the peer."""
+        if self._session is not session:
+            raise TransportDown("p2pd stopped during the call")
+
+
+def _port_in(addresses: list[str]) -> int:
+    """The TCP port that p2pd chose, or 0 when it does not listen."""
+    ports = [int(port) for address in addresses for port in re.findall(r"/tcp/(\d+)", address)]
+    return ports[0] if ports else 0

@@ -1,0 +1,152 @@
+"""One life of p2pd: the process, this peer's part of the DHT, and the socket for incoming streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from protocol.addresses import check_address, is_loopback, peer_id_in
+from protocol.errors import NolocoError, PeerUnreachable, UserError
+from protocol.transport.base import PeerId
+from protocol.transport.dht import Dht
+from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
+from protocol.transport.libp2p_stream import Libp2pStream
+from protocol.transport.p2pd import Libp2pConfig, P2pd
+from protocol.transport.p2pd_control import READ_AHEAD
+
+logger = logging.getLogger(__name__)
+
+_LOCAL_DEADLINE = (
+    10.0  # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
+)
+
+OnStream = Callable[[Libp2pStream, str], Awaitable[None]]  # (stream, protocol)
+
+
+class Session:
+    """Works until p2pd dies. Made by `Session.start`; `stop` is due in any case."""
+
+    def __init__(self, p2pd: P2pd, dht: Dht, on_stream: OnStream) -> None:
+        self.p2pd = p2pd
+        self.dht = dht
+        self.addresses: list[str] = []  # under which p2pd believes to be reached, without the peer id
+        self._on_stream = on_stream
+        self._listener = p2pd.directory / "streams.sock"
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # of incoming streams
+
+    @classmethod
+    async def start(
+        cls, identity: Path, peer: PeerId, config: Libp2pConfig, port: int, on_stream: OnStream
+    ) -> Session:
+        """Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is left behind then."""
+        p2pd = await P2pd.start(identity, config, port)
+        try:
+            async with asyncio.timeout(_LOCAL_DEADLINE):
+                dht = await Dht.create(p2pd.p2p, peer, config.client_only)
+                session = cls(p2pd, dht, on_stream)
+                session._server = await asyncio.start_unix_server(
+                    session._on_connection, path=session._listener, limit=READ_AHEAD
+                )
+                await session.refresh_addresses()
+        except BaseException as error:
+            await p2pd.stop()
+            if isinstance(error, NolocoError | TimeoutError):
+                raise UserError(f"p2pd started but does not respond ({error}). Try again.") from error
+            raise
+        return session
+
+    async def refresh_addresses(self) -> None:
+        """Ask p2pd again: with a router's help or another network, they change."""
+        self.addresses = sorted(await self.p2pd.control.identify(_LOCAL_DEADLINE), key=is_loopback)
+
+    async def serve(self, protocol: str) -> None:
+        await self.p2pd.control.serve_streams(protocol, self._listener, _LOCAL_DEADLINE)
+
+    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
+        ends = asyncio.get_running_loop().time() + deadline
+        reader, writer = await self.p2pd.control.open_stream(peer, protocol, deadline)
+        stream = Libp2pStream(peer, reader, writer)
+        try:
+            await stream.accepted(ends - asyncio.get_running_loop().time())
+        except BaseException:
+            stream.break_off()
+            raise
+        return stream
+
+    async def join(self, addresses: list[str], deadline: float) -> list[PeerId]:
+        """Dial all addresses at once, then meet the neighbours in the DHT through those that answered."""
+        ends = asyncio.get_running_loop().time() + deadline
+        met = await asyncio.gather(*(self._meet(address, deadline) for address in addresses))
+        answered = list(dict.fromkeys(peer for peer in met if peer is not None))
+        if answered:
+            try:
+                async with asyncio.timeout_at(ends):
+                    await self.dht.explore()
+            except TimeoutError:
+                logger.debug("Joining the DHT took longer than %g s; it goes on by and by", deadline)
+        return answered
+
+    async def _meet(self, address: str, deadline: float) -> PeerId | None:
+        peer = peer_id_in(address)
+        try:
+            async with asyncio.timeout(deadline):
+                await self.p2pd.control.connect(address, peer, deadline)
+                if await self.dht.greet(peer):
+                    return peer
+                logger.info("The peer at %s can be reached but does not respond", address)
+        except (NolocoError, TimeoutError) as error:
+            logger.info("No answer from %s (%s)", address, error)
+        return None
+
+    async def connected(self) -> list[PeerId]:
+        """Raises as `P2pdControl`, and so does `addresses_of`."""
+        return await self.p2pd.control.list_peers(_LOCAL_DEADLINE)
+
+    async def addresses_of(self, peer: PeerId) -> list[str]:
+        """The addresses at which a connected peer listens; none when it has left meanwhile."""
+        try:
+            places = await self.p2pd.control.find_peer(peer, _LOCAL_DEADLINE)
+        except PeerUnreachable:
+            return []
+        addresses = [f"{place}/p2p/{peer}" for place in places]
+        return [address for address in addresses if _plain(address)]
+
+    async def stop(self) -> None:
+        """Break all streams, end p2pd. Takes 3 s at most."""
+        if self._server is not None:
+            self._server.close()
+        handlers = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in handlers:
+            task.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
+        await self.p2pd.stop()
+
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._incoming(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _incoming(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        info = p2pd_pb2.StreamInfo()
+        try:
+            async with asyncio.timeout(_LOCAL_DEADLINE):
+                await read_pbmsg_safe(reader, info)
+            stream = Libp2pStream(PeerId(PeerID(info.peer).to_base58()), reader, writer)
+            await stream.accept()
+            await self._on_stream(stream, info.proto)
+        except (OSError, EOFError, TimeoutError, NolocoError) as error:
+            logger.debug("An incoming stream ended: %s", error)
+        finally:
+            writer.close()
+
+
+def _plain(address: str) -> bool:
+    """Not an address through a relay, nor of another transport than TCP."""
+    try:
+        check_address(address)
+    except UserError:
+        return False
+    return True

@@ -1,0 +1,80 @@
+"""A libp2p stream as p2pd hands it over: a unix socket, wrapped in asyncio's reader and writer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from protocol.errors import DeadlineExceeded, PeerUnreachable
+from protocol.transport.base import Buffer, PeerId, Stream
+
+_SLICE = 512 << 10  # bytes handed to the socket before waiting for room: what a write holds in memory
+_ACCEPTED = b"\x01"
+
+
+class Libp2pStream(Stream):
+    """Backpressure reaches from the remote reader through both p2pd to `write`; they buffer some MiB."""
+
+    def __init__(self, remote: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.remote = remote
+        self._reader, self._writer = reader, writer
+        self._lock = asyncio.Lock()  # writes of several tasks do not mix
+
+    async def accept(self) -> None:
+        """Tell the opener that a handler has taken the stream."""
+        await self.write(_ACCEPTED)
+
+    async def accepted(self, deadline: float) -> None:
+        """Wait for `accept` at the other end.
+
+        p2pd opens streams of a protocol that it knows the peer to serve without asking the peer, even one
+        that is frozen. Raises as `Transport.open`.
+        """
+        try:
+            async with asyncio.timeout(deadline):
+                if await self.read(1) != _ACCEPTED:
+                    raise PeerUnreachable(f"{self.remote} speaks another protocol")
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self.remote} did not accept the stream within {deadline:g} s"
+            ) from error
+
+    async def read(self, size: int) -> bytes:
+        if self._writer.is_closing():
+            raise PeerUnreachable("the stream is closed")
+        try:
+            return await self._reader.readexactly(size)
+        except (OSError, EOFError) as error:
+            raise PeerUnreachable(f"the stream from {self.remote} ended") from error
+
+    async def write(self, *buffers: Buffer) -> None:
+        """As in `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
+        async with self._lock:
+            try:
+                for buffer in buffers:
+                    await self._write_one(buffer)
+            except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError on a closed handle
+                raise PeerUnreachable(f"the stream to {self.remote} is closed") from error
+            except asyncio.CancelledError:
+                self._writer.transport.abort()  # half a message was sent; the rest would be misread
+                raise
+
+    async def _write_one(self, buffer: Buffer) -> None:
+        for start in range(0, memoryview(buffer).nbytes, _SLICE):
+            if self._writer.is_closing():
+                raise ConnectionResetError
+            # a copy, since uvloop may still hold the slice when the last drain returns
+            self._writer.write(_snapshot(buffer, start, start + _SLICE))
+            await self._writer.drain()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def break_off(self) -> None:
+        """Drop the connection with whatever was not sent yet."""
+        self._writer.transport.abort()
+
+
+def _snapshot(buffer: Buffer, start: int, end: int) -> bytes:
+    if isinstance(buffer, bytes) and start == 0 and len(buffer) <= end:
+        return buffer
+    return bytes(memoryview(buffer).cast("B")[start:end])

@@ -1,0 +1,182 @@
+"""The p2pd process: libp2p in Go, the only child of a peer's process.
+
+p2pd ends by itself within seconds when its parent dies, even by kill -9: it notices that the connection which
+hivemind keeps open to it has closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ResourceError, UserError
+from protocol.transport.hivemind_api import P2P, P2PDaemonError
+from protocol.transport.p2pd_control import P2pdControl
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL; p2pd takes a few milliseconds when it is well
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class Libp2pConfig:
+    """How a peer listens and what it tells others; nothing is looked up or opened here."""
+
+    host: str = "127.0.0.1"  # the address to listen on; "0.0.0.0" for all of IPv4
+    port: int = 0  # 0: any free one, kept for as long as the transport lives
+    announce: tuple[str, ...] = ()  # multiaddresses without /p2p/ that replace those found on this machine
+    relay: bool = False  # reach and be reached through other peers, and carry others' traffic
+    nat_port_map: bool = False  # ask the home router to forward the port (UPnP, NAT-PMP)
+    client_only: bool = False  # listen nowhere and store nothing for others: for observers
+    startup_timeout: float = 60.0  # seconds
+
+
+class P2pd:
+    """One running p2pd. `P2pd.start` makes it; `exited` tells when it is gone; `stop` ends it."""
+
+    def __init__(self, p2p: Any, directory: Path) -> None:
+        self.p2p = p2p  # hivemind's handle, which its DHT needs
+        self.directory = directory  # holds the sockets; nobody else on this machine may enter it
+        self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]))
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._output = asyncio.create_task(self._read_output())
+
+    @classmethod
+    async def start(cls, identity: Path, config: Libp2pConfig, port: int) -> P2pd:
+        """Start p2pd, listening on `port`, within `config.startup_timeout`.
+
+        Raises `ResourceError` when the port is taken and `UserError` when p2pd does not start for another
+        reason; nothing is left behind then, and it may be repeated.
+        """
+        listen_address = "" if config.client_only else _listen_address(config, port)
+        directory = Path(tempfile.mkdtemp(prefix=f"noloco-{os.getpid()}-", dir=_short_directory()))
+        handles: list[Any] = []
+
+        class Handle(P2P):  # type: ignore[misc] # hivemind has no types
+            """Keeps its sockets in the private directory, and is known even if it never gets ready."""
+
+            _UNIX_SOCKET_PREFIX = f"/unix{directory}/"
+
+            def __init__(self) -> None:
+                super().__init__()
+                handles.append(self)
+
+        try:
+            async with asyncio.timeout(config.startup_timeout):
+                p2p = await Handle.create(
+                    host_maddrs=[listen_address] if listen_address else None,
+                    no_listen=config.client_only,
+                    announce_maddrs=list(config.announce) or None,
+                    dht_mode="client" if config.client_only else "server",
+                    identity_path=str(identity),
+                    use_relay=config.relay,
+                    use_auto_relay=config.relay,
+                    auto_nat=not config.client_only,
+                    nat_port_map=config.nat_port_map,
+                    startup_timeout=config.startup_timeout,
+                    check_if_identity_free=False,  # it would start a second p2pd first
+                )
+                # hivemind's reader dies of a line over 64 KiB, and then p2pd hangs once the pipe is full
+                p2p._reader_task.cancel()
+                await asyncio.gather(p2p._reader_task, return_exceptions=True)
+        except BaseException as error:
+            for handle in handles:
+                await _end(handle)
+            shutil.rmtree(directory, ignore_errors=True)
+            if isinstance(error, P2PDaemonError | OSError | EOFError | ValueError | TimeoutError):
+                raise _start_failure(error, config) from error
+            raise
+        return cls(p2p, directory)
+
+    @property
+    def pid(self) -> int:
+        pid: int = self.p2p._child.pid
+        return pid
+
+    async def exited(self) -> str:
+        """Wait for the process to end; says how it ended, for the log.
+
+        hivemind's `is_alive` stays true and its calls hang when p2pd dies, so this is what to watch.
+        """
+        code = await self.p2p._child.wait()
+        lines = " / ".join(self._last_lines)
+        return f"exit code {code}" + (f", last output: {lines}" if lines else "")
+
+    async def stop(self) -> None:
+        """End the process, politely at first, and remove its sockets. Takes 3 s at most, if p2pd is frozen."""
+        self._output.cancel()
+        await asyncio.gather(self._output, return_exceptions=True)
+        await _end(self.p2p)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _read_output(self) -> None:
+        while chunk := await self.p2p._child.stdout.read(1 << 16):
+            for line in chunk.decode(errors="replace").splitlines():
+                logger.debug("p2pd: %s", line[:1000])
+                self._last_lines.append(line[:300])
+
+
+async def _end(p2p: Any) -> None:
+    p2p._terminate()
+    child = p2p._child
+    if child is None:
+        return
+    try:
+        await asyncio.wait_for(child.wait(), _STOP_TIMEOUT)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+
+
+def _listen_address(config: Libp2pConfig, port: int) -> str:
+    try:
+        address = ipaddress.ip_address(config.host)
+    except ValueError as error:
+        raise UserError(
+            f"Cannot listen on {config.host!r}: it is not an IP address. Try --host 0.0.0.0"
+        ) from error
+    if config.announce and not port:
+        raise UserError("An announced address leads to a fixed port of this machine; choose it with --port")
+    _check_port_free(address, port)
+    return f"/ip{address.version}/{config.host}/tcp/{port}"
+
+
+def _check_port_free(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
+    """p2pd shares a port with other programs without complaint; both would then miss connections."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the past do not count
+        try:
+            probe.bind((str(address), port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ResourceError(
+                    f"Port {port} is in use by another program; choose another with --port"
+                ) from error
+            raise UserError(f"Cannot listen on {address} port {port}: {error.strerror}.") from error
+
+
+def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:
+    if isinstance(error, TimeoutError):
+        return UserError(
+            f"p2pd did not start within {config.startup_timeout:g} s. Is this machine overloaded? Try again."
+        )
+    return UserError(f"p2pd did not start. {error}. Check --host, --port and --announce, then try again.")
+
+
+def _short_directory() -> str | None:
+    """A socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
+    return None if len(tempfile.gettempdir()) < 50 else "/tmp"

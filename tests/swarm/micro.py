@@ -1,0 +1,140 @@
+"""A run so small that a whole swarm of it trains in a second, and what tests of it share."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bootstrap.simulated_swarm import SimulatedSwarm
+from node.daemon import Node
+from node.data import Corpus
+from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.transport.memory_link import Link
+from protocol.transport.virtual_time import run_virtual
+
+torch.set_num_threads(1)
+
+MICRO: dict[str, Any] = {
+    "name": "micro",
+    "model__hidden_size": 16,
+    "model__layers": 2,
+    "model__heads": 2,
+    "model__intermediate_size": 32,
+    "data__sequence_tokens": 32,
+    "inner__learning_rate": 5e-3,
+    "inner__min_learning_rate": 1e-3,
+    "inner__total_steps": 30,
+    "inner__warmup_steps": 3,
+    "outer__inner_steps": 5,
+    "limits__microbatch_deadline": 10.0,
+    "limits__gossip_deadline": 5.0,
+    "limits__record_lifetime": 6.0,
+}
+WIDE = Link(latency=0.01, jitter=0.005)  # a continent
+
+
+def micro_manifest(**changes: Any) -> Manifest:
+    """Two stages of one layer each. `changes` as section__field=value, or field=value at the top."""
+    settings: dict[str, Any] = load_preset("tiny").model_dump()
+    for place, value in {**MICRO, **changes}.items():
+        *sections, name = place.split("__")
+        section = settings[sections[0]] if sections else settings
+        section[name] = value
+    return manifest_from(settings)
+
+
+@cache
+def micro_corpus() -> Corpus:
+    """100 kB of made-up words: a model that learns how common letters are has learned something."""
+    rng = np.random.default_rng(7)
+    words = ["".join(rng.choice(list("etaoinshrdlu"), size=rng.integers(2, 9))) for _ in range(200)]
+    text = " ".join(rng.choice(words, size=20_000, p=_zipf(len(words))))[:100_000]
+    return Corpus(np.frombuffer(text.encode(), np.uint8), 95_000)
+
+
+def _zipf(count: int) -> Any:
+    weights = 1 / np.arange(1, count + 1)
+    return weights / weights.sum()
+
+
+def micro_swarm(seed: int = 1, directory: Path | None = None, link: Link = WIDE, **changes: Any) -> Any:
+    """Make it inside a running loop. `changes` are the manifest's."""
+    return SimulatedSwarm(micro_manifest(**changes), micro_corpus(), seed, link, directory=directory)
+
+
+def run_swarm(main: Coroutine[Any, Any, Any]) -> Any:
+    """Run under virtual time; fail on errors that only a log or a lost task would have shown."""
+    problems: list[str] = []
+    handler = _Collector(problems)
+
+    async def watched() -> Any:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(str(context)))
+        return await main
+
+    logging.getLogger().addHandler(handler)
+    try:
+        result = run_virtual(watched())
+        gc.collect()  # tasks whose exception nobody saw complain when they are collected
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert not problems, "\n".join(problems)
+    return result
+
+
+class _Collector(logging.Handler):
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._problems = problems
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._problems.append(self.format(record))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 120.0, step: float = 0.05) -> None:
+    """Wait in virtual time; fails when the condition is not met within `seconds`."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        assert loop.time() < end, "this did not happen in time"
+        await asyncio.sleep(step)
+
+
+def events_of(swarm: SimulatedSwarm, event: str, node: int | None = None) -> list[dict[str, Any]]:
+    return [
+        entry
+        for entry in swarm.events
+        if entry["event"] == event and (node is None or entry["node"] == node)
+    ]
+
+
+def stage_nodes(swarm: SimulatedSwarm, stage: int) -> list[Node]:
+    return [node for node in swarm.nodes.values() if node.context.stage == stage]
+
+
+def step_of(node: Node) -> int:
+    return node.replica.step if hasattr(node, "replica") else 0
+
+
+def all_reached(nodes: Iterable[Node], step: int) -> bool:
+    return all(step_of(node) >= step for node in nodes)
+
+
+def true_spread(nodes: Iterable[Node]) -> float:
+    """Root mean squared deviation of the nodes' φ from their mean."""
+    phi = torch.stack([node.replica.phi for node in nodes])
+    return float((phi - phi.mean(0)).square().mean().sqrt())
+
+
+def mean_losses(swarm: SimulatedSwarm, first: int, last: int) -> tuple[float, float]:
+    """Mean training loss over the `first` and the `last` steps that told one."""
+    losses = [event["loss"] for event in events_of(swarm, "step") if event["loss"] is not None]
+    return sum(losses[:first]) / first, sum(losses[-last:]) / last
