@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from bootstrap.observer import Observer
 from node.data import Corpus
@@ -98,6 +99,7 @@ def starting_loss(manifest: Manifest, corpus: Corpus, sequences: int) -> Loss:
 @torch.no_grad()
 def checkpoint_loss(directory: Path, manifest: Manifest, corpus: Corpus, sequences: int) -> Loss:
     """The loss of an exported checkpoint by plain transformers code: nothing of ours but the text."""
+    disable_progress_bar()  # ours is the only one on the screen
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     sums = []
     for inputs, labels in validation(manifest, corpus, sequences):

@@ -20,7 +20,7 @@ from bootstrap.processes import Child, Children
 from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
-from bootstrap.table import Picture, headline, render, tokens_trained
+from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
 from node.data import Corpus, load_corpus
 from protocol.errors import NolocoError, UserError
 from protocol.identity import Identity
@@ -45,6 +45,7 @@ class Plan:
     minutes: float
     validation_sequences: int
     summary: Path
+    picture: Path | None = None
 
 
 class LocalSwarm:
@@ -57,6 +58,7 @@ class LocalSwarm:
         self._names: dict[PeerId, str] = {}
         self._sightings: list[Sighting] = []
         self._summary = Summary(preset=plan.manifest.name)
+        self._last_busy: Picture | None = None  # with every node training
         self._corpus: Corpus
         self._began = time.monotonic()
         self._stopping = asyncio.Event()
@@ -154,9 +156,12 @@ class LocalSwarm:
         try:
             while self._elapsed < deadline:
                 self._sightings = await observer.look()
-                draw(self._picture())
-                self._require_alive(seen_all)
+                picture = self._picture()
+                draw(picture)
                 states = [s.stats.state for s in self._sightings if s.stats is not None]
+                if states.count("serving") == everyone:
+                    self._last_busy = picture
+                self._require_alive(seen_all)
                 seen_all = seen_all or len(states) == everyone
                 alive = sum(child.is_running for child in self._children.all)
                 if seen_all and len(states) >= alive and all(state == "finished" for state in states):
@@ -222,6 +227,8 @@ class LocalSwarm:
         """Validation loss as the mean over replicas, the true spread, the export and its loss."""
         summary, sequences = self._summary, self._plan.validation_sequences
         self._console.print("Training is complete. Measuring, then exporting one replica of each stage.")
+        if self._plan.picture is not None and self._last_busy is not None:
+            save_svg(self._plan.picture, self._last_busy)
         self._sightings = await observer.look()
         summary.tokens = tokens_trained(self._sightings)
         summary.replica_spread_estimate = self._picture().spread()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from bootstrap.observer import Sighting
+from protocol.errors import StateError
 from protocol.messages import NodeStats
 from protocol.transport.base import PeerId
 
@@ -52,17 +56,36 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
     return sum(s.stats.tokens for s in sightings if s.stats is not None and s.stats.stage == 0)
 
 
+PICTURE_WIDTH = 100
+COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("node", "left"),
+    ("stage", "right"),
+    ("state", "left"),
+    ("step", "right"),
+    ("round", "right"),
+    ("loss", "right"),
+    ("tok/s", "right"),
+    ("partner", "left"),
+    ("pairs", "right"),
+    ("resent", "right"),
+)
+
+
 def render(picture: Picture) -> Group:
-    table = Table(title=picture.title, title_justify="left", expand=False)
-    for heading, justify in (
-        ("node", "left"), ("stage", "right"), ("state", "left"), ("step", "right"), ("round", "right"),
-        ("loss", "right"), ("tokens/s", "right"), ("partner", "left"), ("pairs", "right"),
-        ("resends", "right"), ("blocked s", "right"),
-    ):  # fmt: skip
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for sighting in picture.sightings:
+    table = Table(
+        title=picture.title,
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        header_style="bold underline",
+    )
+    for heading, justify in COLUMNS:
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for sighting in sorted(
+        picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, picture))
+    ):
         table.add_row(*_row(sighting, picture.names))
-    return Group(table, Text(headline(picture)))
+    return Group(table, Text(), Text(headline(picture)))
 
 
 def headline(picture: Picture) -> str:
@@ -70,17 +93,17 @@ def headline(picture: Picture) -> str:
     alive = len(picture.stats)
     peers = f"{alive}/{picture.expected}" if picture.expected else str(alive)
     parts = [
-        f"{picture.seconds:5.0f} s",
-        f"{peers} peers alive",
+        f"{picture.seconds:4.0f} s",
+        f"{peers} alive",
         f"{picture.tokens:,} tokens",
-        f"{picture.rate:,.0f} tokens/s",
-        f"training loss {_number(picture.loss(), 3)}",
+        f"{picture.rate:,.0f}/s",
+        f"loss {_number(picture.loss(), 3)}",
     ]
     if picture.validation:
-        parts.append(f"validation {picture.validation[-1][2]:.3f}")
+        parts.append(f"held-out {picture.validation[-1][2]:.3f}")
     if picture.bigram is not None:
-        parts.append(f"(bigram {picture.bigram:.3f})")
-    parts.append(f"spread {_number(picture.spread(), 5)}")
+        parts.append(f"bigram {picture.bigram:.3f}")
+    parts.append(f"spread {_number(picture.spread(), 4)}")
     return "  ".join(parts)
 
 
@@ -89,11 +112,26 @@ def show(console: Console, picture: Picture) -> None:
     console.print(render(picture))
 
 
+def save_svg(path: Path, picture: Picture) -> None:
+    """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
+    console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+    show(console, picture)
+    try:
+        path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"Cannot write the picture {path} ({error.strerror}).") from None
+
+
+def name_of(sighting: Sighting, picture: Picture) -> str:
+    return picture.names.get(sighting.member.peer, sighting.member.peer[-8:])
+
+
 def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
     peer, record, stats = sighting.member.peer, sighting.member.announcement, sighting.stats
     name = names.get(peer, peer[-8:])
     if stats is None:
-        return [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)] + [""] * 6
+        known = [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)]
+        return known + [""] * (len(COLUMNS) - len(known))
     partner = names.get(PeerId(stats.partner), stats.partner[-8:]) if stats.partner else "alone"
     return [
         name,
@@ -106,7 +144,6 @@ def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
         partner if stats.round else "",
         str(stats.pair_averagings),
         str(stats.resends),
-        f"{stats.blocked_seconds:.1f}",
     ]
 
 

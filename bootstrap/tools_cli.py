@@ -19,7 +19,7 @@ from bootstrap.founding import chosen_manifest
 from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.observer import visit
 from bootstrap.summary import Summary
-from bootstrap.table import Picture, show
+from bootstrap.table import Picture, save_svg, show
 from node.command import fail, run_async
 from node.data import load_corpus
 from node.log import set_up_logging
@@ -46,12 +46,13 @@ def swarm(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Inner steps; default: the manifest's.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="Keep everything here; default: a new temporary directory.")
     ] = None,
     summary: Annotated[Path, typer.Option(help="Where the summary goes.")] = Path("summary.json"),
+    picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
     validation_sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
 ) -> None:
     """Train one model with a whole swarm of real peers on this machine, and export it."""
@@ -62,7 +63,7 @@ def swarm(
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary)
+    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary, picture)
     result = run_async(_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     console.print(f"summary          {summary}", soft_wrap=True, highlight=False)
@@ -76,24 +77,26 @@ async def _swarm(plan: Plan, console: Console) -> Summary:
     return await local.run()
 
 
-def adapted(manifest: Manifest, stages: int | None, steps: int | None) -> Manifest:
+def adapted(manifest: Manifest, stages: int | None, steps: int) -> Manifest:
     """The manifest with another number of stages or steps, validated anew."""
     contents = manifest.model_dump()
     if stages is not None:
         contents["stages"] = stages
-    if steps is not None:
-        contents["inner"]["total_steps"] = steps
-        contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], max(0, steps - 1))
+    contents["inner"]["total_steps"] = steps
+    contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], steps - 1)
     return manifest_from(contents)
 
 
 @app.command()
-def status(join: Join = None) -> None:
+def status(
+    join: Join = None,
+    picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
+) -> None:
     """Show a running swarm as seen from outside."""
-    run_async(_status(join or []))
+    run_async(_status(join or [], picture))
 
 
-async def _status(join: list[str]) -> None:
+async def _status(join: list[str], file: Path | None) -> None:
     async with visit(join) as observer:
         sightings = await observer.look()
         manifest = observer.manifest
@@ -106,6 +109,8 @@ async def _status(join: list[str]) -> None:
             validation=(),
         )
         show(Console(), picture)
+        if file is not None:
+            save_svg(file, picture)
 
 
 @app.command("eval")

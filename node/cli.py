@@ -14,11 +14,12 @@ from node.compute import Compute, ComputeThread
 from node.config import NodeConfig, build_config
 from node.daemon import Node, Surroundings
 from node.events import Events, JsonLines
+from node.joining import NO_ADDRESS
 from node.log import set_up_logging
 from node.ports import port_is_free
 from node.signals import on_interrupt
 from node.state_directory import StateDirectory
-from protocol.errors import NolocoError, ResourceError, UserError
+from protocol.errors import JoinError, NolocoError, ResourceError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -45,6 +46,8 @@ async def serve(config: NodeConfig) -> None:
     """Run one node until it is told to leave. Raises `UserError` with what to do when it cannot."""
     config = config.model_copy(update={"device": choose_device(config.device)})
     state = StateDirectory(config.state_dir)
+    if not config.join and not state.exists():
+        raise JoinError(NO_ADDRESS)
     state.open()
     set_up_logging(config.verbose, state.path / "node.log")
     identity = state.identity()

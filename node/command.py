@@ -45,7 +45,8 @@ def options_from(settings: type[BaseModel]) -> Callable[[Callable[..., None]], C
         ]
         for name, field in settings.model_fields.items():
             kind, default = _option_type(field.annotation), field.default
-            shown = "" if default in ((), "", None) or isinstance(default, bool) else f" [default: {default}]"
+            # in round brackets: what stands in square ones is markup to rich, and would not be shown
+            shown = "" if default in ((), "", None) or isinstance(default, bool) else f" (default: {default})"
             option = typer.Option(help=f"{field.description}{shown}", show_default=False)
             annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
             parameters.append(

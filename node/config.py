@@ -46,7 +46,9 @@ class NodeConfig(BaseModel):
     max_minutes: Annotated[
         float, Field(ge=0, description="Stop training after this many minutes; 0 trains to the end.")
     ] = 0
-    checkpoint_minutes: Annotated[float, Field(gt=0, description="Minutes between checkpoints.")] = 5
+    checkpoint_minutes: Annotated[
+        float, Field(gt=0, description="Most minutes between checkpoints; small stages save more often.")
+    ] = 5
     verbose: Annotated[bool, Field(description="Log what the network does, too.")] = False
 
 

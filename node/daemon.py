@@ -46,6 +46,8 @@ from protocol.transport.base import Transport
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 20.0  # what a graceful end may take before it is cut short
+LEAST_CHECKPOINT_SECONDS = 10.0
+CHECKPOINT_SHARE = 0.01  # of the time may go into writing checkpoints
 OLD_ROUNDS = 4  # a checkpoint this many rounds behind the live replicas is not worth going on from
 
 
@@ -113,7 +115,9 @@ class Node:
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         me, previous = self.transport.peer_id, checkpoint.stage if checkpoint else None
-        stage = await find_stage(self._config, self.transport, self.signed, self.view, me, previous)
+        stage = await find_stage(
+            self._config, self.transport, self.rpc, self.signed, self.view, me, previous, self._events
+        )
         require_memory(manifest, stage)
         if state is not None:
             require_disk(manifest, stage, state.path)
@@ -292,10 +296,16 @@ class Node:
         await self._leaving.wait()
 
     async def _save_regularly(self) -> None:
+        """As often as it costs little, and at the configured interval at least."""
+        most = self._config.checkpoint_minutes * 60
+        pause = min(most, LEAST_CHECKPOINT_SECONDS)
         while True:
-            await asyncio.sleep(self._config.checkpoint_minutes * 60)
+            await asyncio.sleep(pause)
+            began = asyncio.get_running_loop().time()
             try:
                 await self.save()
+                cost = asyncio.get_running_loop().time() - began
+                pause = min(most, max(LEAST_CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE))
             except StateError as error:
                 self._events.warn(str(error), "checkpoint-failed")
 

@@ -14,16 +14,24 @@ from node.membership import View
 from node.stage_choice import choose_stage
 from node.state_directory import StateDirectory
 from protocol.announcement import Announcement, joining_key, parse_announcement
-from protocol.errors import JoinError, RecordError
+from protocol.errors import JoinError, NolocoError, RecordError
 from protocol.manifest import SignedManifest
-from protocol.rpc import Rpc
+from protocol.messages import Hello, Welcome
+from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId, Transport
 
 logger = logging.getLogger(__name__)
 
 DIAL_DEADLINE = 15.0
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention
-INTENTION_LIFETIME = 30.0
+INTENTION_LIFETIME = 8.0  # a newcomer that dies while it chooses must not count for long
+PROBE_DEADLINE = 3.0
+PROBED_PEERS = 48
+NO_ADDRESS = (
+    "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
+    "The address of any member will do; the run's owner or any volunteer's log has one.\n"
+    "To found a run of your own: noloco-bootstrap --preset tiny. To try it alone: noloco swarm."
+)
 
 
 async def find_run(
@@ -36,11 +44,7 @@ async def find_run(
     known = state.manifest() if state is not None else None
     book = state.peer_book() if state is not None else []
     if not config.join and known is None:
-        raise JoinError(
-            "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
-            "The address of any member will do; the run's owner or any volunteer's log has one.\n"
-            "To found a run of your own: noloco-bootstrap --preset tiny. To try it alone: noloco swarm."
-        )
+        raise JoinError(NO_ADDRESS)
     reached = await transport.connect([*config.join, *book], DIAL_DEADLINE)
     expected = config.run or (known.run_id if known else None)
     if reached:
@@ -65,10 +69,12 @@ async def find_run(
 async def find_stage(
     config: NodeConfig,
     transport: Transport,
+    rpc: Rpc,
     signed: SignedManifest,
     view: View,
     me: PeerId,
     previous: int | None,
+    events: Events,
 ) -> int:
     """The stage asked for, the one served before, or the one that needs replicas most.
 
@@ -99,7 +105,34 @@ async def find_stage(
         await read_stage(transport, signed.run_id, stage, view)
     now = transport.now()
     members = [member for stage in range(stages) for member in view.members(stage, now)]
-    replicas = Counter(member.announcement.stage for member in members if member.peer != me)
+    dead = await _silent(rpc, [member.peer for member in members if member.peer != me])
+    replicas = Counter(m.announcement.stage for m in members if m.peer != me and m.peer not in dead)
     placed = {member.peer for member in members}
     choosing = [(when, peer) for when, peer in newcomers if peer not in placed]
-    return choose_stage(stages, replicas, choosing, (since, me))
+    stage = choose_stage(stages, replicas, choosing, (since, me))
+    counts = ", ".join(f"{replicas.get(s, 0)} of stage {s}" for s in range(stages))
+    events.say(
+        f"Taking stage {stage}: {counts} answer; {len(dead)} do not; {len(choosing)} newcomers choose, too.",
+        "chose-stage",
+        stage=stage,
+        dead=sorted(dead),
+    )
+    return stage
+
+
+async def _silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
+    """Which of the peers do not answer: a record outlives its peer by its lifetime.
+
+    Asks a few dozen at most; among more, one death does not change which stage is the smallest.
+    """
+
+    async def answers(peer: PeerId) -> bool:
+        try:
+            await rpc.call(peer, Traffic.CONTROL, Hello(), Welcome, deadline=PROBE_DEADLINE)
+        except NolocoError:
+            return False
+        return True
+
+    asked = peers[:PROBED_PEERS]
+    answered = await asyncio.gather(*(answers(peer) for peer in asked))
+    return {peer for peer, alive in zip(asked, answered, strict=True) if not alive}

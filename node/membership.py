@@ -41,7 +41,8 @@ class View:
         gone = [peer for peer, member in self._members.items() if member.expires <= now]
         for peer in gone:
             del self._members[peer]
-            self._suspicions.pop(peer, None)
+        for peer in [peer for peer in self._suspicions if peer not in self._members]:
+            del self._suspicions[peer]
         return gone
 
     def suspect(self, peer: PeerId, now: float) -> None:

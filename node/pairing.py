@@ -7,7 +7,8 @@ that ended their last round together.
 
 The round ends together: nominally after k inner steps, but a replica that is behind may end its round from
 k·(1 − window) steps on, and one that is ahead goes on training until k·(1 + window). A replica that has found
-nobody by its k-th step ends its round alone, and nobody waits.
+nobody ends its round alone, and nobody waits. It does so after a random number of steps between these two: its
+rounds then shift against the others' until they meet again, while a fixed number would keep it out of step.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Pairing:
         self.phase: Phase = Phase.FREE
         self.pair: Pair | None = None
         self.partner_ready = False
+        self._alone_at = self._rng.randint(self.opens_at, self.ends_at)
         self._propose_at = self._rng.randint(1, max(1, self.nominal // 2))
         self._refused: set[PeerId] = set()
 
@@ -130,4 +132,4 @@ class Pairing:
         """Whether this end of an inner step is also the end of the round."""
         if self.phase is Phase.AGREED:
             return steps >= self.ends_at or (self.partner_ready and steps >= self.opens_at)
-        return steps >= self.nominal
+        return steps >= self._alone_at

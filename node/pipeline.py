@@ -59,6 +59,8 @@ class Pipeline:
         self._idle = asyncio.Event()
         self.serving = True
         self._holding = False
+        self._told_no_peer = False
+        self._leaving = False
 
     # --- one inner step -----------------------------------------------------------------------
 
@@ -85,6 +87,10 @@ class Pipeline:
             if not turn.done():
                 turn.set_exception(Refused("busy", "this replica is at the end of its round"))
 
+    def prepare_to_leave(self) -> None:
+        """Finish what others can still take; do not wait for peers that may never come."""
+        self._leaving = True
+
     async def drain(self) -> None:
         """Admit nothing more from peers and wait for what is running here."""
         self.serving = False
@@ -97,7 +103,7 @@ class Pipeline:
     async def on_forward(self, request: Request) -> Answer:
         """A repeated delivery joins the first one, or gets its answer again."""
         message: Forward = request.message
-        if not self.serving or message.stage != self._context.stage:
+        if not self.serving or message.stage != self._context.stage or message.stage == 0:
             raise Refused("not-serving", f"this node serves stage {self._context.stage}")
         name = f"{request.peer}/{message.microbatch}"
         task = self._answers.get(name)
@@ -165,8 +171,14 @@ class Pipeline:
             except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
                 self._note_failure(peer, failure)
                 tried.add(peer)
+            except TransportDown as problem:
+                if self._leaving:
+                    raise
+                logger.debug("Waiting for the network: %s", problem)
+                await asyncio.sleep(PAUSE_SECONDS)
             else:
                 context.view.trust(peer)
+                self._told_no_peer = False
                 return answer
 
     async def _ask(self, peer: PeerId, microbatch: str, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
@@ -181,9 +193,13 @@ class Pipeline:
             parcel,
             deadline=self._deadline.seconds() * stages_behind,
         )
-        if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
-            raise CodecError("the gradient does not have the shape of the activations")
-        require_finite(tensors[0])
+        try:
+            if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
+                raise CodecError("the gradient does not have the shape of the activations")
+            require_finite(tensors[0])
+        except CodecError:
+            context.rpc.strike(peer)
+            raise
         seconds = asyncio.get_running_loop().time() - began
         self._deadline.note(seconds / stages_behind)
         self._router.note(peer, reply.seconds, reply.queue)
@@ -194,8 +210,6 @@ class Pipeline:
         context = self._context
         if isinstance(failure, DeadlineExceeded):
             self._deadline.note_missed()
-        if isinstance(failure, WireError):
-            context.rpc.strike(peer)
         context.view.suspect(peer, context.transport.now())
         self._router.forget(peer)
         context.counters.resends += 1
@@ -211,10 +225,14 @@ class Pipeline:
         if some_are_busy:
             await asyncio.sleep(RETRY_SECONDS)
             return
-        stage = self._context.stage + 1
-        self._context.events.warn(
-            f"No live peer serves stage {stage} at present; waiting for one.", "no-peer", stage=stage
-        )
+        if self._leaving:
+            raise TransportDown("this node is leaving and nobody can take its microbatches")
+        if not self._told_no_peer:
+            self._told_no_peer = True
+            stage = self._context.stage + 1
+            self._context.events.warn(
+                f"No live peer serves stage {stage} at present; waiting for one.", "no-peer", stage=stage
+            )
         await asyncio.sleep(PAUSE_SECONDS)
 
     # --- evaluation ---------------------------------------------------------------------------
@@ -236,14 +254,17 @@ class Pipeline:
             Priority.SERVE, self._work_evaluate, lambda: self._decoded(request)
         )
         onward = Evaluate(stage=message.stage + 1, route=message.route[1:])
-        evaluated, _ = await context.rpc.call(
-            PeerId(message.route[0]),
-            Traffic.PIPELINE,
-            onward,
-            Evaluated,
-            parcel,
-            deadline=EVALUATION_DEADLINE,
-        )
+        try:
+            evaluated, _ = await context.rpc.call(
+                PeerId(message.route[0]),
+                Traffic.PIPELINE,
+                onward,
+                Evaluated,
+                parcel,
+                deadline=EVALUATION_DEADLINE,
+            )
+        except WireError as failure:  # of the next stage, not of the one who asks
+            raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure
         return Answer(evaluated)
 
     # --- on the compute thread ----------------------------------------------------------------
@@ -255,9 +276,9 @@ class Pipeline:
         except ValueError:
             raise Refused("bad-shape", "two tensors are expected: inputs and labels") from None
         model, data = self._context.manifest.model, self._context.manifest.data
-        shape = (labels.shape[0], data.sequence_tokens)
+        shape = (labels.shape[0] if labels.dim() else 0, data.sequence_tokens)
         expected = shape if self._replica.stage.is_first else (*shape, model.hidden_size)
-        if labels.dim() != 2 or tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
+        if not shape[0] or tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
             raise Refused("bad-shape", f"expected inputs of shape {expected}")
         for tokens in (labels, inputs) if self._replica.stage.is_first else (labels,):
             if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab_size:

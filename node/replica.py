@@ -187,8 +187,10 @@ class Replica:
             target[bounds].copy_(tensor)
         self.flat.values[bounds].copy_(tensors[0])
 
-    def adopt_progress(self, step: int, round_: int) -> None:
-        """After a download: continue the donor's count of steps and rounds."""
+    def adopt(self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int) -> None:
+        """After a download of all pieces: continue from them and from the donor's count of steps and rounds."""
+        for index, tensors in pieces.items():
+            self.write_piece(index, tensors)
         self.step, self.round, self.steps_in_round = step, round_, 0
         self._set_optimizer_step()
 
@@ -198,8 +200,9 @@ class Replica:
 
     def restore(self, state: StageState) -> None:
         """Take over a snapshot of the same stage. Raises `CodecError` when its size is another."""
-        if state.phi.numel() != self.parameters:
-            raise CodecError(f"the state has {state.phi.numel()} parameters, this stage {self.parameters}")
+        for tensor in (state.phi, state.theta, state.delta, state.first_moment, state.second_moment):
+            if tensor.shape != self.phi.shape:
+                raise CodecError(f"the state has {tensor.numel()} parameters, this stage {self.parameters}")
         self.phi.copy_(state.phi)
         self.flat.values.copy_(state.theta)
         self.delta.copy_(state.delta)

@@ -19,7 +19,7 @@ from node.context import Context
 from node.deadlines import AdaptiveDeadline
 from node.pairing import Meeting, Pair, Pairing, Phase
 from node.replica import PIECE_PARAMETERS, Replica
-from protocol.codec import encode, require_finite
+from protocol.codec import TensorSpec, decode, encode, require_finite
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, Refused
 from protocol.messages import Accept, Contribute, Done, Propose, Ready
 from protocol.rpc import Answer, Request, Traffic
@@ -61,6 +61,7 @@ class Rounds:
         self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
         self._seeking: asyncio.Task[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._ending = False  # the round is at its end: no more proposals
         self._told = ""  # the pair whose partner knows that this round can end
         self._step_seconds: float | None = None  # smoothed time of an inner step
         self.is_stale = False  # this replica is far behind the others: it should download its stage again
@@ -104,9 +105,7 @@ class Rounds:
     async def _seek(self, whatever_the_step: bool) -> None:
         """Propose to random replicas until one agrees or all have refused."""
         context = self._context
-        while self.pairing.phase is Phase.FREE and (
-            whatever_the_step or self._replica.steps_in_round < self.pairing.nominal
-        ):
+        while self.pairing.phase is Phase.FREE and not self._ending:
             candidates = context.view.serving(context.stage, context.transport.now())
             pair = self.pairing.propose(candidates)
             if pair is None:
@@ -173,6 +172,8 @@ class Rounds:
             raise Refused("early")
         if self._step_seconds is None:
             raise Refused("early")
+        if self._ending and not self.has_partner:
+            raise Refused("busy")  # an agreement now would be forgotten when the next round begins
         pair = Pair(request.peer, message.pair)
         meeting = Meeting(message.opens_in, message.ends_in)
         refusal = self.pairing.on_proposal(pair, meeting, self._replica.steps_in_round, self._step_seconds)
@@ -191,17 +192,20 @@ class Rounds:
         """
         context, replica = self._context, self._replica
         began = asyncio.get_running_loop().time()
-        if self.pairing.phase is Phase.PROPOSING and self._seeking is not None:
+        self._ending = True
+        if self._seeking is not None and not self._seeking.done():
             await asyncio.wait([self._seeking], timeout=PROPOSAL_DEADLINE)
+            self._seeking.cancel()
         pair = self.pairing.pair if self.pairing.phase is Phase.AGREED else None
         z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
         received = await self._exchange(pair, z) if pair is not None else None
-        mean = z if received is None else (z + received.z).div_(2)
+        mean = z if received is None else (self._as_sent(z) + received.z).div_(2)
         if received is not None and received.phi_sample is not None:
             self._note_distance(received.phi_sample)
         await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
         self._record(pair if received is not None else None, asyncio.get_running_loop().time() - began)
         self._incoming.clear()
+        self._ending = False
         self.pairing.begin_round()
 
     async def _exchange(self, pair: Pair, z: torch.Tensor) -> _Incoming | None:
@@ -253,6 +257,15 @@ class Rounds:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _as_sent(self, z: torch.Tensor) -> torch.Tensor:
+        """z as the partner reads it: both must average the same two tensors, codec losses included."""
+        codec = self._context.manifest.wire.gossip
+        if codec == "fp32":
+            return z
+        encoded = encode(z, codec)
+        spec = TensorSpec(codec, encoded.shape, encoded.nbytes)
+        return decode(spec, b"".join(encoded.buffers)).to(z.device, z.dtype)
 
     async def on_contribute(self, request: Request) -> Answer:
         message: Contribute = request.message

@@ -40,6 +40,10 @@ class StateDirectory:
         self.path = path
         self._lock: TextIO | None = None
 
+    def exists(self) -> bool:
+        """Whether a node has been a member of a run from here."""
+        return (self.path / "manifest.noloco").exists()
+
     def open(self) -> None:
         """Create and lock the directory. Raises `StateError`."""
         try:
@@ -47,11 +51,13 @@ class StateDirectory:
             self._lock = (self.path / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise StateError(
                 f"Another node runs with the state directory {self.path}. "
                 "Give this one a directory of its own with --state-dir."
             ) from None
         except OSError as error:
+            self.close()
             raise StateError(
                 f"Cannot use the state directory {self.path} ({error.strerror}). Choose one with --state-dir."
             ) from None

@@ -80,8 +80,8 @@ async def download_state(
 ) -> Progress:
     """Fetch φ, δ and moments of every piece from the live donors in turn and `store` each.
 
-    Raises `JoinError` when a piece could not be had from anyone after several tries. What was stored until
-    then is valid by itself; the download may be repeated.
+    Raises `JoinError` when a piece could not be had from anyone after several tries. The download may be
+    repeated; what was stored until then must not be mixed with weights of another origin.
     """
     return await _fetch_all(rpc, stage, parameters, donors, store, moments=True)
 

@@ -7,6 +7,8 @@ import contextlib
 import logging
 import random
 
+import torch
+
 from node.compute import Priority
 from node.context import Context
 from node.data import Corpus
@@ -14,7 +16,7 @@ from node.pipeline import Pipeline
 from node.replica import Replica
 from node.rounds import Rounds
 from node.state_transfer import download_state
-from protocol.errors import JoinError, NolocoError
+from protocol.errors import JoinError, NolocoError, TransportDown
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +49,29 @@ class Trainer:
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
+        self._pipeline.prepare_to_leave()
         self._stopping.set()
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
         while not self._stopping.is_set():
             if self._finished_here():
+                self._pipeline.serving = False  # nobody would step any more
                 await self._last_round()
                 return True
             began = asyncio.get_running_loop().time()
             draws = self._draw_batch() if self._corpus is not None else []
             try:
                 whole = await self._wait_for_batch(draws)
+            except TransportDown as reason:
+                if not self._stopping.is_set():
+                    raise
+                logger.debug("Giving up the microbatches in flight: %s", reason)
+                return False
             finally:
                 for draw in draws:
                     draw.cancel()
+                await asyncio.gather(*draws, return_exceptions=True)
             if not whole:
                 continue
             await self._step(asyncio.get_running_loop().time() - began)
@@ -142,6 +152,7 @@ class Trainer:
             holding = context.view.holding(context.stage, context.transport.now())
             return [peer for peer in holding if peer != context.me]
 
+        pieces: dict[int, list[torch.Tensor]] = {}  # half a download mixed with the own state is neither
         began = asyncio.get_running_loop().time()
         try:
             progress = await download_state(
@@ -149,12 +160,12 @@ class Trainer:
                 context.stage,
                 replica.parameters,
                 donors,  # type: ignore[arg-type]
-                replica.write_piece,
+                pieces.__setitem__,
             )
         except (JoinError, NolocoError) as failure:
             context.events.warn(f"{failure}", "download-failed")
             return
-        await context.compute.run(Priority.OPTIMIZER, replica.adopt_progress, progress.step, progress.round)
+        await context.compute.run(Priority.OPTIMIZER, replica.adopt, pieces, progress.step, progress.round)
         seconds = asyncio.get_running_loop().time() - began
         context.events.say(
             f"Downloaded stage {context.stage} at step {progress.step} in {seconds:.1f} s.",

@@ -239,7 +239,13 @@ class Rpc:
                 channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
             )
             self._channels[key] = channel
+            channel.reader.add_done_callback(lambda _: self._drop(key, channel))
             return channel
+
+    def _drop(self, key: tuple[PeerId, Traffic], channel: _Channel) -> None:
+        """The stream ended: keep nothing for a peer that may never come back."""
+        if self._channels.get(key) is channel:
+            del self._channels[key]
 
     def forget(self, peer: PeerId) -> None:
         """Close the channels to a peer that left, so that nothing is kept for it."""

@@ -19,6 +19,7 @@ _sharing_strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore
 _warning_name = logging.getLevelName(logging.WARNING)
 
 with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about what hivemind uses of torch and Python
     from hivemind.dht.node import DHTNode
     from hivemind.dht.routing import DHTID
     from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue

@@ -12,8 +12,9 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from protocol.addresses import check_address, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
@@ -27,6 +28,8 @@ from protocol.transport.p2pd import Libp2pConfig
 __all__ = ["Libp2pConfig", "Libp2pTransport"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DEFAULTS = Libp2pConfig()
 # Seconds between two looks at who is connected. After p2pd died, the others' p2pd refuse to dial this peer for
@@ -72,13 +75,12 @@ class Libp2pTransport(Transport):
         wanted = [
             text for text in dict.fromkeys(map(check_address, addresses)) if peer_id_in(text) != self.peer_id
         ]
-        answered = await session.join(wanted, deadline)
+        answered = await self._while_up(session, session.join(wanted, deadline))
         for address in wanted:
             if (peer := peer_id_in(address)) in answered:
                 self._remember(
                     peer, [address, *(known for known in self._book.get(peer, []) if known != address)]
                 )
-        self._check_still_up(session)
         return answered
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
@@ -105,15 +107,11 @@ class Libp2pTransport(Transport):
         sealed = seal_record(self._identity, key, value, expires)
         open_record(key_digest(key), self.peer_id, sealed, expires, self.now())
         self._own_records[key] = (sealed, expires)
-        stored = await session.dht.put(key, sealed, self.peer_id, expires, deadline)
-        self._check_still_up(session)
-        return stored
+        return await self._while_up(session, session.dht.put(key, sealed, self.peer_id, expires, deadline))
 
     async def get(self, key: str, deadline: float) -> list[Record]:
         session = self._up()
-        found = await session.dht.get(key, deadline)
-        self._check_still_up(session)
-        return found
+        return await self._while_up(session, session.dht.get(key, deadline))
 
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         session = self._up()
@@ -125,10 +123,12 @@ class Libp2pTransport(Transport):
     async def close(self) -> None:
         """As `Transport.close`; takes 3 s at most, if p2pd is frozen."""
         tasks = [task for task in (self._watchdog, self._rejoining) if task is not None]
-        for task in tasks:
-            task.cancel()
         self._session = None
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # Once is not enough: in Python 3.11, asyncio.wait_for, which hivemind uses, may swallow a cancellation.
+        while not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=0.5)
         if self._latest is not None:
             await self._latest.stop()
 
@@ -146,22 +146,17 @@ class Libp2pTransport(Transport):
 
     async def _watch(self, session: Session) -> None:
         while True:
-            reason = await self._until_exit(session)
+            while not session.exited.done():
+                await asyncio.wait([session.exited], timeout=_LOOK_AROUND)
+                await self._look_around(session)
             self._session = None
-            logger.warning("The network process p2pd stopped (%s). Starting it again.", reason)
+            logger.warning(
+                "The network process p2pd stopped (%s). Starting it again.", session.exited.result()
+            )
             await session.stop()
             session = await self._revive()
             self._session = session
             self._rejoining = asyncio.create_task(self._rejoin(session), name="rejoin")
-
-    async def _until_exit(self, session: Session) -> str:
-        exit_ = asyncio.create_task(session.p2pd.exited())
-        try:
-            while not (await asyncio.wait([exit_], timeout=_LOOK_AROUND))[0]:
-                await self._look_around(session)
-            return exit_.result()
-        finally:
-            exit_.cancel()
 
     async def _look_around(self, session: Session) -> None:
         try:
@@ -215,8 +210,18 @@ class Libp2pTransport(Transport):
 
     def _check_still_up(self, session: Session) -> None:
         """A call that was under way when p2pd died says so, instead of blaming the peer."""
-        if self._session is not session:
+        if self._session is not session or session.exited.done():
             raise TransportDown("p2pd stopped during the call")
+
+    async def _while_up(self, session: Session, call: Coroutine[Any, Any, T]) -> T:
+        """The result of `call`; `TransportDown` as soon as p2pd dies, when hivemind would wait on."""
+        task = asyncio.create_task(call)
+        try:
+            await asyncio.wait([task, session.exited], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()  # does nothing to a task that is done
+        self._check_still_up(session)
+        return task.result()
 
 
 def _port_in(addresses: list[str]) -> int:

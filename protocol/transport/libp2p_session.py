@@ -31,10 +31,12 @@ class Session:
     def __init__(self, p2pd: P2pd, dht: Dht, on_stream: OnStream) -> None:
         self.p2pd = p2pd
         self.dht = dht
+        self.exited = asyncio.create_task(p2pd.exited(), name="wait for p2pd")  # says how it ended
         self.addresses: list[str] = []  # under which p2pd believes to be reached, without the peer id
         self._on_stream = on_stream
         self._listener = p2pd.directory / "streams.sock"
         self._server: asyncio.Server | None = None
+        self._served: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()  # of incoming streams
 
     @classmethod
@@ -45,25 +47,37 @@ class Session:
         p2pd = await P2pd.start(identity, config, port)
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
-                dht = await Dht.create(p2pd.p2p, peer, config.client_only)
-                session = cls(p2pd, dht, on_stream)
-                session._server = await asyncio.start_unix_server(
-                    session._on_connection, path=session._listener, limit=READ_AHEAD
-                )
-                await session.refresh_addresses()
+                session = cls(p2pd, await Dht.create(p2pd.p2p, peer, config.client_only), on_stream)
         except BaseException as error:
             await p2pd.stop()
-            if isinstance(error, NolocoError | TimeoutError):
-                raise UserError(f"p2pd started but does not respond ({error}). Try again.") from error
+            if isinstance(error, TimeoutError):
+                raise UserError("p2pd started but does not respond. Try again.") from error
+            raise
+        try:
+            await session._listen()
+        except BaseException:
+            await session.stop()
             raise
         return session
+
+    async def _listen(self) -> None:
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._on_connection, path=self._listener, limit=READ_AHEAD
+            )
+            await self.refresh_addresses()
+        except (OSError, NolocoError) as error:
+            raise UserError(f"p2pd started but does not respond ({error}). Try again.") from error
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd again: with a router's help or another network, they change."""
         self.addresses = sorted(await self.p2pd.control.identify(_LOCAL_DEADLINE), key=is_loopback)
 
     async def serve(self, protocol: str) -> None:
-        await self.p2pd.control.serve_streams(protocol, self._listener, _LOCAL_DEADLINE)
+        """Have incoming streams of `protocol` passed to `on_stream`. Raises as `P2pdControl`."""
+        if protocol not in self._served:
+            self._served.add(protocol)
+            await self.p2pd.control.serve_streams(protocol, self._listener, _LOCAL_DEADLINE)
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
         ends = asyncio.get_running_loop().time() + deadline
@@ -123,6 +137,7 @@ class Session:
             task.cancel()
         await asyncio.gather(*handlers, return_exceptions=True)
         await self.p2pd.stop()
+        await asyncio.wait([self.exited])
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._incoming(reader, writer))

@@ -30,6 +30,9 @@ _STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL; p2pd takes a few mil
 _LAST_LINES = 5
 
 
+IDLE_TIMEOUT = 10  # seconds; a p2pd whose parent died before it connected ends by itself after this
+
+
 @dataclass(frozen=True)
 class Libp2pConfig:
     """How a peer listens and what it tells others; nothing is looked up or opened here."""
@@ -51,6 +54,8 @@ class P2pd:
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]))
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        for task in (p2p._client.control._read_task, p2p._client.control._write_task):
+            task.add_done_callback(_forget_failure)
         self._output = asyncio.create_task(self._read_output())
 
     @classmethod
@@ -86,6 +91,7 @@ class P2pd:
                     auto_nat=not config.client_only,
                     nat_port_map=config.nat_port_map,
                     startup_timeout=config.startup_timeout,
+                    idle_timeout=IDLE_TIMEOUT,
                     check_if_identity_free=False,  # it would start a second p2pd first
                 )
                 # hivemind's reader dies of a line over 64 KiB, and then p2pd hangs once the pipe is full
@@ -128,13 +134,20 @@ class P2pd:
                 self._last_lines.append(line[:300])
 
 
+def _forget_failure(task: asyncio.Task[None]) -> None:
+    """hivemind's connection breaks when p2pd dies; asyncio would log that as an error nobody handled."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def _end(p2p: Any) -> None:
     p2p._terminate()
     child = p2p._child
     if child is None:
         return
     try:
-        await asyncio.wait_for(child.wait(), _STOP_TIMEOUT)
+        async with asyncio.timeout(_STOP_TIMEOUT):
+            await child.wait()
     except TimeoutError:
         with suppress(ProcessLookupError):
             child.kill()

@@ -110,9 +110,7 @@ async def until(condition: Callable[[], bool], seconds: float = 120.0, step: flo
 
 def events_of(swarm: SimulatedSwarm, event: str, node: int | None = None) -> list[dict[str, Any]]:
     return [
-        entry
-        for entry in swarm.events
-        if entry["event"] == event and (node is None or entry["node"] == node)
+        entry for entry in swarm.events if entry["event"] == event and (node is None or entry["node"] == node)
     ]
 
 

@@ -156,7 +156,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ({"model__rope_theta": INFINITY}, ["model.rope_theta"]),
         ({"model__init_std": -0.1}, ["model.init_std"]),
         ({"model__seed": -1}, ["model.seed"]),
-        ({"inner__warmup_steps": 1000}, ["inner.warmup_steps 1000", "inner.total_steps 1000"]),
+        ({"inner__warmup_steps": 10_000}, ["inner.warmup_steps 10000", "inner.total_steps 10000"]),
         ({"inner__min_learning_rate": 1.0}, ["inner.min_learning_rate", "inner.learning_rate"]),
         ({"inner__learning_rate": NAN}, ["inner.learning_rate"]),
         ({"inner__learning_rate": INFINITY}, ["inner.learning_rate"]),

@@ -49,12 +49,6 @@ def test_a_sealed_record_opens() -> None:
     assert record == Record(ALICE.peer_id, b"value", EXPIRES)
 
 
-@pytest.mark.parametrize("key", ["", "noloco/a", "noloco/" + "ж" * 300])
-def test_the_digest_agrees_with_hivemind(key: str) -> None:
-    routing = pytest.importorskip("hivemind.dht.routing")
-    assert key_digest(key) == routing.DHTID.generate(source=key.encode()).to_bytes()
-
-
 def test_every_signed_part_is_bound() -> None:
     refused("wrong signature", sealed(), subkey=BOB.peer_id)
     refused("wrong signature", sealed(), expires=EXPIRES + 1)

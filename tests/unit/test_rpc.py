@@ -443,3 +443,19 @@ async def test_nothing_is_kept_for_peers_that_came_and_went() -> None:
         await asyncio.sleep(1)
         assert not two.server._streams_from
         assert not two.server._tasks
+
+
+@in_virtual_time
+async def test_a_caller_keeps_nothing_for_peers_that_died() -> None:
+    async with two_peers() as two:
+        for number in range(20):
+            transport = MemoryTransport(two.network, Identity.from_seed("host", number))
+            await transport.start()
+            host = Rpc(transport)
+            host.handle(Traffic.CONTROL, Hello, say_done)
+            await host.start()
+            await two.caller.call(transport.peer_id, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+            two.network.kill(transport.peer_id)
+        await asyncio.sleep(1)
+        assert not two.caller._channels
+        assert not two.caller._tasks

@@ -1,0 +1,105 @@
+"""What the swarm costs beyond its arithmetic: tokens per second against plain PyTorch loops on the same cores.
+
+The swarm is `noloco swarm` as it ships (2 stages × 3 replicas, separate processes, p2pd, DHT, gossip). Against it
+stands one plain loop per core over the whole model: same microbatches, same AdamW, no network, no gossip. Both
+use every core of this machine, one after the other, in the same run. Prints `swarm_vs_plain_loops`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from node.data import load_corpus
+from node.replica import Replica
+from protocol.manifest import Manifest, load_preset
+
+
+def plain_loop(manifest: Manifest, seconds: float) -> float:
+    """Tokens per second of one thread training the whole model for about `seconds`."""
+    torch.set_num_threads(1)
+    whole = Replica(manifest.model_copy(update={"stages": 1}), 0)
+    corpus = load_corpus("python-stdlib")
+    inner, tokens = manifest.inner, 0
+    began = time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < seconds:
+        for index in range(inner.microbatches):
+            batch = corpus.draw(
+                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
+            )
+            whole.loss_and_backward(*batch)
+        whole.inner_step(inner.microbatches)
+        tokens += inner.microbatches * manifest.tokens_per_microbatch
+    return tokens / elapsed
+
+
+def plain_loops(seconds: float) -> float:
+    """One loop per core at the same time; the sum of their tokens per second."""
+    command = [sys.executable, __file__, "--plain-loop", str(seconds)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(os.cpu_count() or 1)
+    ]
+    return sum(float(process.communicate()[0]) for process in running)
+
+
+def swarm(steps: int) -> float:
+    """Tokens per second that the six nodes together train while all of them run."""
+    with tempfile.TemporaryDirectory() as directory:
+        summary = Path(directory) / "summary.json"
+        command = [
+            sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--steps", str(steps),
+            "--dir", f"{directory}/run", "--summary", str(summary), "--validation-sequences", "8",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        # from each stage-0 node's events: tokens between its 20th and its last step, start-up left out
+        rate = 0.0
+        manifest = load_preset("tiny")
+        for events in Path(directory, "run").glob("s0r*/events.jsonl"):
+            times = [
+                e["time"] for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "step"
+            ]
+            tokens = (len(times) - 20) * manifest.inner.microbatches * manifest.tokens_per_microbatch
+            rate += tokens / (times[-1] - times[19])
+    return rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plain-loop", type=float, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.plain_loop:
+        print(plain_loop(load_preset("tiny"), arguments.plain_loop))
+        return
+    results = []
+    for _ in range(arguments.repeats):
+        plain, together = plain_loops(15.0), swarm(arguments.steps)
+        results.append(
+            {"plain_loops": round(plain), "swarm": round(together), "ratio": round(together / plain, 3)}
+        )
+        if not arguments.json:
+            print(
+                f"plain loops {plain:8,.0f} tokens/s   swarm {together:8,.0f} tokens/s   {together / plain:.3f}"
+            )
+    ratios = {"swarm_vs_plain_loops": median(result["ratio"] for result in results)}
+    if arguments.json:
+        print(json.dumps({"benchmark": "swarm", "ratios": ratios, "results": results}))
+    else:
+        print(f"swarm_vs_plain_loops: {ratios['swarm_vs_plain_loops']:.3f} (median of {arguments.repeats})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What a peer lets into its part of the DHT, and how long it keeps it."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.identity import Identity
+from protocol.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
+from protocol.transport import dht_validator
+from protocol.transport.dht_validator import RecordStorage, RecordValidator
+from protocol.transport.hivemind_api import DHTID, DHTRecord, MSGPackSerializer
+
+ALICE = Identity.from_seed("alice")
+BOB = Identity.from_seed("bob")
+KEY = "noloco/test/validator"
+DIGEST = key_digest(KEY)
+NOW = 1_700_000_000.0
+
+
+def dht_record(expires: float = NOW + 60, subkey: object = ALICE.peer_id, **changes: object) -> DHTRecord:
+    sealed = seal_record(ALICE, KEY, b"value", expires)
+    fields = {
+        "key": DIGEST,
+        "subkey": MSGPackSerializer.dumps(subkey),
+        "value": MSGPackSerializer.dumps(sealed),
+    }
+    return DHTRecord(**{**fields, "expiration_time": expires, **changes})
+
+
+def valid(record: DHTRecord, now: float = NOW) -> bool:
+    return RecordValidator(lambda: now).validate(record)
+
+
+@pytest.mark.parametrize("key", ["", KEY, "noloco/" + "ж" * 300])
+def test_our_digest_is_hivemind_s(key: str) -> None:
+    assert key_digest(key) == DHTID.generate(source=key.encode()).to_bytes()
+
+
+def test_a_signed_record_is_valid_and_nothing_else_is() -> None:
+    assert valid(dht_record())
+    assert not valid(dht_record(subkey=None))  # hivemind's mark of a value without sub-keys
+    assert not valid(dht_record(subkey=BOB.peer_id))
+    assert not valid(dht_record(subkey=b"bytes"))
+    assert not valid(dht_record(subkey=["list"]))
+    assert not valid(dht_record(key=key_digest("noloco/other")))
+    assert not valid(dht_record(value=MSGPackSerializer.dumps("text")))
+    assert not valid(dht_record(value=b""))
+    assert not valid(dht_record(subkey=ALICE.peer_id, **{"expiration_time": NOW + 61}))
+
+
+def test_records_that_expired_a_moment_ago_do_not_spoil_an_answer() -> None:
+    assert valid(dht_record(NOW), NOW + CLOCK_SLACK - 0.1)
+    assert not valid(dht_record(NOW), NOW + CLOCK_SLACK + 0.1)
+    assert valid(dht_record(NOW + MAX_LIFETIME))
+    assert not valid(dht_record(NOW + MAX_LIFETIME + CLOCK_SLACK + 1))
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60), st.binary(max_size=60), st.floats())
+def test_validating_random_bytes_never_raises(
+    key: bytes, subkey: bytes, value: bytes, expires: float
+) -> None:
+    assert not valid(DHTRecord(key, subkey, value, expires))
+    assert not valid(dht_record(value=value))
+    assert not valid(DHTRecord(DIGEST, subkey, dht_record().value, NOW + 60))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """hivemind's storage reads a clock of its own; this sets it."""
+    time = [NOW]
+    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: time[0])
+    return time
+
+
+def held(storage: RecordStorage) -> dict[str, bytes]:
+    item = storage.get(DHTID.from_bytes(DIGEST))
+    return {} if item is None else {subkey: entry.value for subkey, entry in item.value.items()}
+
+
+def put(storage: RecordStorage, subkey: str, value: bytes, lifetime: float) -> bool:
+    return storage.store_subkey(DHTID.from_bytes(DIGEST), subkey, value, NOW + lifetime)
+
+
+def test_the_storage_keeps_the_latest_until_it_expires(clock: list[float]) -> None:
+    storage = RecordStorage()
+    assert put(storage, "a", b"1", 60)
+    assert put(storage, "a", b"2", 80)
+    assert not put(storage, "a", b"0", 60)  # a replay; hivemind's own storage would now forget "2" after 60 s
+    assert not put(storage, "a", b"3", 80)
+    assert put(storage, "b", b"b", 70)
+    clock[0] = NOW + 75
+    assert held(storage) == {"a": b"2"}
+    clock[0] = NOW + 81
+    assert held(storage) == {}
+    assert len(storage) == 0
+
+
+def test_a_merged_record_does_not_shorten_the_life_of_others(clock: list[float]) -> None:
+    storage = RecordStorage()
+    assert put(storage, "a", b"1", 30)
+    storage.get(DHTID.from_bytes(DIGEST)).value.store("b", b"merged", NOW + 50)  # as hivemind's searches do
+    assert put(storage, "a", b"2", 40)
+    clock[0] = NOW + 35
+    assert held(storage)["a"] == b"2"
+
+
+def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_validator, "MAX_KEY_BYTES", 1000)
+    monkeypatch.setattr(dht_validator, "MAX_STORE_BYTES", 2500)
+    storage = RecordStorage()
+    assert sum(put(storage, f"peer {number}", bytes(100), 60) for number in range(30)) == 10
+    assert not put(storage, "peer 0", bytes(200), 70)
+    assert put(storage, "peer 0", bytes(100), 80)
+    others = [DHTID.generate(source=b"%d" % number) for number in range(30)]
+    assert sum(storage.store_subkey(key, "peer", bytes(100), NOW + 60) for key in others) == 15
+    clock[0] = NOW + 61
+    assert sum(storage.store_subkey(key, "peer", bytes(100), NOW + 120) for key in others) == 24
+
+
+def test_plain_values_are_not_mixed_with_records(clock: list[float]) -> None:
+    storage = RecordStorage()
+    storage.store(DHTID.from_bytes(DIGEST), msgpack.packb("plain"), NOW + 60)
+    assert not put(storage, "a", b"1", 70)

@@ -1,0 +1,95 @@
+"""The libp2p transport passes the common suite with real p2pd processes on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import uvloop
+from transport_suite import Network, TransportSuite
+
+from protocol.identity import Identity
+from protocol.transport.base import Transport
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+
+def pid_of(transport: Transport) -> int:
+    assert isinstance(transport, Libp2pTransport)
+    assert transport._session is not None
+    return transport._session.p2pd.pid
+
+
+class OnLoopback(Network):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.transports: list[Libp2pTransport] = []
+        self.frozen: set[int] = set()
+
+    async def peer(self, name: str, config: Libp2pConfig = Libp2pConfig()) -> Libp2pTransport:  # noqa: B008
+        key_file = self.folder / f"{name}.key"
+        Identity.from_seed("suite", name).save(key_file)
+        transport = Libp2pTransport(key_file, config)
+        self.transports.append(transport)
+        await transport.start()
+        return transport
+
+    def kill(self, transport: Transport) -> None:
+        """Its watchdog goes too, as it would with the whole machine."""
+        assert isinstance(transport, Libp2pTransport)
+        assert transport._watchdog is not None
+        transport._watchdog.cancel()
+        os.kill(pid_of(transport), signal.SIGKILL)
+
+    def freeze(self, transport: Transport) -> None:
+        os.kill(pid_of(transport), signal.SIGSTOP)
+        self.frozen.add(pid_of(transport))
+
+    def thaw(self, transport: Transport) -> None:
+        os.kill(pid_of(transport), signal.SIGCONT)
+        self.frozen.discard(pid_of(transport))
+
+    async def inject(
+        self, through: Transport, digest: bytes, subkey: str, sealed: bytes, expires: float
+    ) -> bool:
+        """As a hostile peer would: no check of its own, straight to the others' DHT nodes."""
+        assert isinstance(through, Libp2pTransport)
+        assert through._session is not None
+        api = pytest.importorskip("protocol.transport.hivemind_api")
+        protocol = through._session.dht._node.protocol
+        answers = [
+            await protocol.call_store(
+                peer, [api.DHTID.from_bytes(digest)], [msgpack.packb(sealed)], expires, [subkey]
+            )
+            for peer in list(protocol.routing_table.peer_id_to_uid)
+        ]
+        assert None not in answers
+        return any(all(stored) for stored in answers)
+
+    async def close(self) -> None:
+        for pid in self.frozen:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        await asyncio.gather(*(transport.close() for transport in self.transports))
+
+
+class TestOnUvloop(TransportSuite):
+    """The loop that the daemon runs on."""
+
+    def run(self, main: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main)
+
+    @asynccontextmanager
+    async def network(self, folder: Path) -> AsyncIterator[OnLoopback]:
+        network = OnLoopback(folder)
+        try:
+            yield network
+        finally:
+            await network.close()

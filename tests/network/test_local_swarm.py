@@ -1,0 +1,100 @@
+"""`noloco swarm`: the newcomer's one command, from start to summary."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from daemons import wait_until
+from transformers import AutoModelForCausalLM
+
+from node.data import load_corpus
+
+COMMAND = [sys.executable, "-m", "bootstrap.tools_cli", "swarm"]
+
+
+def descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """The command as a user starts it, its output in output.log."""
+    command = [
+        *COMMAND,
+        "--dir",
+        str(directory / "run"),
+        "--summary",
+        str(directory / "summary.json"),
+        *arguments,
+    ]
+    with (directory / "output.log").open("wb") as output:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def said(directory: Path) -> str:
+    return (directory / "output.log").read_text()
+
+
+@pytest.mark.timeout(400)
+def test_six_peers_train_one_model(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "--steps", "220", "--validation-sequences", "32", "--picture", str(tmp_path / "t.svg")
+    )
+    assert process.wait(380) == 0, said(tmp_path)
+    assert "bigram" in said(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["complete"]
+    assert summary["validation_loss"][0][2] > summary["unigram_entropy"] > summary["bigram_entropy"]
+    assert summary["validation_loss"][-1][2] < summary["unigram_entropy"] - 0.4
+    assert 0 < summary["replica_spread"] < 0.05
+    nodes = summary["nodes"]
+    assert sorted(nodes) == ["s0r0", "s0r1", "s0r2", "s1r0", "s1r1", "s1r2"]
+    for node in nodes.values():
+        assert node["pair_averagings"] > 0
+        assert node["rounds"] >= node["pair_averagings"]
+        if node["stage"] == 0:
+            assert sorted(node["sent"]) == ["s1r0", "s1r1", "s1r2"]
+            assert node["steps"] == 220
+    assert (tmp_path / "t.svg").read_text().startswith("<svg")
+
+    # the export is what the swarm evaluated, by code that knows nothing of us
+    assert summary["export"]["difference"] < 1e-3
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export", dtype=torch.float32)
+    held_out = torch.from_numpy(load_corpus("python-stdlib").held_out[:128].copy()).long()[None]
+    loss = model(input_ids=held_out, labels=held_out).loss.item()
+    assert loss < summary["unigram_entropy"] + 0.5
+
+
+def wait_for_nodes(process: subprocess.Popen[bytes], count: int) -> list[psutil.Process]:
+    """The node processes and their p2pd once all of them run."""
+    wait_until(lambda: sum("p2pd" in child.name() for child in descendants(process)) > count)
+    return descendants(process)
+
+
+def test_ctrl_c_stops_every_process_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    process = start(tmp_path, "--replicas", "1", "--validation-sequences", "8")
+    children = wait_for_nodes(process, 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130, said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
+    assert (tmp_path / "summary.json").exists()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+
+
+def test_a_killed_swarm_leaves_no_process_behind(tmp_path: Path) -> None:
+    process = start(tmp_path, "--replicas", "1", "--validation-sequences", "8")
+    children = wait_for_nodes(process, 2)
+    process.kill()
+    process.wait()
+    # the kernel ends the nodes at once; their p2pd notice the closed socket and end by themselves
+    _, alive = psutil.wait_procs(children, timeout=25)
+    assert not alive, [child.cmdline() for child in alive]

@@ -1,0 +1,152 @@
+"""Admission: exactly the batch into each step, in order, and nobody is lost, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from node.admission import Admission, Decision
+
+
+def test_the_batch_is_admitted_then_the_queue_fills_then_it_is_full() -> None:
+    admission = Admission(batch=2, queue_limit=2)
+    decisions = [admission.request(name) for name in "abcde"]
+    assert decisions == [Decision.ADMITTED] * 2 + [Decision.QUEUED] * 2 + [Decision.FULL]
+    assert (admission.running, admission.waiting) == (2, 2)
+
+
+def test_a_step_is_complete_with_the_last_gradient_and_then_the_queue_moves_up() -> None:
+    admission = Admission(batch=2, queue_limit=3)
+    for name in "abcde":
+        admission.request(name)
+    admission.done("a")
+    assert not admission.complete
+    admission.done("b")
+    assert admission.complete
+    assert admission.gradients == 2
+    assert admission.next_step() == ["c", "d"]
+    assert not admission.complete
+    assert (admission.gradients, admission.waiting) == (0, 1)
+
+
+def test_one_that_fails_frees_its_place_for_the_first_in_the_queue() -> None:
+    admission = Admission(batch=1, queue_limit=2)
+    for name in "abc":
+        admission.request(name)
+    assert admission.release("a") == ["b"]
+    assert admission.release("c") == []  # gave up while it waited
+    admission.done("b")
+    assert admission.complete
+
+
+def test_one_whose_gradient_is_in_keeps_its_place() -> None:
+    admission = Admission(batch=2, queue_limit=2)
+    for name in "abc":
+        admission.request(name)
+    admission.done("a")
+    assert admission.release("a") == []
+    assert (admission.gradients, admission.running, admission.waiting) == (1, 1, 1)
+
+
+def test_a_gradient_of_one_that_was_not_admitted_is_an_error() -> None:
+    admission = Admission(batch=1, queue_limit=2)
+    admission.request("a")
+    admission.request("b")
+    with pytest.raises(KeyError, match="b was not admitted"):
+        admission.done("b")
+
+
+def test_nobody_overtakes_the_queue() -> None:
+    admission = Admission(batch=1, queue_limit=2)
+    admission.request("a")
+    admission.request("b")
+    admission.done("a")
+    admission.next_step()
+    assert admission.request("c") is Decision.QUEUED
+    assert admission.running == 1
+
+
+class Crowd(RuleBasedStateMachine):
+    """Requests, gradients, failures and steps in any order."""
+
+    @initialize(batch=st.integers(1, 4), queue=st.integers(0, 5))
+    def begin(self, batch: int, queue: int) -> None:
+        self.admission = Admission(batch, queue)
+        self.running: list[str] = []
+        self.done: list[str] = []
+        self.waiting: list[str] = []
+        self.count = 0
+
+    def moved_up(self, names: list[str]) -> None:
+        assert names == self.waiting[: len(names)], "the queue keeps its order"
+        del self.waiting[: len(names)]
+        self.running += names
+
+    @rule()
+    def request(self) -> None:
+        self.count += 1
+        name = f"m{self.count}"
+        decision = self.admission.request(name)
+        places = {Decision.ADMITTED: self.running, Decision.QUEUED: self.waiting}
+        if decision is Decision.FULL:
+            assert len(self.waiting) == self.admission.queue_limit
+        else:
+            places[decision].append(name)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def gradient(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.running))
+        self.running.remove(name)
+        self.done.append(name)
+        self.admission.done(name)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def failure(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.running))
+        self.running.remove(name)
+        self.moved_up(self.admission.release(name))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def patience_ends(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(name)
+        self.moved_up(self.admission.release(name))
+
+    @precondition(lambda self: self.admission.complete)
+    @rule()
+    def step(self) -> None:
+        assert len(self.done) == self.admission.batch
+        self.done.clear()
+        self.moved_up(self.admission.next_step())
+
+    @invariant()
+    def the_counts_agree_and_the_batch_is_never_exceeded(self) -> None:
+        admission = self.admission
+        assert (admission.running, admission.waiting) == (len(self.running), len(self.waiting))
+        assert admission.gradients == len(self.done)
+        assert len(self.running) + len(self.done) <= admission.batch
+        assert admission.complete == (len(self.done) == admission.batch)
+        if self.waiting:  # no place is left empty while somebody waits
+            assert len(self.running) + len(self.done) == admission.batch
+
+
+TestCrowd = Crowd.TestCase
+
+
+@given(batch=st.integers(1, 8), requests=st.integers(0, 40))
+def test_everything_that_was_taken_on_is_done_in_the_end_and_in_order(batch: int, requests: int) -> None:
+    admission = Admission(batch, queue_limit=100)
+    names = [f"m{number}" for number in range(requests)]
+    running = [name for name in names if admission.request(name) is Decision.ADMITTED]
+    order: list[str] = []
+    while running:
+        for name in running:
+            admission.done(name)
+            order.append(name)
+        running = admission.next_step() if admission.complete else []
+    assert order == names

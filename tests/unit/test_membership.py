@@ -1,0 +1,126 @@
+"""The view: who serves what, from records that expire and from own experience."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.membership import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
+from protocol.announcement import Announcement, State, parse_announcement
+from protocol.errors import RecordError
+from protocol.transport.base import PeerId, Record
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def announced(stage: int = 0, state: State = "serving", step: int = 0) -> Announcement:
+    return Announcement(stage=stage, state=state, since=0.0, step=step)
+
+
+def view_of(**peers: Announcement) -> View:
+    view = View()
+    for peer, announcement in peers.items():
+        view.update(PeerId(peer), announcement, expires=100.0)
+    return view
+
+
+def test_the_replicas_of_a_stage_come_sorted_and_without_the_others() -> None:
+    view = view_of(c=announced(), a=announced(), b=announced(stage=1))
+    assert view.serving(0, now=0) == [A, C]
+    assert view.serving(1, now=0) == [B]
+    assert view.serving(2, now=0) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "is_member", "serves", "holds"),
+    [
+        ("joining", True, False, False),
+        ("serving", True, True, True),
+        ("finished", True, False, True),
+        ("leaving", False, False, False),
+    ],
+)
+def test_what_a_state_means(state: State, is_member: bool, serves: bool, holds: bool) -> None:
+    view = view_of(a=announced(state=state))
+    assert bool(view.members(0, 0)) == is_member
+    assert bool(view.serving(0, 0)) == serves
+    assert bool(view.holding(0, 0)) == holds
+
+
+def test_a_record_that_ran_out_counts_no_more_and_is_dropped_once() -> None:
+    view = view_of(a=announced(), b=announced())
+    view.update(B, announced(), expires=200.0)
+    assert view.serving(0, now=100.0) == [B]
+    assert view.expire(now=100.0) == [A]
+    assert view.expire(now=100.0) == []
+
+
+def test_the_record_that_expires_last_counts() -> None:
+    view = view_of(a=announced(step=7))
+    view.update(A, announced(step=3), expires=90.0)  # an old one, replayed
+    assert view.members(0, 0)[0].announcement.step == 7
+    view.update(A, announced(stage=1, step=8), expires=110.0)  # it moved
+    assert view.members(0, 0) == []
+    assert view.members(1, 0)[0].announcement.step == 8
+
+
+def test_a_suspect_is_left_alone_for_longer_with_each_failure_up_to_a_limit() -> None:
+    view, now = View(), 0.0
+    view.update(A, announced(), expires=1e6)
+    pauses = []
+    for _ in range(8):
+        view.suspect(A, now)
+        began = now
+        while not view.serving(0, now):
+            now += 0.5
+        pauses.append(now - began)
+    assert pauses[:3] == [SUSPECT_SECONDS, 2 * SUSPECT_SECONDS, 4 * SUSPECT_SECONDS]
+    assert pauses[-1] == MAX_SUSPECT_SECONDS
+
+
+def test_a_suspect_is_a_member_still() -> None:
+    view = view_of(a=announced())
+    view.suspect(A, 0.0)
+    assert view.holding(0, 0.0) == []
+    assert [member.peer for member in view.members(0, 0.0)] == [A]
+
+
+def test_one_that_does_as_asked_is_trusted_at_once() -> None:
+    view = view_of(a=announced())
+    for _ in range(5):
+        view.suspect(A, 0.0)
+    view.trust(A)
+    view.trust(C)  # never heard of
+    assert view.serving(0, 0.0) == [A]
+    view.suspect(A, 0.0)
+    assert view.serving(0, SUSPECT_SECONDS) == [A]  # and begins anew
+
+
+def test_nothing_is_kept_of_peers_that_are_gone() -> None:
+    view = view_of(a=announced())
+    view.expire(now=100.0)
+    view.suspect(A, now=100.0)  # a call to it failed only now
+    view.expire(now=101.0)
+    view.update(A, announced(), expires=200.0)  # it is back
+    assert view.serving(0, now=101.0) == [A]
+
+
+def test_an_announcement_survives_the_dht() -> None:
+    announcement = Announcement(
+        stage=3,
+        state="serving",
+        since=1.5,
+        step=7,
+        round=2,
+        loss=2.25,
+        tokens_per_second=10.0,
+        addresses=["/x"],
+    )
+    assert parse_announcement(Record(A, announcement.to_bytes(), 9.0)) == (A, announcement)
+
+
+@given(value=st.binary(max_size=200))
+def test_a_malformed_announcement_is_a_record_error_and_nothing_worse(value: bytes) -> None:
+    with pytest.raises(RecordError):
+        parse_announcement(Record(A, value, 9.0))

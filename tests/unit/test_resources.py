@@ -1,0 +1,53 @@
+"""A stage that does not fit is told in numbers before anything is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from node.resources import GIB, memory_needed, require_disk, require_memory
+from node.stage import parameter_count
+from protocol.errors import ResourceError
+from protocol.manifest import load_preset
+
+LARGE = load_preset("llama-6.8b")
+
+
+def test_what_fits_raises_nothing(tmp_path: Path) -> None:
+    require_memory(load_preset("tiny"), 0)
+    require_disk(load_preset("tiny"), 0, tmp_path)
+    require_memory(LARGE, 1, available=memory_needed(LARGE, 1))
+
+
+def test_too_little_memory_is_told_with_what_is_needed_what_is_there_and_what_to_do() -> None:
+    needed = memory_needed(LARGE, 1)
+    with pytest.raises(ResourceError) as refusal:
+        require_memory(LARGE, 1, available=4 * GIB)
+    words = str(refusal.value)
+    assert "Stage 1 of run 'llama-6.8b'" in words
+    assert f"{needed / GIB:.1f} GiB" in words
+    assert "4.0 GiB are free" in words
+    assert "smaller stages" in words
+
+
+def test_too_little_disk_is_told_with_the_directory_and_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError) as refusal:
+        require_disk(LARGE, 0, tmp_path, free=GIB)
+    words = str(refusal.value)
+    assert str(tmp_path) in words
+    assert "1.00 GiB are free" in words
+    assert "--state-dir" in words
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_estimate_covers_weights_gradients_momenta_and_activations(stage: int) -> None:
+    for name in ("tiny", "llama-125m"):
+        manifest = load_preset(name)
+        state = parameter_count(manifest, stage) * 4 * 6  # θ, gradients, φ, δ and AdamW's two moments
+        assert state < memory_needed(manifest, stage) < 3 * state + 64 * GIB
+
+
+def test_more_stages_need_less_each() -> None:
+    two, four = (LARGE.model_copy(update={"stages": stages}) for stages in (2, 4))
+    assert memory_needed(four, 1) < memory_needed(two, 1)

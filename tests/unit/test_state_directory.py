@@ -1,0 +1,194 @@
+"""The state directory: enough to come back as the same peer, and never half a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from node.replica import StageState
+from node.state_directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
+from protocol.errors import ManifestError, StateError
+from protocol.identity import Identity
+from protocol.manifest import SignedManifest, load_preset
+
+RUN = "run-1"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[StateDirectory]:
+    directory = StateDirectory(tmp_path / "state")
+    directory.open()
+    yield directory
+    directory.close()
+
+
+def checkpoint(step: int = 7, stage: int = 1, size: int = 1000) -> Checkpoint:
+    generator = torch.Generator().manual_seed(step)
+    tensors = torch.randn(5, size, generator=generator).unbind()
+    return Checkpoint(stage, StageState(step, 3, *(tensor.clone() for tensor in tensors)))
+
+
+def assert_same(left: Checkpoint | None, right: Checkpoint) -> None:
+    assert left is not None
+    assert (left.stage, left.state.step, left.state.round) == (
+        right.stage,
+        right.state.step,
+        right.state.round,
+    )
+    for name in ("phi", "theta", "delta", "first_moment", "second_moment"):
+        assert torch.equal(getattr(left.state, name), getattr(right.state, name)), name
+
+
+def signed(owner: str = "owner") -> SignedManifest:
+    return SignedManifest.sign(load_preset("tiny"), Identity.from_seed(owner))
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(state: StateDirectory) -> None:
+    assert state.checkpoint(RUN) is None
+    state.save_checkpoint(RUN, checkpoint())
+    assert_same(state.checkpoint(RUN), checkpoint())
+    state.save_checkpoint(RUN, checkpoint(step=8, stage=0))
+    assert_same(StateDirectory(state.path).checkpoint(RUN), checkpoint(step=8, stage=0))
+
+
+def test_a_checkpoint_of_another_run_is_not_used(state: StateDirectory) -> None:
+    state.save_checkpoint("another run", checkpoint())
+    assert state.checkpoint(RUN) is None
+
+
+def damage_by(kind: str, contents: bytes) -> bytes:
+    return {
+        "cut": contents[:-100],
+        "cut in the header": contents[:20],
+        "empty": b"",
+        "garbage": b"\x00" * len(contents),
+        "text": b"no tensors here",
+        "no metadata": contents.replace(b"__metadata__", b"__metodata__", 1),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["cut", "cut in the header", "empty", "garbage", "text", "no metadata"])
+def test_a_damaged_checkpoint_is_told_with_its_path_and_what_to_do(state: StateDirectory, kind: str) -> None:
+    state.save_checkpoint(RUN, checkpoint())
+    path = state.path / "checkpoint.safetensors"
+    path.write_bytes(damage_by(kind, path.read_bytes()))
+    with pytest.raises(StateError, match=r"checkpoint\.safetensors is damaged.*Delete it"):
+        state.checkpoint(RUN)
+
+
+class FullDisk:
+    """`os.fsync` on a disk that has no room left."""
+
+    def __call__(self, descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_no_rubbish(
+    state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save_checkpoint(RUN, checkpoint(step=1))
+    monkeypatch.setattr(os, "fsync", FullDisk())
+    with pytest.raises(StateError, match="Free some space; what was saved before is still valid"):
+        state.save_checkpoint(RUN, checkpoint(step=2))
+    monkeypatch.undo()
+    assert_same(state.checkpoint(RUN), checkpoint(step=1))
+    assert not list(state.path.glob("*.new"))
+    state.save_checkpoint(RUN, checkpoint(step=3))
+    assert_same(state.checkpoint(RUN), checkpoint(step=3))
+
+
+def test_a_write_that_was_killed_half_way_leaves_the_old_checkpoint(state: StateDirectory) -> None:
+    state.save_checkpoint(RUN, checkpoint(step=1))
+    (state.path / "checkpoint.safetensors.new").write_bytes(b"half a che")
+    assert_same(state.checkpoint(RUN), checkpoint(step=1))
+    state.save_checkpoint(RUN, checkpoint(step=2))
+    assert_same(state.checkpoint(RUN), checkpoint(step=2))
+
+
+def test_a_checkpoint_with_a_tensor_missing_is_damaged(state: StateDirectory) -> None:
+    half: Any = checkpoint()
+    state.save_checkpoint(RUN, Checkpoint(1, replace(half.state)))
+    path = state.path / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"theta"', b'"thota"', 1))
+    with pytest.raises(StateError, match="damaged"):
+        state.checkpoint(RUN)
+
+
+# --- who this node is ---------------------------------------------------------------------------
+
+
+def test_a_second_node_with_the_same_directory_is_refused(state: StateDirectory) -> None:
+    second = StateDirectory(state.path)
+    with pytest.raises(StateError, match="Another node runs with the state directory"):
+        second.open()
+    state.close()
+    second.open()  # the first one has ended
+    second.close()
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    with pytest.raises(StateError, match="--state-dir"):
+        StateDirectory(tmp_path / "file" / "state").open()
+
+
+def test_the_identity_stays_and_its_key_is_private(state: StateDirectory) -> None:
+    peer = state.identity().peer_id
+    assert StateDirectory(state.path).identity().peer_id == peer
+    assert stat.S_IMODE(state.identity_path.stat().st_mode) == 0o600
+
+
+def test_a_damaged_key_is_not_silently_replaced(state: StateDirectory) -> None:
+    state.identity_path.write_bytes(b"too short")
+    with pytest.raises(StateError, match="not an Ed25519 key file"):
+        state.identity()
+
+
+def test_the_manifest_stays_and_another_runs_is_refused(state: StateDirectory) -> None:
+    assert state.manifest() is None
+    state.save_manifest(signed())
+    state.save_manifest(signed())
+    kept = state.manifest()
+    assert kept is not None
+    assert kept.run_id == signed().run_id
+    with pytest.raises(StateError, match=r"belongs to run .*--state-dir"):
+        state.save_manifest(signed("another owner"))
+
+
+def test_a_damaged_manifest_is_told(state: StateDirectory) -> None:
+    state.save_manifest(signed())
+    path = state.path / "manifest.noloco"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ManifestError):
+        state.manifest()
+
+
+# --- what can be learned again ------------------------------------------------------------------
+
+
+def test_facts_and_the_peer_book_are_remembered(state: StateDirectory) -> None:
+    state.remember(port=4001)
+    state.remember(stage=2)
+    assert state.facts() == {"port": 4001, "stage": 2}
+    state.save_peer_book([f"/ip4/10.0.0.1/tcp/{n}" for n in range(MAX_PEER_BOOK + 50)])
+    assert len(state.peer_book()) == MAX_PEER_BOOK
+    assert state.peer_book()[0] == "/ip4/10.0.0.1/tcp/0"
+
+
+@pytest.mark.parametrize("contents", [b"", b"{", b"7", b"[1, 2]", b"\xff\xfe"])
+def test_a_damaged_small_file_counts_as_empty(state: StateDirectory, contents: bytes) -> None:
+    for name in ("node.json", "peers.json"):
+        (state.path / name).write_bytes(contents)
+    assert state.facts() == {}
+    assert state.peer_book() == []
