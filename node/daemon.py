@@ -14,6 +14,7 @@ from node.config import NodeConfig
 from node.context import Context, Counters
 from node.data import Corpus, load_corpus
 from node.discovery import Discovery
+from node.evaluation import EvaluationService
 from node.events import Events
 from node.greeting import serve_greeting
 from node.joining import find_run, find_stage
@@ -23,6 +24,7 @@ from node.ports import tcp_port
 from node.replica import PIECE_PARAMETERS, Replica
 from node.resources import require_disk, require_memory
 from node.rounds import Rounds
+from node.stage_work import StageWork
 from node.state_directory import Checkpoint, StateDirectory
 from node.state_transfer import StateService
 from node.trainer import Trainer
@@ -149,12 +151,13 @@ class Node:
     ) -> None:
         """Build the parts, get the stage's state, then answer peers and say so in the DHT."""
         context, replica, rng = self.context, self.replica, self.surroundings.rng
-        self._pipeline = Pipeline(context, replica, random.Random(rng.getrandbits(64)))
+        work = StageWork(context.manifest, replica)
+        self._pipeline = Pipeline(context, replica, work, random.Random(rng.getrandbits(64)))
         self._rounds = Rounds(context, replica, random.Random(rng.getrandbits(64)))
         self._trainer = Trainer(
             context, replica, self._pipeline, self._rounds, corpus, rng, self._config.max_minutes * 60
         )
-        self._register_handlers(stage)
+        self._register_handlers(stage, EvaluationService(context, work))
         neighbours = [s for s in (stage - 1, stage, stage + 1) if 0 <= s < context.manifest.stages]
         lifetime = context.manifest.limits.record_lifetime
         self._discovery = Discovery(
@@ -249,11 +252,11 @@ class Node:
             round=checkpoint.state.round,
         )
 
-    def _register_handlers(self, stage: int) -> None:
+    def _register_handlers(self, stage: int, evaluation: EvaluationService) -> None:
         service = StateService(stage, self.replica, self.context.compute)
         self.rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         self.rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
-        self.rpc.handle(Traffic.PIPELINE, Evaluate, self._pipeline.on_evaluate)
+        self.rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
         self.rpc.handle(Traffic.GOSSIP, Propose, self._rounds.on_propose)
         self.rpc.handle(Traffic.GOSSIP, Ready, self._rounds.on_ready)
         self.rpc.handle(Traffic.GOSSIP, Contribute, self._rounds.on_contribute)

@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
-from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from node.compute import Priority
 from node.context import Context
-from node.deadlines import AdaptiveDeadline
+from node.exchange import Exchange, Received
 from node.pairing import Meeting, Pair, Pairing, Phase
-from node.replica import PIECE_PARAMETERS, Replica
-from protocol.codec import TensorSpec, decode, encode, require_finite
-from protocol.errors import CodecError, DeadlineExceeded, NolocoError, Refused
+from node.replica import Replica
+from node.spread import SpreadEstimate
+from protocol.errors import NolocoError, Refused
 from protocol.messages import Accept, Contribute, Done, Propose, Ready
 from protocol.rpc import Answer, Request, Traffic
 
@@ -29,26 +26,12 @@ logger = logging.getLogger(__name__)
 PROPOSAL_DEADLINE = 2.0
 BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 SMOOTHING = 0.2
-LEAST_EXCHANGE_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
-PIECES_IN_FLIGHT = 4
-SAMPLED_PARAMETERS = 2**16  # of φ, for the distance to the partner: its error is then below a percent
-DISTANCES = 8  # pair distances behind the estimate of the spread
 FRESH_ROUNDS = 2  # a replica this young that meets one FAR_AHEAD of it takes its state instead of averaging
 FAR_AHEAD = 5
 
 
-@dataclass
-class _Incoming:
-    """The partner's contribution as it arrives."""
-
-    z: torch.Tensor
-    phi_sample: torch.Tensor | None = None
-    pieces: set[int] = field(default_factory=set)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class Rounds:
-    """Mutable state: the pairing, the contribution that is arriving, past exchange times and distances."""
+    """Mutable state: the pairing and the exchange, the search for a partner, the spread as it is known."""
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         self._context = context
@@ -56,9 +39,8 @@ class Rounds:
         self._rng = rng
         outer = context.manifest.outer
         self.pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
-        self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_EXCHANGE_DEADLINE)
-        self._incoming: dict[str, _Incoming] = {}
-        self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
+        self._exchange = Exchange(context, replica)
+        self._spread = SpreadEstimate()
         self._seeking: asyncio.Task[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._ending = False  # the round is at its end: no more proposals
@@ -114,11 +96,11 @@ class Rounds:
                 self.pairing.forget_refusals()
                 await asyncio.sleep(BUSY_SECONDS)
                 continue
-            self._incoming[pair.name] = self._expect()
+            self._exchange.expect(pair.name)
             refusal = await self._ask(pair, whatever_the_step)
             self.pairing.answered(pair, refusal)
             if self.pairing.pair != pair:
-                self._incoming.pop(pair.name, None)
+                self._exchange.forget(pair.name)
             if refusal == "busy":
                 await asyncio.sleep(BUSY_SECONDS * self._rng.uniform(0.5, 1.5))
 
@@ -179,7 +161,7 @@ class Rounds:
         refusal = self.pairing.on_proposal(pair, meeting, self._replica.steps_in_round, self._step_seconds)
         if refusal is not None:
             raise Refused(refusal)
-        self._incoming[pair.name] = self._expect()
+        self._exchange.expect(pair.name)
         return Answer(Accept(round=self._replica.round))
 
     # --- at the end of a round ----------------------------------------------------------------
@@ -198,122 +180,37 @@ class Rounds:
             self._seeking.cancel()
         pair = self.pairing.pair if self.pairing.phase is Phase.AGREED else None
         z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
-        received = await self._exchange(pair, z) if pair is not None else None
-        mean = z if received is None else (self._as_sent(z) + received.z).div_(2)
+        received = await self._exchange.swap(pair, z) if pair is not None else None
         if received is not None and received.phi_sample is not None:
             self._note_distance(received.phi_sample)
-        await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
+        await context.compute.run(Priority.OPTIMIZER, self._work_finish, z, received)
         self._record(pair if received is not None else None, asyncio.get_running_loop().time() - began)
-        self._incoming.clear()
+        self._exchange.forget_all()
         self._ending = False
         self.pairing.begin_round()
 
-    async def _exchange(self, pair: Pair, z: torch.Tensor) -> _Incoming | None:
-        """Send z and receive the partner's at the same time; None when either fails before the deadline."""
-        context, began = self._context, asyncio.get_running_loop().time()
-        incoming = self._incoming.setdefault(pair.name, self._expect())
-        try:
-            async with asyncio.timeout(self._deadline.seconds()):
-                await self._send(pair, z)
-                await incoming.complete.wait()
-        except (NolocoError, TimeoutError) as failure:
-            if isinstance(failure, TimeoutError | DeadlineExceeded):
-                self._deadline.note_missed()
-            context.view.suspect(pair.partner, context.transport.now())
-            context.events.warn(
-                f"Averaging with {pair.partner[-8:]} failed ({type(failure).__name__}); this round counts "
-                "its own progress alone.",
-                "exchange-failed",
-                partner=pair.partner,
-                reason=type(failure).__name__,
-            )
-            if not incoming.complete.is_set():
-                return None
-        self._deadline.note(asyncio.get_running_loop().time() - began)
-        return incoming
-
-    async def _send(self, pair: Pair, z: torch.Tensor) -> None:
-        slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
-        sample = self._replica.phi[:: self._stride].cpu()
-        codec = self._context.manifest.wire.gossip
-
-        async def send_piece(offset: int) -> None:
-            async with slots:
-                piece = z[offset : offset + PIECE_PARAMETERS].cpu()
-                tensors = [encode(piece, codec)] + ([encode(sample, "fp32")] if offset == 0 else [])
-                await self._context.rpc.call(
-                    pair.partner,
-                    Traffic.GOSSIP,
-                    Contribute(pair=pair.name, offset=offset, total=z.numel()),
-                    Done,
-                    tensors,
-                    deadline=self._deadline.seconds(),
-                )
-
-        offsets = range(0, z.numel(), PIECE_PARAMETERS)
-        tasks = [asyncio.get_running_loop().create_task(send_piece(offset)) for offset in offsets]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    def _as_sent(self, z: torch.Tensor) -> torch.Tensor:
-        """z as the partner reads it: both must average the same two tensors, codec losses included."""
-        codec = self._context.manifest.wire.gossip
-        if codec == "fp32":
-            return z
-        encoded = encode(z, codec)
-        spec = TensorSpec(codec, encoded.shape, encoded.nbytes)
-        return decode(spec, b"".join(encoded.buffers)).to(z.device, z.dtype)
+    def _work_finish(self, z: torch.Tensor, received: Received | None) -> None:
+        mean = z if received is None else (self._exchange.as_sent(z) + received.z).div_(2)
+        self._replica.finish_round(mean)
 
     async def on_contribute(self, request: Request) -> Answer:
         message: Contribute = request.message
-        pair, incoming = self.pairing.pair, self._incoming.get(message.pair)
-        if incoming is None or pair is None or pair.name != message.pair or pair.partner != request.peer:
+        pair = self.pairing.pair
+        if pair is None or pair.name != message.pair or pair.partner != request.peer:
             raise Refused("unknown-pair")
-        tensors = request.tensors()
-        self._store(incoming, message, tensors)
+        if not self._exchange.expects(message.pair):
+            raise Refused("unknown-pair")
+        self._exchange.receive(message, request.tensors())
         return Answer(Done())
-
-    def _store(self, incoming: _Incoming, message: Contribute, tensors: list[torch.Tensor]) -> None:
-        """Raises `CodecError` when the piece does not fit or holds NaN or infinity."""
-        stop = min(message.offset + PIECE_PARAMETERS, self._replica.parameters)
-        expected = [(stop - message.offset,)]
-        if message.offset == 0:
-            expected.append((math.ceil(self._replica.parameters / self._stride),))
-        if (
-            message.total != self._replica.parameters
-            or message.offset % PIECE_PARAMETERS
-            or message.offset >= message.total
-            or [tuple(tensor.shape) for tensor in tensors] != expected
-        ):
-            raise CodecError("a contribution does not have the shape of this stage")
-        for tensor in tensors:
-            require_finite(tensor)
-        incoming.z[message.offset : stop].copy_(tensors[0])
-        if message.offset == 0:
-            incoming.phi_sample = tensors[1].clone()
-        incoming.pieces.add(message.offset)
-        if len(incoming.pieces) == self._replica.pieces:
-            incoming.complete.set()
 
     # --- bookkeeping --------------------------------------------------------------------------
 
-    @property
-    def _stride(self) -> int:
-        return max(1, self._replica.parameters // SAMPLED_PARAMETERS)
-
-    def _expect(self) -> _Incoming:
-        return _Incoming(torch.empty_like(self._replica.phi))
-
     def _note_distance(self, phi_sample: torch.Tensor) -> None:
         """The mean squared difference of two random replicas estimates their spread."""
-        own = self._replica.phi[:: self._stride].cpu()
-        self._squared_distances.append(float((own - phi_sample).square().mean()))
         context = self._context
-        replicas = max(2, len(context.view.members(context.stage, context.transport.now())))
-        context.counters.spread = spread_from_distances(list(self._squared_distances), replicas)
+        self._spread.note(self._exchange.phi_sample(), phi_sample)
+        replicas = len(context.view.members(context.stage, context.transport.now()))
+        context.counters.spread = self._spread.value(replicas)
 
     def _record(self, pair: Pair | None, seconds: float) -> None:
         context = self._context
@@ -343,12 +240,3 @@ class Rounds:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def spread_from_distances(squared_distances: list[float], replicas: int) -> float:
-    """Root mean squared deviation of `replicas` replicas from their mean, over replicas and parameters.
-
-    For a random pair of N, E‖φ_i − φ_j‖²/P = 2N/(N − 1) · σ².
-    """
-    mean = sum(squared_distances) / len(squared_distances)
-    return math.sqrt(mean * (replicas - 1) / (2 * replicas))

@@ -183,7 +183,7 @@ class Trainer:
             elapsed = asyncio.get_running_loop().time() - self._began
             out_of_time = bool(self._max_seconds) and elapsed >= self._max_seconds
             return out_of_time or self._replica.step >= context.manifest.inner.total_steps
-        if self._pipeline.admission.running or self._pipeline.admission.waiting:
+        if self._pipeline.is_busy:
             return False
         before = context.view.members(context.stage - 1, context.transport.now())
         return bool(before) and all(member.announcement.state == "finished" for member in before)

@@ -143,6 +143,7 @@ class Session:
         task = asyncio.get_running_loop().create_task(self._incoming(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.close())  # also of a task that is cancelled before it began
 
     async def _incoming(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         info = p2pd_pb2.StreamInfo()
@@ -154,8 +155,6 @@ class Session:
             await self._on_stream(stream, info.proto)
         except (OSError, EOFError, TimeoutError, NolocoError) as error:
             logger.debug("An incoming stream ended: %s", error)
-        finally:
-            writer.close()
 
 
 def _plain(address: str) -> bool:
