@@ -314,11 +314,11 @@ class TransportSuite(abc.ABC):
         await asyncio.sleep(0.1)
         network.kill(b)
         with pytest.raises(PeerUnreachable):
-            await asyncio.wait_for(reading, 1.0)
+            await asyncio.wait_for(reading, 2.0)
         with pytest.raises(PeerUnreachable):
-            await asyncio.wait_for(keep_writing(stream), 1.0)
+            await asyncio.wait_for(keep_writing(stream), 2.0)
         with pytest.raises(PeerUnreachable):
-            await asyncio.wait_for(a.open(b.peer_id, ECHO, SOON), 1.0)
+            await asyncio.wait_for(a.open(b.peer_id, ECHO, SOON), 2.0)
         stream.close()
 
     @on_network
@@ -330,7 +330,7 @@ class TransportSuite(abc.ABC):
         started = loop.time()
         with pytest.raises(DeadlineExceeded):
             await a.open(b.peer_id, ECHO, 0.5)
-        assert 0.4 < loop.time() - started < 1.5
+        assert 0.4 < loop.time() - started < 2.0
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ask(stream, b"late"), 0.5)
         network.thaw(b)
