@@ -350,7 +350,8 @@ class Node:
 
     async def _try(self, action: Callable[[], Awaitable[None]], doing: str) -> None:
         try:
-            await asyncio.wait_for(action(), LEAVE_SECONDS)
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await action()
         except Exception as error:  # noqa: BLE001  leaving goes on; the reason is told
             logger.warning("A problem while %s: %s", doing, error or type(error).__name__)
 

@@ -110,7 +110,7 @@ class Onward:
         self._router.forget(peer)
         context.counters.resends += 1
         context.events.warn(
-            f"Peer {peer[-8:]} of stage {context.stage + 1} did not answer ({failure}); "
+            f"Peer {peer[-8:]} of stage {context.stage + 1} {_what_happened(failure)}; "
             "its microbatch goes to another one.",
             "resend",
             peer=peer,
@@ -130,3 +130,11 @@ class Onward:
                 f"No live peer serves stage {stage} at present; waiting for one.", "no-peer", stage=stage
             )
         await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _what_happened(failure: NolocoError) -> str:
+    if isinstance(failure, PeerUnreachable):
+        return "cannot be reached"
+    if isinstance(failure, DeadlineExceeded):
+        return f"gave {failure}"
+    return f"broke the protocol ({failure})"

@@ -93,8 +93,13 @@ async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     answer = p2pd_pb2.Response()
     await read_pbmsg_safe(reader, answer)
     if answer.type == p2pd_pb2.Response.ERROR:
-        raise PeerUnreachable(answer.error.msg)
+        raise PeerUnreachable(_reason(answer.error.msg))
     return answer
+
+
+def _reason(message: str) -> str:
+    """The last cause that libp2p names; before it stand the causes' causes, and a line for each address."""
+    return message.strip().splitlines()[-1].rsplit(": ", 1)[-1].rstrip(")")
 
 
 @asynccontextmanager

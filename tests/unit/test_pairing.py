@@ -229,7 +229,7 @@ def test_one_that_is_not_free_does_not_look_for_a_partner() -> None:
 # --- any order of events ------------------------------------------------------------------------
 
 
-@given(seed=st.integers(0, 10_000), count=st.integers(2, 6), loss=st.floats(0, 0.5))
+@given(seed=st.integers(0, 10_000), count=st.integers(2, 6), loss=st.sampled_from([0.0, 0.1, 0.5]))
 def test_nobody_ever_has_two_partners_and_agreement_is_mutual_unless_an_answer_was_lost(
     seed: int, count: int, loss: float
 ) -> None:
@@ -237,7 +237,7 @@ def test_nobody_ever_has_two_partners_and_agreement_is_mutual_unless_an_answer_w
     rng = random.Random(seed)
     members = {PeerId(f"p{n}"): pairing(PeerId(f"p{n}"), seed=seed + n) for n in range(count)}
     on_the_way: list[tuple[str, PeerId, Pair, str | None]] = []
-    jilted: set[str] = set()
+    lost_between: set[frozenset[PeerId]] = set()
     for _ in range(60):
         free = [m for m in members.values() if m.phase is Phase.FREE]
         if free and rng.random() < 0.5:
@@ -252,7 +252,7 @@ def test_nobody_ever_has_two_partners_and_agreement_is_mutual_unless_an_answer_w
                 refusal = deliver(pair, proposer, members[pair.partner])
                 lost = rng.random() < loss
                 if lost and refusal is None:
-                    jilted.add(pair.name)
+                    lost_between.add(frozenset({proposer_id, pair.partner}))
                 on_the_way.append(("answer", proposer_id, pair, "lost" if lost else refusal))
             else:
                 proposer.answered(pair, answer)
@@ -264,4 +264,4 @@ def test_nobody_ever_has_two_partners_and_agreement_is_mutual_unless_an_answer_w
             assert member.pair is not None
             other = members[member.pair.partner]
             mutual = other.pair == Pair(me, member.pair.name)
-            assert mutual or member.pair.name in jilted
+            assert mutual or frozenset({me, other.me}) in lost_between
