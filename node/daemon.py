@@ -111,6 +111,9 @@ class Node:
         self._since = self.transport.now()
         await self.rpc.start()
         state = self.surroundings.state
+        known = state.manifest() if state is not None else None
+        if known is not None:  # others that return at the same time may reach this node first
+            serve_greeting(self.rpc, self.transport, known, is_seed=False)
         self.signed = await find_run(self._config, self.transport, self.rpc, state, self._events)
         manifest = self.signed.manifest
         self.rpc.limit(payload_limits(manifest))

@@ -14,6 +14,10 @@ from protocol.transport.base import PeerId, Transport
 HELLO_DEADLINE = 10.0
 
 
+class NobodyGreets(JoinError):
+    """Peers were reached, but none of them has joined the run so far that it could introduce others."""
+
+
 def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is_seed: bool) -> None:
     """Answer newcomers with the manifest and this peer's clock."""
     raw = signed.to_bytes()
@@ -30,8 +34,9 @@ async def greet(
 ) -> tuple[SignedManifest, float]:
     """Ask the peers, one after another, for the manifest; the first valid one counts.
 
-    Returns it with this machine's clock offset in seconds (positive: ahead). Raises `JoinError` when nobody
-    gives a usable manifest of the expected run, `ClockError` when the clocks differ too much for the DHT.
+    Returns it with this machine's clock offset in seconds (positive: ahead). Raises `NobodyGreets` when nobody
+    gives a usable one, `JoinError` when it is of another run than expected, `ClockError` when the clocks differ
+    too much for the DHT. May be repeated.
     """
     problems: list[str] = []
     for peer in peers:
@@ -50,7 +55,7 @@ async def greet(
             )
         _require_same_time(offset, signed.manifest.limits.clock_skew)
         return signed, offset
-    raise JoinError(
+    raise NobodyGreets(
         "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
         "Ask the run's owner for the address of another member."
     )

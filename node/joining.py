@@ -9,7 +9,7 @@ from collections import Counter
 from node.config import NodeConfig
 from node.discovery import DHT_DEADLINE, read_stage
 from node.events import Events
-from node.greeting import greet
+from node.greeting import NobodyGreets, greet
 from node.membership import View
 from node.stage_choice import choose_stage
 from node.state_directory import StateDirectory
@@ -26,6 +26,7 @@ DIAL_DEADLINE = 15.0
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention
 INTENTION_LIFETIME = 8.0  # a newcomer that dies while it chooses must not count for long
 PROBE_DEADLINE = 3.0
+GREETINGS = 5  # tries, a second apart
 PROBED_PEERS = 48
 NO_ADDRESS = (
     "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
@@ -48,8 +49,7 @@ async def find_run(
     reached = await transport.connect([*config.join, *book], DIAL_DEADLINE)
     expected = config.run or (known.run_id if known else None)
     if reached:
-        signed, offset = await greet(rpc, transport, sorted(reached), expected)
-        logger.debug("The clock differs by %.3f s", offset)
+        signed = await _greeted(rpc, transport, sorted(reached), expected, known)
         if state is not None:
             state.save_manifest(signed)
         return signed
@@ -64,6 +64,32 @@ async def find_run(
         "Check that the address is complete and current, that the peer runs, and that its TCP port is open "
         "in the firewalls between."
     )
+
+
+async def _greeted(
+    rpc: Rpc,
+    transport: Transport,
+    peers: list[PeerId],
+    expected: str | None,
+    known: SignedManifest | None,
+) -> SignedManifest:
+    """The manifest from the first peer that has it. Peers that start at this moment get some time.
+
+    A returning node that meets only such peers goes on with its own: they may all wait for each other.
+    """
+    for attempt in range(GREETINGS):
+        try:
+            signed, offset = await greet(rpc, transport, peers, expected)
+        except NobodyGreets:
+            if known is not None:
+                return known
+            if attempt == GREETINGS - 1:
+                raise
+            await asyncio.sleep(1.0)
+        else:
+            logger.debug("The clock differs by %.3f s", offset)
+            return signed
+    raise AssertionError("the loop returns or raises")
 
 
 async def find_stage(

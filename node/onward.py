@@ -27,7 +27,8 @@ from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.05  # before asking again peers that were all busy
+RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling up to the next line
+MOST_RETRY_SECONDS = 0.8
 PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
 LEAST_DEADLINE = 5.0  # a peer may be in its outer step or start up; below this a deadline only causes resends
 
@@ -52,11 +53,13 @@ class Onward:
         Each failure costs one resend to another peer. With no live peer this waits for one to appear.
         """
         context, tried = self._context, set[PeerId]()
+        pause = RETRY_SECONDS
         while True:
             peers = context.view.serving(context.stage + 1, context.transport.now())
             peer = self._router.choose(peers, exclude=tried)
             if peer is None:
-                await self._wait_for_peers(bool(peers))
+                await self._wait_for_peers(pause if peers else None)
+                pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
             try:
@@ -117,9 +120,10 @@ class Onward:
             reason=type(failure).__name__,
         )
 
-    async def _wait_for_peers(self, some_are_busy: bool) -> None:
-        if some_are_busy:
-            await asyncio.sleep(RETRY_SECONDS)
+    async def _wait_for_peers(self, pause: float | None) -> None:
+        """Wait `pause` seconds for busy peers; with None there are no live ones, which the volunteer is told."""
+        if pause is not None:
+            await asyncio.sleep(pause)
             return
         if self._leaving:
             raise TransportDown("this node is leaving and nobody can take its microbatches")

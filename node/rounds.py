@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import deque
 from collections.abc import Coroutine
+from statistics import median
 from typing import Any
 
 import torch
@@ -25,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 PROPOSAL_DEADLINE = 2.0
 BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
-SMOOTHING = 0.2
+TIMED_STEPS = (
+    9  # their median is the time of an inner step; the first one includes waiting for others to start
+)
 FRESH_ROUNDS = 2  # a replica this young that meets one FAR_AHEAD of it takes its state instead of averaging
 FAR_AHEAD = 5
 
@@ -45,7 +49,7 @@ class Rounds:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._ending = False  # the round is at its end: no more proposals
         self._told = ""  # the pair whose partner knows that this round can end
-        self._step_seconds: float | None = None  # smoothed time of an inner step
+        self._step_times: deque[float] = deque(maxlen=TIMED_STEPS)
         self.is_stale = False  # this replica is far behind the others: it should download its stage again
         self.accepting = True
 
@@ -53,8 +57,7 @@ class Rounds:
 
     def step_done(self, seconds: float) -> None:
         """An inner step ended after `seconds`: look for a partner, or tell it that this round can end."""
-        known = self._step_seconds
-        self._step_seconds = seconds if known is None else known + SMOOTHING * (seconds - known)
+        self._step_times.append(seconds)
         steps = self._replica.steps_in_round
         if self.pairing.may_propose(steps) and not self._is_seeking:
             self._seeking = self._spawn(self._seek(whatever_the_step=False))
@@ -134,7 +137,11 @@ class Rounds:
             )
 
     def _meeting(self) -> Meeting:
-        return self.pairing.meeting(self._replica.steps_in_round, self._step_seconds or 0.0)
+        return self.pairing.meeting(self._replica.steps_in_round, self._step_seconds)
+
+    @property
+    def _step_seconds(self) -> float:
+        return median(self._step_times) if self._step_times else 0.0
 
     async def on_ready(self, request: Request) -> Answer:
         pair = self.pairing.pair
@@ -152,7 +159,7 @@ class Rounds:
         if mine <= FRESH_ROUNDS and theirs - mine >= FAR_AHEAD:
             self.is_stale = True
             raise Refused("early")
-        if self._step_seconds is None:
+        if not self._step_times:
             raise Refused("early")
         if self._ending and not self.has_partner:
             raise Refused("busy")  # an agreement now would be forgotten when the next round begins

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import LlamaConfig
@@ -87,8 +88,10 @@ class Stage(nn.Module):
                 parameter.fill_(1.0)
                 continue
             digest = hashlib.sha256(f"{seed}:{self.checkpoint_name(name)}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
+            # numpy's Philox gives the same numbers on every processor; torch's kernels differ between them
+            generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:16], "big")))
+            drawn = generator.standard_normal(parameter.numel()) * std
+            parameter.copy_(torch.from_numpy(drawn).view(parameter.shape))
 
 
 def parameter_shapes(manifest: Manifest, index: int) -> dict[str, tuple[int, ...]]:

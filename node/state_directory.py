@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -118,6 +119,7 @@ class StateDirectory:
             "round": str(state.round),
         }
         tensors = {name: getattr(state, name) for name in _TENSORS}
+        facts["crc32"] = str(_checksum(tensors))
         self._replace(self.path / "checkpoint.safetensors", to_safetensors(tensors, metadata=facts))
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
@@ -131,6 +133,8 @@ class StateDirectory:
                 tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in _TENSORS}
             if facts["run"] != run_id:
                 return None
+            if int(facts["crc32"]) != _checksum(tensors):
+                raise ValueError("its checksum does not fit")
             state = StageState(int(facts["step"]), int(facts["round"]), **tensors)
             return Checkpoint(int(facts["stage"]), state)
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
@@ -169,3 +173,11 @@ class StateDirectory:
             raise StateError(
                 f"Cannot write {path} ({error.strerror}). {advice}; what was saved before is still valid."
             ) from None
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> int:
+    """CRC-32 over the tensors' bytes: a flipped bit on the disk must not train on."""
+    checksum = 0
+    for name in _TENSORS:
+        checksum = zlib.crc32(tensors[name].contiguous().numpy().data.cast("B"), checksum)
+    return checksum

@@ -76,7 +76,7 @@ def test_a_run_survives_its_members_its_seed_peer_and_a_power_cut(
     again = [NodeDaemon(node.state) for node in survivors]
     daemons.extend(again)
     for node in again:
-        wait_until(lambda node=node: node.events("restored"))
+        node.wait_for_event("restored")
         assert node.events("restored")[-1]["step"] >= steps[node.state]
         node.wait_for_step(node.events("restored")[-1]["step"] + 30)
         assert node.address.rsplit("/", 1)[1] == peers[node.state]

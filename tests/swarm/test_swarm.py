@@ -154,7 +154,7 @@ def test_other_numbers_of_stages_train_too(stages: int) -> None:
     swarm = run_swarm(trained(2, stages=stages, model__layers=3))
     before, after = mean_losses(swarm, 10, 10)
     assert after < before - 1
-    assert all(node.replica.step >= 25 for node in swarm.nodes.values())
+    assert all(node.replica.step >= 20 for node in swarm.nodes.values())
 
 
 def test_a_swarm_with_no_faults_has_no_resends_and_blames_nobody() -> None:
