@@ -27,7 +27,9 @@ from node.signals import on_interrupt
 from protocol.errors import DataError, NolocoError
 from protocol.manifest import Manifest, manifest_from
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
+)
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 

@@ -22,7 +22,7 @@ from node.state_directory import StateDirectory
 from protocol.errors import JoinError, NolocoError, ResourceError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -41,7 +41,9 @@ def options_from(settings: type[BaseModel]) -> Callable[[Callable[..., None]], C
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         parameters = [
-            p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
         ]
         for name, field in settings.model_fields.items():
             kind, default = _option_type(field.annotation), field.default

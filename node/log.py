@@ -16,6 +16,8 @@ def set_up_logging(verbose: bool, file: Path | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
     for name in ("noloco", "node", "protocol", "bootstrap"):
         logging.getLogger(name).setLevel(level)
+    if not verbose:  # what of it concerns a volunteer, this project says in its own words
+        logging.getLogger("hivemind").setLevel(logging.CRITICAL)
 
 
 class _Plain(logging.Formatter):

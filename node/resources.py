@@ -35,8 +35,8 @@ def require_memory(manifest: Manifest, stage: int, available: int | None = None)
     free = psutil.virtual_memory().available if available is None else available
     if needed > free:
         raise ResourceError(
-            f"Stage {stage} of run '{manifest.name}' needs {needed / GIB:.1f} GiB of memory, but "
-            f"{free / GIB:.1f} GiB are free. Close other programs, use a larger machine, or ask the run's "
+            f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of memory, but "
+            f"{size(free)} are free. Close other programs, use a larger machine, or ask the run's "
             "owner for more, smaller stages."
         )
 
@@ -47,6 +47,11 @@ def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | No
     free = shutil.disk_usage(directory).free if free is None else free
     if needed > free:
         raise ResourceError(
-            f"Checkpoints of stage {stage} need {needed / GIB:.2f} GiB in {directory}, but "
-            f"{free / GIB:.2f} GiB are free. Free some space or choose another disk with --state-dir."
+            f"Checkpoints of stage {stage} need {size(needed)} in {directory}, but "
+            f"{size(free)} are free. Free some space or choose another disk with --state-dir."
         )
+
+
+def size(count: int) -> str:
+    """Bytes for people: "85.3 GiB", "5.6 MiB"."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -105,13 +108,27 @@ def test_unusable_files_are_named_with_what_to_do(tmp_path: Path) -> None:
         load_corpus("~nobody-here/a.txt")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "secret.txt"
-    path.write_text("text")
-    path.chmod(0)
-    with pytest.raises(DataError, match=r"secret.txt.*permissions"):
-        load_corpus(str(path))
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root reads everything; be nobody for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_file_without_permission_is_named() -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        path = Path(directory) / "secret.txt"
+        path.write_text("text")
+        path.chmod(0)
+        with without_privileges(), pytest.raises(DataError, match=r"secret.txt.*permissions"):
+            load_corpus(str(path))
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, math.nan])

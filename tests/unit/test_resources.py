@@ -36,7 +36,7 @@ def test_too_little_disk_is_told_with_the_directory_and_the_flag(tmp_path: Path)
         require_disk(LARGE, 0, tmp_path, free=GIB)
     words = str(refusal.value)
     assert str(tmp_path) in words
-    assert "1.00 GiB are free" in words
+    assert "1.0 GiB are free" in words
     assert "--state-dir" in words
 
 
