@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from node.checkpoints import Checkpoints
 from node.compute import Compute, Priority
 from node.config import NodeConfig
 from node.context import Context, Counters
@@ -20,6 +21,7 @@ from node.greeting import serve_greeting
 from node.joining import find_run, find_stage
 from node.membership import View
 from node.pipeline import Pipeline
+from node.portrait import announcement, statistics
 from node.ports import tcp_port
 from node.replica import PIECE_PARAMETERS, Replica
 from node.resources import require_disk, require_memory
@@ -29,7 +31,7 @@ from node.state_directory import Checkpoint, StateDirectory
 from node.state_transfer import StateService
 from node.trainer import Trainer
 from protocol.announcement import Announcement, State
-from protocol.errors import CodecError, DataError, StateError
+from protocol.errors import DataError
 from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import (
     Contribute,
@@ -38,7 +40,6 @@ from protocol.messages import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
-    NodeStats,
     Propose,
     Ready,
 )
@@ -48,8 +49,6 @@ from protocol.transport.base import Transport
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 20.0  # what a graceful end may take before it is cut short
-LEAST_CHECKPOINT_SECONDS = 10.0
-CHECKPOINT_SHARE = 0.01  # of the time may go into writing checkpoints
 OLD_ROUNDS = 4  # a checkpoint this many rounds behind the live replicas is not worth going on from
 
 
@@ -81,6 +80,7 @@ class Node:
         self.signed: SignedManifest
         self._pipeline: Pipeline
         self._rounds: Rounds
+        self.checkpoints: Checkpoints
         self._trainer: Trainer | None = None
         self._discovery: Discovery | None = None
         self._background: list[asyncio.Task[Any]] = []
@@ -160,6 +160,7 @@ class Node:
         self._trainer = Trainer(
             context, replica, self._pipeline, self._rounds, corpus, rng, self._config.max_minutes * 60
         )
+        self.checkpoints = Checkpoints(context, replica, self.surroundings.state)
         self._register_handlers(stage, EvaluationService(context, work))
         neighbours = [s for s in (stage - 1, stage, stage + 1) if 0 <= s < context.manifest.stages]
         lifetime = context.manifest.limits.record_lifetime
@@ -180,8 +181,8 @@ class Node:
         await self._discovery.announce()
         self._tell_addresses(stage)
         self._background.append(asyncio.get_running_loop().create_task(self._discovery.run()))
-        if self.surroundings.state is not None:
-            self._background.append(asyncio.get_running_loop().create_task(self._save_regularly()))
+        saving = self.checkpoints.save_regularly(self._config.checkpoint_minutes * 60)
+        self._background.append(asyncio.get_running_loop().create_task(saving))
         self._events.say(
             f"Serving stage {stage} of {context.manifest.stages} of run '{context.manifest.name}' "
             f"({replica.parameters:,} parameters) from step {replica.step}, round {replica.round}.",
@@ -227,7 +228,7 @@ class Node:
         )
         if checkpoint is not None and checkpoint.stage == stage:
             if furthest - checkpoint.state.round < OLD_ROUNDS:
-                await self._restore(checkpoint)
+                await self.checkpoints.restore(checkpoint)
                 return
             self._events.say(
                 "The saved state is far behind the other replicas; taking theirs.", "checkpoint-old"
@@ -239,21 +240,6 @@ class Node:
             self._events.say(
                 f"First replica of stage {stage}: starting from the run's seed.", "initialised", stage=stage
             )
-
-    async def _restore(self, checkpoint: Checkpoint) -> None:
-        try:
-            await self.context.compute.run(Priority.OPTIMIZER, self.replica.restore, checkpoint.state)
-        except CodecError as error:
-            raise StateError(
-                f"The checkpoint does not fit this run's stage {checkpoint.stage} ({error}). "
-                "Delete checkpoint.safetensors in the state directory to start from other replicas."
-            ) from None
-        self._events.say(
-            f"Continuing from the checkpoint at step {checkpoint.state.step}, round {checkpoint.state.round}.",
-            "restored",
-            step=checkpoint.state.step,
-            round=checkpoint.state.round,
-        )
 
     def _register_handlers(self, stage: int, evaluation: EvaluationService) -> None:
         service = StateService(stage, self.replica, self.context.compute)
@@ -289,7 +275,7 @@ class Node:
 
     async def stay_available(self) -> None:
         """The run is complete here: save, say so, and serve the model until told to leave."""
-        await self.save()
+        await self.checkpoints.save()
         self.public_state = "finished"
         assert self._discovery is not None
         await self._discovery.announce()
@@ -300,30 +286,6 @@ class Node:
             round=self.replica.round,
         )
         await self._leaving.wait()
-
-    async def _save_regularly(self) -> None:
-        """As often as it costs little, and at the configured interval at least."""
-        most = self._config.checkpoint_minutes * 60
-        pause = min(most, LEAST_CHECKPOINT_SECONDS)
-        while True:
-            await asyncio.sleep(pause)
-            began = asyncio.get_running_loop().time()
-            try:
-                await self.save()
-                cost = asyncio.get_running_loop().time() - began
-                pause = min(most, max(LEAST_CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE))
-            except StateError as error:
-                self._events.warn(str(error), "checkpoint-failed")
-
-    async def save(self) -> None:
-        """Write a checkpoint. Raises `StateError`; the previous one then stays valid."""
-        state = self.surroundings.state
-        if state is None:
-            return
-        snapshot = await self.context.compute.run(Priority.OPTIMIZER, self.replica.snapshot)
-        checkpoint = Checkpoint(self.context.stage, snapshot)
-        await asyncio.to_thread(state.save_checkpoint, self.context.run_id, checkpoint)
-        self._events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
 
     # --- leaving ------------------------------------------------------------------------------
 
@@ -337,7 +299,7 @@ class Node:
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._try(self._rounds.close, "stopping the gossip")
         if self.public_state != "finished":
-            await self._try(self.save, "saving the state")
+            await self._try(self.checkpoints.save, "saving the state")
         self.public_state = "leaving"
         await self._try(self._discovery.announce, "withdrawing the record")
         await self._try(self._pipeline.close, "closing the pipeline")
@@ -361,40 +323,10 @@ class Node:
     # --- what others see ----------------------------------------------------------------------
 
     def _announcement(self) -> Announcement:
-        counters, replica = self.context.counters, self.replica
-        return Announcement(
-            stage=self.context.stage,
-            state=self.public_state,
-            since=self._since,
-            step=replica.step,
-            round=replica.round,
-            loss=counters.loss,
-            tokens_per_second=round(counters.tokens_per_second(), 3),
-            addresses=self.transport.addresses()[:8],
-        )
+        return announcement(self.context, self.replica, self.public_state, self._since)
 
     async def _on_stats(self, request: Request) -> Answer:
-        counters, replica = self.context.counters, self.replica
-        return Answer(
-            NodeStats(
-                stage=self.context.stage,
-                state=self.public_state,
-                step=replica.step,
-                round=replica.round,
-                loss=counters.loss,
-                tokens=counters.tokens,
-                tokens_per_second=counters.tokens_per_second(),
-                pair_averagings=sum(counters.partners.values()),
-                partners={str(peer): count for peer, count in counters.partners.items()},
-                partner=counters.partner,
-                spread=counters.spread,
-                sent={str(peer): count for peer, count in counters.sent.items()},
-                received=counters.received,
-                resends=counters.resends,
-                blocked_seconds=counters.blocked_seconds,
-                uptime=self.transport.now() - self._since,
-            )
-        )
+        return Answer(statistics(self.context, self.replica, self.public_state, self._since))
 
 
 def payload_limits(manifest: Manifest) -> dict[Traffic, int]:

@@ -700,7 +700,7 @@ def test_a_swarm_that_was_down_comes_back_from_its_directories_where_it_was(tmp_
         )
         await asyncio.sleep(5)
         for node in swarm.nodes.values():
-            await node.save()
+            await node.checkpoints.save()
         before = {n: (peer_of(node), step_of(node)) for n, node in swarm.nodes.items()}
         await asyncio.sleep(2)
         for number in list(swarm.nodes):
@@ -727,7 +727,7 @@ def test_a_swarm_comes_back_with_nobody_but_its_members(tmp_path: Path) -> None:
         swarm = await training(1, directory=tmp_path, inner__total_steps=FOREVER)
         await asyncio.sleep(5)
         for node in swarm.nodes.values():
-            await node.save()
+            await node.checkpoints.save()
         swarm.network.kill(swarm.seed_peer.transport.peer_id)
         for number in (0, 1):
             swarm.kill(number)
@@ -748,7 +748,7 @@ def test_a_swarm_comes_back_with_nobody_but_its_members(tmp_path: Path) -> None:
 def test_a_node_killed_and_started_again_catches_up(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = await training(2, directory=tmp_path, inner__total_steps=FOREVER)
-        await swarm.nodes[1].save()
+        await swarm.nodes[1].checkpoints.save()
         swarm.kill(1)
         others = stage_nodes(swarm, 1)
         rounds = others[0].replica.round

@@ -1,0 +1,45 @@
+"""What others see of a node: its record in the DHT, and its numbers for whoever asks."""
+
+from __future__ import annotations
+
+from node.context import Context
+from node.replica import Replica
+from protocol.announcement import Announcement, State
+from protocol.messages import NodeStats
+
+
+def announcement(context: Context, replica: Replica, state: State, since: float) -> Announcement:
+    """The node's record; `since` is the wall clock at which it joined."""
+    counters = context.counters
+    return Announcement(
+        stage=context.stage,
+        state=state,
+        since=since,
+        step=replica.step,
+        round=replica.round,
+        loss=counters.loss,
+        tokens_per_second=round(counters.tokens_per_second(), 3),
+        addresses=context.transport.addresses()[:8],
+    )
+
+
+def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
+    counters = context.counters
+    return NodeStats(
+        stage=context.stage,
+        state=state,
+        step=replica.step,
+        round=replica.round,
+        loss=counters.loss,
+        tokens=counters.tokens,
+        tokens_per_second=counters.tokens_per_second(),
+        pair_averagings=sum(counters.partners.values()),
+        partners={str(peer): count for peer, count in counters.partners.items()},
+        partner=counters.partner,
+        spread=counters.spread,
+        sent={str(peer): count for peer, count in counters.sent.items()},
+        received=counters.received,
+        resends=counters.resends,
+        blocked_seconds=counters.blocked_seconds,
+        uptime=context.transport.now() - since,
+    )
