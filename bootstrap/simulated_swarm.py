@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ class SimulatedSwarm:
         """
         node, task = self.nodes.pop(number), self.tasks.pop(number)
         self.network.kill(node.transport.peer_id)
-        node.surroundings = replace(node.surroundings, state=None)
+        node.abandon()
         if number in self._states:
             self._states.pop(number).close()
         self._killed.append(task)

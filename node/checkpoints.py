@@ -22,6 +22,10 @@ class Checkpoints:
         self._replica = replica
         self._state = state
 
+    def stop(self) -> None:
+        """Save nothing any more."""
+        self._state = None
+
     async def save(self) -> None:
         """Write a checkpoint. Raises `StateError`; the previous one then stays valid."""
         if self._state is None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from node.checkpoints import Checkpoints
@@ -102,6 +102,12 @@ class Node:
         self._leaving.set()
         if self._trainer is not None:
             self._trainer.stop()
+
+    def abandon(self) -> None:
+        """For simulations of kill -9: whatever still runs of this node saves nothing any more."""
+        self.surroundings = replace(self.surroundings, state=None)
+        if self._discovery is not None:
+            self.checkpoints.stop()
 
     # --- joining ------------------------------------------------------------------------------
 
