@@ -34,7 +34,7 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
 
 
 class Discovery:
-    """Mutable state: the time of the last announcement, and whether this node is cut off."""
+    """Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class Discovery:
         self._describe = describe
         self._announced = float("-inf")
         self._alone = False
+        self._in_book: set[str] = set()  # addresses that this life of the node has saved
 
     async def announce(self) -> None:
         """Publish this node's record now; a failure is repeated by `run`."""
@@ -99,9 +100,10 @@ class Discovery:
             self._events.say("Connected again.", "reconnected")
         if connected:
             self._alone = False
-            if self._state is not None and addresses:
+            if self._state is not None and not set(addresses) <= self._in_book:
                 older = [a for a in self._state.peer_book() if a not in set(addresses)]
                 self._state.save_peer_book(addresses + older)
+                self._in_book |= set(addresses)
             return
         if not self._alone:
             self._alone = True
