@@ -30,6 +30,7 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
             logger.debug("Ignoring a record: %s", error)
             continue
         if announcement.stage == stage:
+            transport.learn(peer, announcement.addresses)
             view.update(peer, announcement, record.expires)
 
 

@@ -74,6 +74,14 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
+    def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Where `peer` itself says that it can be dialled: its signed record is the source.
+
+        `open` falls back on them when the network's own routing does not find the peer. Malformed ones are
+        passed over.
+        """
+
+    @abc.abstractmethod
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
         """A new stream to `peer`'s handler of `protocol`.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protocol.addresses import check_address, peer_id_in
-from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
+from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
 from protocol.records import key_digest, open_record, seal_record
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
@@ -35,6 +35,8 @@ _DEFAULTS = Libp2pConfig()
 # Seconds between two looks at who is connected. After p2pd died, the others' p2pd refuse to dial this peer for
 # 5 s once an attempt has failed; whom this peer knows, it dials itself at once.
 _LOOK_AROUND = 3.0
+_LEARNED_PEERS = 4_096
+_LEARNED_ADDRESSES = 8
 _BOOK_SIZE = 64  # peers redialled at most; the DHT knows the others
 _REJOIN_DEADLINE = 15.0  # seconds
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
@@ -53,6 +55,7 @@ class Libp2pTransport(Transport):
         self._latest: Session | None = None  # the last one started, to be stopped in any case
         self._handlers: dict[str, Handler] = {}
         self._book: dict[PeerId, list[str]] = {}  # addresses of peers met, the latest last
+        self._learned: dict[PeerId, list[str]] = {}  # from the peers' own records
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
         self._watchdog: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
@@ -86,13 +89,37 @@ class Libp2pTransport(Transport):
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
         session = self._up()
         try:
-            return await session.open(peer, protocol, deadline)
+            return await self._open(session, peer, protocol, deadline)
         except PeerUnreachable as error:
             self._check_still_up(session)
             raise PeerUnreachable(f"{peer} cannot be reached for {protocol}: {error}") from error
         except DeadlineExceeded as error:
             self._check_still_up(session)
             raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
+
+    async def _open(self, session: Session, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
+        """A stream; when libp2p's routing does not find the peer, through the addresses of its own record."""
+        ends = asyncio.get_running_loop().time() + deadline
+        try:
+            return await session.open(peer, protocol, deadline)
+        except PeerUnreachable:
+            addresses = self._learned.get(peer, [])
+            if not await session.dial_any(peer, addresses, ends - asyncio.get_running_loop().time()):
+                raise
+        return await session.open(peer, protocol, ends - asyncio.get_running_loop().time())
+
+    def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        usable = []
+        for address in addresses[:_LEARNED_ADDRESSES]:
+            try:
+                if peer_id_in(check_address(address)) == peer:
+                    usable.append(address)
+            except UserError as problem:
+                logger.debug("The record of %s names a bad address: %s", peer, problem)
+        self._learned.pop(peer, None)
+        self._learned[peer] = usable
+        while len(self._learned) > _LEARNED_PEERS:
+            del self._learned[next(iter(self._learned))]
 
     async def serve(self, protocol: str, handler: Handler) -> None:
         self._handlers[protocol] = handler

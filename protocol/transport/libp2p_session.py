@@ -90,6 +90,26 @@ class Session:
             raise
         return stream
 
+    async def dial_any(self, peer: PeerId, addresses: list[str], deadline: float) -> bool:
+        """Connect to the peer at whichever of its addresses answers first; False when none does in time."""
+        dials = [
+            asyncio.get_running_loop().create_task(self.p2pd.control.connect(address, peer, deadline))
+            for address in addresses
+        ]
+        try:
+            for dial in asyncio.as_completed(dials, timeout=deadline):
+                try:
+                    await dial
+                except (NolocoError, TimeoutError) as error:
+                    logger.debug("%s cannot be dialled at one of its addresses: %s", peer, error)
+                else:
+                    return True
+            return False
+        finally:
+            for task in dials:
+                task.cancel()
+            await asyncio.gather(*dials, return_exceptions=True)
+
     async def join(self, addresses: list[str], deadline: float) -> list[PeerId]:
         """Dial all addresses at once, then meet the neighbours in the DHT through those that answered."""
         ends = asyncio.get_running_loop().time() + deadline

@@ -83,6 +83,9 @@ class MemoryTransport(Transport):
         other._connected[self.peer_id] = None
         return True
 
+    def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Nothing to do: in memory a peer id is enough to reach a peer."""
+
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
         self._check_running()
         try:
