@@ -139,6 +139,16 @@ class TransportSuite(abc.ABC):
         stream.close()
 
     @on_network
+    async def test_a_peer_is_reached_at_the_addresses_in_its_record(self, network: Network) -> None:
+        """Nobody introduced the two; the record of a is all that c has."""
+        a, c = await network.peer("a"), await network.peer("c")
+        await a.serve(ECHO, echo)
+        c.learn(a.peer_id, ["nonsense", "/ip4/127.0.0.1/tcp/9/p2p/" + a.peer_id, *a.addresses()])
+        stream = await c.open(a.peer_id, ECHO, SOON)
+        assert await ask(stream, b"found") == b"found"
+        stream.close()
+
+    @on_network
     async def test_many_streams_at_once_do_not_mix(self, network: Network) -> None:
         a, b = await network.pair()
 
