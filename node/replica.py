@@ -145,9 +145,6 @@ class Replica:
         self.steps_in_round += 1
         return StepReport(self.step, norm, rate)
 
-    def discard_gradients(self) -> None:
-        self.flat.gradients.zero_()
-
     def contribution(self) -> torch.Tensor:
         """z = β·θ + (γ − β)·φ: the one tensor that partners exchange."""
         return contribution(self.flat.values, self.phi, self.settings)

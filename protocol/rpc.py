@@ -17,7 +17,6 @@ import torch
 
 from protocol.codec import Encoded
 from protocol.errors import (
-    CodecError,
     DeadlineExceeded,
     NolocoError,
     PeerUnreachable,
@@ -353,5 +352,5 @@ def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.
         raise Refused(frame.kind[:40], reason[:200])
     message = frame.message()
     if frame.type is not FrameType.REPLY or not isinstance(message, reply):
-        raise CodecError(f"expected {reply.kind}, got {frame.kind[:40]}")
+        raise WireError(f"expected {reply.kind}, got {frame.kind[:40]}")
     return message, frame.tensors()
