@@ -41,15 +41,9 @@ class Exchange:
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
         self._received: dict[str, Received] = {}
 
-    def expect(self, name: str) -> None:
+    def expect(self, pair: Pair) -> None:
         """Take memory for the contribution of this pair's partner."""
-        self._received.setdefault(name, Received(torch.empty_like(self._replica.phi)))
-
-    def expects(self, name: str) -> bool:
-        return name in self._received
-
-    def forget(self, name: str) -> None:
-        self._received.pop(name, None)
+        self._received.setdefault(pair.name, Received(torch.empty_like(self._replica.phi)))
 
     def forget_all(self) -> None:
         self._received.clear()
@@ -61,7 +55,7 @@ class Exchange:
     async def swap(self, pair: Pair, z: torch.Tensor) -> Received | None:
         """Send z and receive the partner's at the same time; None when either fails before the deadline."""
         context, began = self._context, asyncio.get_running_loop().time()
-        self.expect(pair.name)
+        self.expect(pair)
         incoming = self._received[pair.name]
         try:
             async with asyncio.timeout(self._deadline.seconds()):

@@ -41,6 +41,7 @@ class Trainer:
         self._replica = replica
         self._pipeline = pipeline
         self._rounds = rounds
+        self._matchmaker = rounds.matchmaker
         self._corpus = corpus
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
         self._max_seconds = max_seconds
@@ -109,14 +110,14 @@ class Trainer:
                     draw.result()  # a failure here ends the node with its cause, it does not hang
                 if complete.done():
                     return True
-                if not draws and (stopping.done() or self._finished_here() or self._rounds.is_stale):
+                if not draws and (stopping.done() or self._finished_here() or self._matchmaker.is_stale):
                     return await self._refreshed()
         finally:
             complete.cancel()
             stopping.cancel()
 
     async def _refreshed(self) -> bool:
-        if self._rounds.is_stale:
+        if self._matchmaker.is_stale:
             await self.download()
         return False
 
@@ -126,12 +127,12 @@ class Trainer:
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
         if report.gradient_norm != report.gradient_norm:
             context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
-        self._rounds.step_done(seconds)
+        self._matchmaker.step_done(seconds)
         if self._rounds.must_end:
             if self._rounds.has_partner:
                 self._pipeline.hold()
             await self._rounds.finish()
-        if self._rounds.is_stale:
+        if self._matchmaker.is_stale:
             await self.download()
         self._pipeline.next_step()
         context.counters.mark(asyncio.get_running_loop().time())
@@ -146,7 +147,7 @@ class Trainer:
     async def download(self) -> None:
         """Take the stage's state from its other replicas. On failure the own state stays as it is."""
         context, replica = self._context, self._replica
-        self._rounds.is_stale = False
+        self._matchmaker.is_stale = False
 
         def donors() -> list[str]:
             holding = context.view.holding(context.stage, context.transport.now())
@@ -193,6 +194,6 @@ class Trainer:
         if self._replica.steps_in_round:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_ROUND_SECONDS):
-                    await self._rounds.seek_last()
+                    await self._matchmaker.seek_last()
             await self._rounds.finish()
-        self._rounds.accepting = False
+        self._matchmaker.accepting = False

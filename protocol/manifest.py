@@ -101,14 +101,31 @@ class Inner(Section):
 
 
 class Outer(Section):
-    """NoLoCo's outer step (arXiv 2506.10911): momentum α, progress gain β, pull γ, every k inner steps."""
+    """NoLoCo's outer step (arXiv 2506.10911): momentum α, progress gain β, pull γ, every k inner steps.
 
+    `method` makes the baselines settings of the same run: "diloco" averages over all live replicas of a stage,
+    "average" takes the pair's mean of the weights without momentum, "local" never averages.
+    """
+
+    method: Literal["noloco", "diloco", "average", "local"] = "noloco"
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
     beta: Positive = 0.7
     gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.7
     inner_steps: Count = 50  # k
     # A replica may meet a partner from k·(1 − window) to k·(1 + window) inner steps after its last outer step.
     window: Annotated[float, Field(ge=0, le=0.9)] = 0.25
+    # "steps": a round is k inner steps. "time": as many as fit into the time that the median replica of the
+    # stage needs for k, at least k/4 and at most 4k, so that rounds of fast and slow replicas meet.
+    pace: Literal["steps", "time"] = "steps"
+    # "tokens": a partner's progress counts in proportion to the tokens behind it. "equal": half and half.
+    weighting: Literal["equal", "tokens"] = "equal"
+    # "none": z goes at the end of the round. "phi-early": φ goes during the inner steps, once the pair is agreed,
+    # and only Δ at the end. "late": z goes while the next round has begun; the step is applied when it is there.
+    overlap: Literal["none", "phi-early", "late"] = "none"
+    # Clip what a partner changes to this many times the median of past distances; 0 trusts everybody.
+    clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    # Adapt γ within the stable range when the spread leaves its band around the predicted one.
+    drift_control: bool = False
 
     @model_validator(mode="after")
     def _stable(self) -> Self:
@@ -126,7 +143,8 @@ class Wire(Section):
 
     activations: Codec = "bf16"
     gradients: Codec = "bf16"
-    gossip: Codec = "fp32"
+    gossip: Codec = "fp32"  # z, and φ where it goes early
+    progress: Codec = "fp32"  # Δ where φ goes early; its rounding is carried over to the next round
 
 
 class Limits(Section):

@@ -213,10 +213,10 @@ def test_a_proposal_at_the_very_end_of_a_round_is_not_accepted_and_then_forgotte
             proposal = Propose(stage=0, round=node.replica.round, pair=name, opens_in=0.0, ends_in=60.0)
             request: Any = SimpleNamespace(peer=Identity.from_seed("partner").peer_id, message=proposal)
             with contextlib.suppress(Refused):
-                await node._rounds.on_propose(request)
+                await node._rounds.matchmaker.on_propose(request)
                 accepted.append(name)
-                assert node._rounds.pairing.pair is not None
-                assert node._rounds.pairing.pair.name == name
+                assert node._rounds.matchmaker.pair is not None
+                assert node._rounds.matchmaker.pair.name == name
 
         finish = node.replica.finish_round
 
@@ -429,7 +429,7 @@ def test_a_partner_killed_between_agreement_and_exchange_leaves_the_other_to_end
     async def main() -> None:
         swarm = await training(2, step=1, outer__inner_steps=20, inner__total_steps=FOREVER)
         first = swarm.nodes[0]
-        pairing = first._rounds.pairing
+        pairing = first._rounds.matchmaker._pairing
         await until(lambda: pairing.phase is Phase.AGREED)
         agreed = pairing.pair
         assert agreed is not None
