@@ -111,7 +111,11 @@ def covariance_recursion(
         Σ' = (N−2)/(2(N−1))·M_S Σ M_Sᵀ + N/(2(N−1))·M_D Σ M_Dᵀ + β²s²·(N−2)/(2N)·ones(2,2)
         M_S = [[1−βκ, α], [−βκ, α]],  M_D = [[1−γ, α], [−γ, α]]
 
-    `replicas` is N, even and at least 2; None stands for the limit of many. Σ sums squares over N, not N − 1.
+    With an odd N a uniformly random replica is alone in each round: it keeps all of its deviation, which M_S
+    moves, and all of its noise, so the three weights become 1/2, 1/2 and (N−1)/(2N).
+
+    `replicas` is N, at least 1; None stands for the limit of many. Σ sums squares over N, not N − 1.
+    Raises `ValueError` for fewer.
     """
     between, within, noise = _pair_weights(replicas)
     across, inside = _pair_matrices(settings, kappa)
@@ -143,12 +147,18 @@ def stationary_variance(
 
 
 def _pair_weights(replicas: int | None) -> tuple[float, float, float]:
-    """Weights of M_S, of M_D and of the noise in the recursion."""
+    """Weights of M_S, of M_D and of the noise in the recursion.
+
+    Of the variance, N/(2(N−1)) lies within random pairs: a quarter of E(x_i − x_j)², which is 2N/(N−1) times the
+    variance. With an odd N the pairs hold (N−1)/N of the replicas, the lone one's deviation counts as between.
+    """
     if replicas is None:
         return 0.5, 0.5, 0.5
-    if replicas < 2 or replicas % 2:
-        raise ValueError(f"pairs of all replicas need an even number of them, not {replicas}")
     n = replicas
+    if n < 1:
+        raise ValueError(f"replicas are counted from 1, not {n}")
+    if n % 2:
+        return 0.5, 0.5, (n - 1) / (2 * n)
     return (n - 2) / (2 * (n - 1)), n / (2 * (n - 1)), (n - 2) / (2 * n)
 
 
