@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from node.config import NodeConfig
 from node.daemon import Node, Surroundings
 from node.data import Corpus
 from node.events import Events
+from node.replica import Replica
 from node.state_directory import StateDirectory
 from protocol.identity import Identity
 from protocol.manifest import Manifest, SignedManifest
@@ -66,11 +67,17 @@ class SimulatedSwarm:
             self.add(number, stage=number % self.manifest.stages)
 
     def add(
-        self, number: int, stage: int = -1, speed: float = 1.0, join: str | None = None, **settings: Any
+        self,
+        number: int,
+        stage: int = -1,
+        speed: float = 1.0,
+        join: str | None = None,
+        replica: Callable[[Manifest, int, str], Replica] = Replica,
+        **settings: Any,
     ) -> Node:
         """Start a node, a new one or one that was killed; `join` is another member's address.
 
-        `settings` are further fields of `NodeConfig`.
+        `replica` makes what it trains, as an attacker does. `settings` are further fields of `NodeConfig`.
         """
         life = self._lives[number] = self._lives.get(number, -1) + 1
         transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
@@ -82,6 +89,7 @@ class SimulatedSwarm:
             rng=random.Random(f"{self.seed}/{number}/{life}"),
             state=state,
             corpus=lambda manifest, data: self.corpus,
+            replica=replica,
         )
         address = join or memory_address(self._seed_identity.peer_id)
         node = Node(NodeConfig(join=(address,), stage=stage, device="cpu", **settings), surroundings)

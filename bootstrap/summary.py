@@ -41,6 +41,8 @@ class Summary:
             "resends": stats.resends,
             "tokens_per_second": round(stats.tokens / stats.uptime, 1) if stats.uptime else 0.0,
             "seconds_blocked_in_gossip": round(stats.blocked_seconds, 3),
+            "gossip_bytes": stats.gossip_bytes,
+            "replica_spread_expected": stats.expected_spread,
         }
 
     def write(self, path: Path) -> None:

@@ -46,6 +46,10 @@ class Picture:
         known = [stats.spread for stats in self.stats if stats.spread is not None]
         return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
 
+    def expected_spread(self) -> float | None:
+        known = [stats.expected_spread for stats in self.stats if stats.expected_spread is not None]
+        return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+
     def loss(self) -> float | None:
         known = [stats.loss for stats in self.stats if stats.loss is not None]
         return sum(known) / len(known) if known else None
@@ -103,7 +107,7 @@ def headline(picture: Picture) -> str:
         parts.append(f"held-out {picture.validation[-1][2]:.3f}")
     if picture.bigram is not None:
         parts.append(f"bigram {picture.bigram:.3f}")
-    parts.append(f"spread {_number(picture.spread(), 4)}")
+    parts.append(f"spread {_number(picture.spread(), 4)} (theory {_number(picture.expected_spread(), 4)})")
     return "  ".join(parts)
 
 

@@ -17,7 +17,9 @@ from bootstrap.evaluation import evaluate_route
 from bootstrap.export import export_route
 from bootstrap.founding import chosen_manifest
 from bootstrap.local_swarm import LocalSwarm, Plan
+from bootstrap.manifest_cli import app as manifest_tools
 from bootstrap.observer import visit
+from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, save_svg, show
 from node.command import fail, run_async
@@ -30,6 +32,8 @@ from protocol.manifest import Manifest, manifest_from
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
 )
+app.add_typer(manifest_tools, name="manifest")
+app.add_typer(simulate, name="simulate")
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 

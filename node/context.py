@@ -26,8 +26,10 @@ class Counters:
     resends: int = 0
     partners: dict[PeerId, int] = field(default_factory=dict)
     partner: str = ""
-    spread: float | None = None
+    spread: float | None = None  # of the replicas of this stage, from pair distances
+    expected_spread: float | None = None  # what the theory says it should be
     blocked_seconds: float = 0.0
+    gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
 
     def mark(self, now: float) -> None:

@@ -42,6 +42,9 @@ from protocol.messages import (
     GetStats,
     Propose,
     Ready,
+    Reduce,
+    Release,
+    SitOut,
 )
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Transport
@@ -62,6 +65,7 @@ class Surroundings:
     rng: random.Random
     state: StateDirectory | None = None
     corpus: Callable[[Manifest, Sequence[str]], Corpus] | None = None
+    replica: Callable[[Manifest, int, str], Replica] = Replica
 
 
 class Node:
@@ -136,7 +140,7 @@ class Node:
         self._compute = self.surroundings.compute()
         self.context = self._make_context(stage)
         self.replica = await self._compute.run(
-            Priority.OPTIMIZER, Replica, manifest, stage, self._config.device
+            Priority.OPTIMIZER, self.surroundings.replica, manifest, stage, self._config.device
         )
         await self._take_up_training(stage, checkpoint, corpus)
 
@@ -254,7 +258,11 @@ class Node:
         self.rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
         self.rpc.handle(Traffic.GOSSIP, Propose, self._rounds.matchmaker.on_propose)
         self.rpc.handle(Traffic.GOSSIP, Ready, self._rounds.matchmaker.on_ready)
+        self.rpc.handle(Traffic.GOSSIP, Release, self._rounds.matchmaker.on_release)
+        self.rpc.handle(Traffic.GOSSIP, SitOut, self._rounds.matchmaker.on_sit_out)
         self.rpc.handle(Traffic.GOSSIP, Contribute, self._rounds.on_contribute)
+        if self.context.manifest.outer.method == "diloco":
+            self.rpc.handle(Traffic.GOSSIP, Reduce, self._rounds.all_reduce.on_reduce)
         self.rpc.handle(Traffic.STATE, GetStateIndex, service.on_index)
         self.rpc.handle(Traffic.STATE, GetStatePiece, service.on_piece)
 

@@ -1,143 +1,234 @@
-"""The exchange of a round: z to the partner in pieces, the partner's z back, both at the same time."""
+"""The exchange of a round: the own contribution to the partner in pieces, the partner's back, both at once."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import torch
 
+from node.compute import Priority
 from node.context import Context
+from node.contribution import Buffers, Contribution, weights_of
 from node.deadlines import AdaptiveDeadline
+from node.offer import Offer, sample_stride
 from node.pairing import Pair
 from node.replica import PIECE_PARAMETERS, Replica
-from protocol.codec import TensorSpec, decode, encode, require_finite
-from protocol.errors import CodecError, DeadlineExceeded, NolocoError
-from protocol.messages import Contribute, Done
+from node.swap import Swap, all_of, cancelled
+from protocol.codec import Encoded, require_finite
+from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
-PIECES_IN_FLIGHT = 4
-SAMPLED_PARAMETERS = 2**16  # of φ, for the distance to the partner: its error is then below a percent
-
-
-@dataclass
-class Received:
-    """The partner's contribution as it arrives."""
-
-    z: torch.Tensor
-    phi_sample: torch.Tensor | None = None
-    pieces: set[int] = field(default_factory=set)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
+PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute thread once
+JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
+REMEMBERED_PAIRS = 8
+ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
 
 
 class Exchange:
-    """Mutable state: contributions expected or arriving, by the pair's name, and past exchange times."""
+    """Mutable state: the exchanges agreed or under way; the pairs that averaged lately; past exchange times.
+
+    What they take in memory is bounded by the pairs that the matchmaker agrees to.
+    """
 
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context
         self._replica = replica
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
-        self._received: dict[str, Received] = {}
+        self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
+        self._here = Buffers(replica.parameters, torch.device("cpu"))
+        on_device = replica.device.type != "cpu"
+        self._on_device = Buffers(replica.parameters, replica.device) if on_device else self._here
+        self._swaps: dict[Pair, Swap] = {}
+        self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
+        self._ending: list[asyncio.Task[None]] = []
 
-    def expect(self, pair: Pair) -> None:
-        """Take memory for the contribution of this pair's partner."""
-        self._received.setdefault(pair.name, Received(torch.empty_like(self._replica.phi)))
+    # --- the life of an exchange --------------------------------------------------------------
 
-    def forget_all(self) -> None:
-        self._received.clear()
+    def of(self, pair: Pair) -> Swap:
+        """The exchange with this pair's partner; made when it is first asked for."""
+        swap = self._swaps.get(pair)
+        if swap is None:
+            pieces, wire = self._replica.pieces, self._context.manifest.wire
+            own = Contribution(self._on_device, self._weights, pieces)
+            partners = Contribution(self._here, self._weights, pieces)
+            swap = self._swaps[pair] = Swap(pair, Offer(self._replica, own, wire), partners)
+        return swap
 
-    def phi_sample(self) -> torch.Tensor:
-        """Every n-th entry of φ, the same on both sides."""
-        return self._replica.phi[:: self._stride].cpu()
+    def begin(self, pair: Pair) -> None:
+        """The pair is agreed for the current round: φ, if it travels by itself, can go."""
+        swap = self.of(pair)
+        if "phi" in self._weights and not swap.is_over:
+            swap.send("phi", self._send(swap, "phi"))
 
-    async def swap(self, pair: Pair, z: torch.Tensor) -> Received | None:
-        """Send z and receive the partner's at the same time; None when either fails before the deadline."""
+    async def finish(self, swap: Swap, urgent: bool) -> bool:
+        """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
+
+        Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
+        or refuses. Nothing is sent any more then. Unless it is `urgent` it leaves room for other traffic in the
+        first half of that time.
+        """
         context, began = self._context, asyncio.get_running_loop().time()
-        self.expect(pair)
-        incoming = self._received[pair.name]
+        seconds = self._deadline.seconds()
+        hurry = asyncio.get_running_loop().call_later(seconds / 2, swap.urgent.set)
+        if urgent:
+            swap.urgent.set()
+        for part in self._weights:
+            swap.send(part, self._send(swap, part))
         try:
-            async with asyncio.timeout(self._deadline.seconds()):
-                await self._send(pair, z)
-                await incoming.complete.wait()
+            async with asyncio.timeout(seconds):
+                await swap.both_ways(self._make_sure_of(swap))
         except (NolocoError, TimeoutError) as failure:
             if isinstance(failure, TimeoutError | DeadlineExceeded):
                 self._deadline.note_missed()
-            context.view.suspect(pair.partner, context.transport.now())
+            if not isinstance(failure, Refused):
+                context.view.suspect(swap.pair.partner, context.transport.now())
             context.events.warn(
-                f"Averaging with {pair.partner[-8:]} failed ({type(failure).__name__}); this round counts "
-                "its own progress alone.",
+                f"Averaging with {swap.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
+                "counts its own progress alone.",
                 "exchange-failed",
-                partner=pair.partner,
+                partner=swap.pair.partner,
                 reason=type(failure).__name__,
             )
-            if not incoming.complete.is_set():
-                return None
-        self._deadline.note(asyncio.get_running_loop().time() - began)
-        return incoming
-
-    async def _send(self, pair: Pair, z: torch.Tensor) -> None:
-        slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
-        sample = self.phi_sample()
-        codec = self._context.manifest.wire.gossip
-
-        async def send_piece(offset: int) -> None:
-            async with slots:
-                piece = z[offset : offset + PIECE_PARAMETERS].cpu()
-                tensors = [encode(piece, codec)] + ([encode(sample, "fp32")] if offset == 0 else [])
-                await self._context.rpc.call(
-                    pair.partner,
-                    Traffic.GOSSIP,
-                    Contribute(pair=pair.name, offset=offset, total=z.numel()),
-                    Done,
-                    tensors,
-                    deadline=self._deadline.seconds(),
-                )
-
-        offsets = range(0, z.numel(), PIECE_PARAMETERS)
-        tasks = [asyncio.get_running_loop().create_task(send_piece(offset)) for offset in offsets]
-        try:
-            await asyncio.gather(*tasks)
+            return False
         finally:
-            for task in tasks:
-                task.cancel()
+            hurry.cancel()
+            await cancelled(swap.end())
+        self._deadline.note(asyncio.get_running_loop().time() - began)
+        self._averaged.append(swap.pair)
+        return True
 
-    def as_sent(self, z: torch.Tensor) -> torch.Tensor:
-        """z as the partner reads it: both must average the same two tensors, codec losses included."""
-        codec = self._context.manifest.wire.gossip
-        if codec == "fp32":
-            return z
-        encoded = encode(z, codec)
-        spec = TensorSpec(codec, encoded.shape, encoded.nbytes)
-        return decode(spec, b"".join(encoded.buffers)).to(z.device, z.dtype)
+    def forget(self, swap: Swap, averaged: bool) -> None:
+        """The outer step is taken. After a failure, work that was cancelled may still write to its memory."""
+        self._swaps.pop(swap.pair, None)
+        if averaged:
+            swap.offer.own.give_back()
+            swap.partners.give_back()
 
-    def receive(self, message: Contribute, tensors: list[torch.Tensor]) -> None:
-        """Keep a piece of an expected contribution.
+    def drop_unless(self, is_wanted: Callable[[Pair], bool]) -> None:
+        """Give up the exchanges of pairs that came to nothing."""
+        for pair in [pair for pair in self._swaps if not is_wanted(pair)]:
+            self._ending = [task for task in self._ending if not task.done()] + self._swaps.pop(pair).end()
 
-        Raises `CodecError` when it does not fit or holds NaN or infinity; nothing of it is then kept.
+    def end_all(self) -> None:
+        """The weights are about to be replaced: from now on the partners are refused, and go on alone."""
+        for swap in self._swaps.values():
+            self._ending += swap.end()
+
+    async def still(self) -> None:
+        """Return when nothing that was given up refers to the weights any more: they may change then."""
+        await cancelled(self._ending)
+        self._ending.clear()
+
+    # --- sending ------------------------------------------------------------------------------
+
+    async def _send(self, swap: Swap, part: Part) -> None:
+        """All pieces of a part, acknowledged. Raises what the sending of one raised."""
+        pieces = self._replica.pieces
+        jobs = (
+            range(first, min(first + PIECES_PER_JOB, pieces)) for first in range(0, pieces, PIECES_PER_JOB)
+        )
+        await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
+
+    async def _work_off(self, swap: Swap, part: Part, jobs: Iterator[Sequence[int]]) -> None:
+        for indices in jobs:
+            # with forward passes, not behind all of them: a busy stage would never send anything
+            priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
+            messages = await self._context.compute.run(priority, swap.offer.encode, part, indices)
+            rest = deque(zip(indices, messages, strict=True))
+            while rest and not swap.urgent.is_set():
+                await self._send_politely(swap, part, *rest[0])
+                rest.popleft()
+            await all_of(*(self._send_piece(swap, part, *piece) for piece in rest))
+
+    async def _send_politely(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+        """One piece of the exchange at a time, and after it a pause as long: half of the link at most."""
+        async with swap.turn:
+            began = asyncio.get_running_loop().time()
+            await self._send_piece(swap, part, index, tensors)
+            await swap.make_way(asyncio.get_running_loop().time() - began)
+
+    async def _send_piece(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+        """Once more when the stream breaks: a repeated piece is harmless."""
+        offset, total = index * PIECE_PARAMETERS, self._replica.parameters
+        message = Contribute(pair=swap.pair.name, part=part, offset=offset, total=total)
+        for is_last_try in (False, True):
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            swap.bytes_sent += nbytes
+            self._context.counters.gossip_bytes += nbytes
+            try:
+                await self._tell(swap, message, tensors)
+                return
+            except PeerUnreachable:
+                if is_last_try:
+                    raise
+
+    async def _make_sure_of(self, swap: Swap) -> NoReturn:
+        """Ask again and again with an empty piece: raises when the partner has given the pair up, or is gone."""
+        total = self._replica.parameters
+        message = Contribute(pair=swap.pair.name, part=next(iter(self._weights)), offset=total, total=total)
+        while True:
+            await asyncio.sleep(ASK_SECONDS)
+            await self._tell(swap, message, [])
+
+    async def _tell(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
+        deadline = self._deadline.seconds()
+        await self._context.rpc.call(
+            swap.pair.partner, Traffic.GOSSIP, message, Done, tensors, deadline=deadline
+        )
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def knows(self, pair: Pair) -> bool:
+        return pair in self._swaps
+
+    def has_averaged(self, pair: Pair) -> bool:
+        """Whether this exchange succeeded: its pieces come again when our answers were lost."""
+        return pair in self._averaged
+
+    def receive(self, swap: Swap, message: Contribute, tensors: list[torch.Tensor]) -> None:
+        """Take in a piece of the partner's contribution; one that is there already changes nothing.
+
+        Raises `Refused` when the exchange is over, and `CodecError` when the piece does not fit or holds NaN or
+        infinity; nothing of it is then kept.
         """
-        incoming = self._received[message.pair]
-        stop = min(message.offset + PIECE_PARAMETERS, self._replica.parameters)
-        expected = [(stop - message.offset,)]
-        if message.offset == 0:
-            expected.append((math.ceil(self._replica.parameters / self._stride),))
-        if (
-            message.total != self._replica.parameters
-            or message.offset % PIECE_PARAMETERS
-            or message.offset >= message.total
-            or [tuple(tensor.shape) for tensor in tensors] != expected
-        ):
+        if swap.is_over:
+            raise Refused("unknown-pair")
+        parameters, stride = self._replica.parameters, sample_stride(self._replica.parameters)
+        if message.offset == message.total == parameters and not tensors:
+            return
+        index, beside = divmod(message.offset, PIECE_PARAMETERS)
+        if message.total != parameters or beside or message.offset >= parameters:
+            raise CodecError("a contribution does not have the size of this stage")
+        if message.part not in self._weights:
+            raise CodecError(f"contributions do not travel as {message.part} in this run")
+        bounds = self._replica.piece_bounds(index)
+        shapes = [(bounds.stop - bounds.start,)]
+        if message.part == "z" and index == 0:
+            shapes.append((-(-parameters // stride),))
+        if [tuple(tensor.shape) for tensor in tensors] != shapes:
             raise CodecError("a contribution does not have the shape of this stage")
         for tensor in tensors:
             require_finite(tensor)
-        incoming.z[message.offset : stop].copy_(tensors[0])
-        if message.offset == 0:
-            incoming.phi_sample = tensors[1].clone()
-        incoming.pieces.add(message.offset)
-        if len(incoming.pieces) == self._replica.pieces:
-            incoming.complete.set()
+        if swap.partners.has(message.part, index):
+            return
+        swap.partners.add(message.part, index, bounds, tensors[0])
+        self._keep_sample(swap, message.part, bounds, tensors)
+        if swap.partners.is_complete:
+            swap.received.set()
 
-    @property
-    def _stride(self) -> int:
-        return max(1, self._replica.parameters // SAMPLED_PARAMETERS)
+    def _keep_sample(self, swap: Swap, part: Part, bounds: slice, tensors: list[torch.Tensor]) -> None:
+        """Every n-th entry of the partner's φ: sent beside z, picked out of φ when that comes itself."""
+        stride = sample_stride(self._replica.parameters)
+        if part == "z" and len(tensors) > 1:
+            swap.phi_sample = tensors[1].to(torch.float32, copy=True)
+        if part == "phi":
+            if swap.phi_sample is None:
+                swap.phi_sample = torch.empty(-(-self._replica.parameters // stride))
+            picked = tensors[0][-bounds.start % stride :: stride]
+            first = -(-bounds.start // stride)
+            swap.phi_sample[first : first + len(picked)].copy_(picked)

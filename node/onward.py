@@ -10,7 +10,7 @@ import torch
 
 from node.context import Context
 from node.deadlines import AdaptiveDeadline
-from node.routing import Router
+from node.routing import FixedRouter, Router
 from protocol.codec import Encoded, require_finite
 from protocol.errors import (
     CodecError,
@@ -38,10 +38,17 @@ class Onward:
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
-        self._router = Router(rng)
+        fixed = context.manifest.routing == "fixed"
+        self._router = FixedRouter(rng, self._own_place) if fixed else Router(rng)
         self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)
         self._told_no_peer = False
         self._leaving = False
+
+    def _own_place(self) -> int:
+        """The place of this replica among those of its stage, by peer id."""
+        context = self._context
+        others = context.view.serving(context.stage, context.transport.now())
+        return sum(peer < context.me for peer in others)
 
     def prepare_to_leave(self) -> None:
         """Send what others can still take; do not wait for peers that may never come."""

@@ -37,6 +37,8 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         partners={str(peer): count for peer, count in counters.partners.items()},
         partner=counters.partner,
         spread=counters.spread,
+        expected_spread=counters.expected_spread,
+        gossip_bytes=counters.gossip_bytes,
         sent={str(peer): count for peer, count in counters.sent.items()},
         received=counters.received,
         resends=counters.resends,

@@ -7,18 +7,21 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from node.flat import FlatParameters
 from node.outer import OuterSettings, contribution, outer_step
+from node.residual import Residual
 from node.schedule import learning_rate
 from node.stage import Stage
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 
+EVERYTHING = slice(None)
+HEAVIEST = 4.0  # a round has at most this many times k inner steps
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
 
@@ -45,7 +48,7 @@ class StageState:
 
 
 class Replica:
-    """Mutable state: θ, φ, δ, AdamW's moments, accumulated gradients, step and round."""
+    """Mutable state: θ, φ, δ, AdamW's moments, what is owed to partners, accumulated gradients, step and round."""
 
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
@@ -57,9 +60,10 @@ class Replica:
         self._module_names = {
             self.stage.checkpoint_name(name): name for name, _ in self.stage.named_parameters()
         }
-        self.settings = OuterSettings(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.settings = OuterSettings(*manifest.outer.coefficients)
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
+        self.residual = Residual(self.phi)
         self.first_moment = torch.zeros_like(self.phi)
         self.second_moment = torch.zeros_like(self.phi)
         self.step = 0  # inner steps done
@@ -145,16 +149,58 @@ class Replica:
         self.steps_in_round += 1
         return StepReport(self.step, norm, rate)
 
-    def contribution(self) -> torch.Tensor:
-        """z = β·θ + (γ − β)·φ: the one tensor that partners exchange."""
-        return contribution(self.flat.values, self.phi, self.settings)
+    def offered_phi(self, bounds: slice) -> torch.Tensor:
+        """φ over `bounds` as partners are told it. With `offered_theta`, all that a contribution is made from."""
+        return self.phi[bounds]
 
-    def finish_round(self, mean_z: torch.Tensor) -> None:
-        """The NoLoCo outer step with the group's mean of z; own z alone at worst."""
-        outer_step(self.phi, self.delta, mean_z, self.settings)
-        self.flat.values.copy_(self.phi)
-        self.round += 1
+    def offered_theta(self, bounds: slice) -> torch.Tensor:
+        """θ over `bounds` as partners are told it."""
+        return self.flat.values[bounds]
+
+    def offered_progress(self, bounds: slice) -> torch.Tensor:
+        """w·Δ over `bounds`, w the `weight` of this round."""
+        progress = self.offered_theta(bounds) - self.offered_phi(bounds)
+        return progress if self.weight == 1.0 else progress.mul_(self.weight)
+
+    @property
+    def weight(self) -> float:
+        """w of this replica's progress: 1, or with the weighting "tokens" the round's tokens by those of k steps.
+
+        The mean weight over a stage is then about 1, and partners need not tell each other.
+        """
+        outer = self.manifest.outer
+        if outer.weighting == "equal" or not self.steps_in_round:
+            return 1.0
+        return min(HEAVIEST, self.steps_in_round / outer.inner_steps)
+
+    def contribution(self, bounds: slice = EVERYTHING, is_alone: bool = False) -> torch.Tensor:
+        """z = β·w·θ + (γ − β·w)·φ over `bounds`: the one tensor that partners exchange; w is 1 in a group of one."""
+        weight = 1.0 if is_alone else self.weight
+        settings = replace(self.settings, beta=self.settings.beta * weight)
+        return contribution(self.offered_theta(bounds), self.offered_phi(bounds), settings)
+
+    def leave_round(self, theta_end: torch.Tensor) -> None:
+        """Begin the next round before this one's outer step is taken: `theta_end` [parameters] becomes θ."""
+        theta_end.copy_(self.flat.values)
         self.steps_in_round = 0
+
+    @torch.no_grad()
+    def finish_round(self, mean_z: torch.Tensor, theta_end: torch.Tensor | None = None) -> None:
+        """The NoLoCo outer step with the group's mean of z; own z alone at worst. θ starts again from φ.
+
+        With the `theta_end` of `leave_round` the step comes late: θ keeps what it has gained since then.
+        """
+        values = self.flat.values
+        for index in range(self.pieces):  # a piece at a time stays in the cache
+            bounds = self.piece_bounds(index)
+            outer_step(self.phi[bounds], self.delta[bounds], mean_z[bounds], self.settings)
+            if theta_end is None:
+                values[bounds].copy_(self.phi[bounds])
+            else:
+                values[bounds].sub_(theta_end[bounds]).add_(self.phi[bounds])
+        self.round += 1
+        if theta_end is None:
+            self.steps_in_round = 0
 
     # --- state --------------------------------------------------------------------------------
 
@@ -189,6 +235,7 @@ class Replica:
         for index, tensors in pieces.items():
             self.write_piece(index, tensors)
         self.step, self.round, self.steps_in_round = step, round_, 0
+        self.residual.clear()
         self._set_optimizer_step()
 
     def snapshot(self) -> StageState:
@@ -206,6 +253,7 @@ class Replica:
         self.first_moment.copy_(state.first_moment)
         self.second_moment.copy_(state.second_moment)
         self.step, self.round, self.steps_in_round = state.step, state.round, 0
+        self.residual.clear()
         self._set_optimizer_step()
 
     def _set_optimizer_step(self) -> None:

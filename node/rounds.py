@@ -1,94 +1,251 @@
-"""Rounds: exchange z with the partner that the matchmaker found, take the outer step."""
+"""Rounds: exchange contributions with the partner that the matchmaker found, take the outer step.
+
+When that happens is the manifest's `outer.overlap`: at the end of the round ("none"; "phi-early" with φ sent long
+before), or while the next round has begun ("late").
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 
 import torch
 
+from node.all_reduce import AllReduce
+from node.averaging import mean_z
 from node.compute import Priority
 from node.context import Context
-from node.exchange import Exchange, Received
+from node.exchange import Exchange
+from node.judgement import Judgement, Seen
 from node.matchmaker import Matchmaker
 from node.pairing import Pair
 from node.replica import Replica
-from node.spread import SpreadEstimate
-from protocol.errors import Refused
+from node.swap import Swap, cancelled
+from protocol.errors import CodecError, Refused
 from protocol.messages import Contribute, Done
 from protocol.rpc import Answer, Request
+from protocol.transport.base import PeerId
+
+
+@dataclass
+class Pending:
+    """A round whose exchange goes on while the next one trains."""
+
+    swap: Swap
+    exchange: asyncio.Task[bool]
+    blocked_seconds: float  # so far
 
 
 class Rounds:
-    """Mutable state: the search for a partner, the exchange, the spread as it is known."""
+    """Mutable state: the search for a partner, the exchanges, a round whose step is due, the spread as known."""
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         self._context = context
         self._replica = replica
         self._exchange = Exchange(context, replica)
-        self._spread = SpreadEstimate()
-        self.matchmaker = Matchmaker(context, replica, rng, agreed=self._exchange.expect)
+        self._judgement = Judgement(context, replica)
+        self._is_late = context.manifest.outer.overlap == "late"
+        self._pending: Pending | None = None
+        self._is_over = False  # the matchmaker is still with the round that has ended
+        self._theta_end: torch.Tensor | None = None  # θ at the end of the pending round; kept for the next
+        self._outer = context.manifest.outer
+        self.all_reduce = AllReduce(context, replica)  # of the method "diloco"
+        self.matchmaker = Matchmaker(
+            context,
+            replica,
+            rng,
+            agreed=self._begin,
+            avoid=self._judgement.is_quarantined,
+            adapt=self._judgement.steps_of_round,
+        )
+        self.matchmaker.accepting = self._outer.averages_pairs
 
     @property
     def must_end(self) -> bool:
         """Whether this end of an inner step is also the end of the round."""
+        if self._is_over or not self._outer.averages_pairs:
+            return self._replica.steps_in_round >= self._outer.inner_steps
         return self.matchmaker.must_end
+
+    def step_done(self, seconds: float) -> None:
+        """An inner step ended after `seconds`."""
+        if self._outer.averages_pairs:
+            self.matchmaker.step_done(seconds)
+
+    async def seek_last(self) -> None:
+        """Look for a partner for the last round of a run until there is one."""
+        if self._outer.averages_pairs:
+            await self.matchmaker.seek_last()
 
     @property
     def has_partner(self) -> bool:
         return self.matchmaker.pair is not None
 
-    async def finish(self) -> None:
+    @property
+    def will_wait(self) -> bool:
+        """Whether `finish` has to wait for another peer."""
+        if self._outer.method == "diloco":
+            return True
+        return self._pending is not None or (self.has_partner and not self._is_late)
+
+    async def finish(self, is_last: bool = False) -> None:
         """Exchange with the agreed partner, if any, and take the outer step with what is there.
 
-        Always leaves a valid update behind: without a whole contribution from the partner before the
-        deadline, the group is this replica alone.
+        Always leaves a valid update behind: unless both contributions arrive whole before the deadline, the
+        group is this replica alone. With the overlap "late" the step is left to `settle`, but not that of the
+        last round of a run nor that of a round without a partner.
         """
-        context, replica = self._context, self._replica
+        await self.settle()
         began = asyncio.get_running_loop().time()
+        if self._outer.method == "diloco":
+            await self._average_with_all(began)
+            return
         pair = await self.matchmaker.conclude()
-        z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
-        received = await self._exchange.swap(pair, z) if pair is not None else None
-        if received is not None and received.phi_sample is not None:
-            self._note_distance(received.phi_sample)
-        await context.compute.run(Priority.OPTIMIZER, self._work_finish, z, received)
-        self._record(pair if received is not None else None, asyncio.get_running_loop().time() - began)
-        self._exchange.forget_all()
-        self.matchmaker.begin_round()
+        swap = None if pair is None else self._exchange.of(pair)
+        if swap is None or swap.is_over:
+            await self._take_step(None, False, began)
+        elif self._is_late and not is_last:
+            await self._leave(swap, began)
+        else:
+            await self._take_step(swap, await self._exchange.finish(swap, urgent=True), began)
+        self._is_over = True
+        self._begin_next()
 
-    def _work_finish(self, z: torch.Tensor, received: Received | None) -> None:
-        mean = z if received is None else (self._exchange.as_sent(z) + received.z).div_(2)
-        self._replica.finish_round(mean)
+    async def settle(self, wait: bool = True) -> None:
+        """Take the step of the round before, if it is due; without `wait` only if there is nothing to wait for."""
+        pending, began = self._pending, asyncio.get_running_loop().time()
+        if pending is not None and (wait or pending.exchange.done()):
+            pending.swap.urgent.set()
+            averaged = await pending.exchange
+            self._pending = None
+            await self._take_step(pending.swap, averaged, began, pending)
+        self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Have the next round's partner found, as soon as that of the last round needs no answers any more.
+
+        Until its contribution comes, it may ask whether it is still waited for.
+        """
+        swap = self._pending.swap if self._pending is not None else None
+        if self._is_over and (swap is None or not swap.partners.is_empty or swap.is_over):
+            self._is_over = False
+            self.matchmaker.begin_round()
+            self._exchange.drop_unless(self._is_wanted)
+
+    async def abandon(self) -> None:
+        """The replica's state is about to be replaced: drop everything that was made from the old one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            await cancelled([pending.exchange])
+        self._exchange.end_all()
+        await self._exchange.still()
+        self._begin_next()
 
     async def on_contribute(self, request: Request) -> Answer:
         message: Contribute = request.message
-        if not self.matchmaker.is_expected(message.pair, request.peer):
-            raise Refused("unknown-pair")
-        self._exchange.receive(message, request.tensors())
+        pair = Pair(request.peer, message.pair)
+        if not self._exchange.has_averaged(pair):
+            if not (self._exchange.knows(pair) or self.matchmaker.is_expected(pair.name, pair.partner)):
+                raise Refused("unknown-pair")
+            try:
+                self._exchange.receive(self._exchange.of(pair), message, request.tensors())
+            except CodecError:
+                self._judgement.refused(request.peer)
+                raise
         return Answer(Done())
 
-    def _note_distance(self, phi_sample: torch.Tensor) -> None:
-        """The mean squared difference of two random replicas estimates their spread."""
-        context = self._context
-        self._spread.note(self._exchange.phi_sample(), phi_sample)
-        replicas = len(context.view.members(context.stage, context.transport.now()))
-        context.counters.spread = self._spread.value(replicas)
+    def _begin(self, pair: Pair) -> None:
+        """The pair of this round is agreed on, perhaps in place of one that came to nothing."""
+        self._exchange.drop_unless(self._is_wanted)
+        self._exchange.begin(pair)
 
-    def _record(self, pair: Pair | None, seconds: float) -> None:
+    # --- the outer step -----------------------------------------------------------------------
+
+    async def _leave(self, swap: Swap, began: float) -> None:
+        """Let the exchange go on by itself while the next round trains."""
+        try:
+            await self._context.compute.run(Priority.OPTIMIZER, self._work_leave, swap)
+        except CodecError:
+            await self._take_step(None, False, began)
+            return
+        exchange = asyncio.get_running_loop().create_task(self._exchange.finish(swap, urgent=False))
+        self._pending = Pending(swap, exchange, asyncio.get_running_loop().time() - began)
+
+    def _work_leave(self, swap: Swap) -> None:
+        swap.offer.encode_ahead("z")
+        if self._theta_end is None:
+            self._theta_end = torch.empty_like(self._replica.phi)
+        self._replica.leave_round(self._theta_end)
+
+    async def _take_step(
+        self, swap: Swap | None, averaged: bool, began: float, pending: Pending | None = None
+    ) -> None:
         context = self._context
-        context.counters.blocked_seconds += seconds
-        context.counters.partner = pair.partner if pair else ""
-        if pair is not None:
-            context.view.trust(pair.partner)
-            context.counters.partners[pair.partner] = context.counters.partners.get(pair.partner, 0) + 1
-        context.events.emit(
+        await self._exchange.still()
+        late = pending is not None
+        seen = await context.compute.run(Priority.OPTIMIZER, self._work_step, swap, averaged, late)
+        self._judgement.round_ended(swap.pair.partner if swap is not None and averaged else None, seen)
+        blocked = asyncio.get_running_loop().time() - began + (pending.blocked_seconds if pending else 0.0)
+        self._record(swap, averaged, blocked)
+        if swap is not None:
+            self._exchange.forget(swap, averaged)
+
+    def _work_step(self, swap: Swap | None, averaged: bool, late: bool) -> Seen | None:
+        """Returns what the meeting told, if there was one."""
+        replica, seen = self._replica, None
+        if swap is None:
+            z = replica.contribution(is_alone=True)
+        elif averaged:
+            own, partners = swap.offer.own.z, swap.partners.z.to(replica.device)
+            seen = self._judgement.meet(swap.pair.partner, own, partners, swap.phi_sample)
+            z = mean_z(own, partners)
+        else:
+            z = swap.offer.complete()
+        if late:
+            replica.finish_round(z, self._theta_end)
+        else:
+            replica.finish_round(z)
+        return seen
+
+    async def _average_with_all(self, began: float) -> None:
+        context, replica, sent_before = self._context, self._replica, self.all_reduce.bytes_sent
+        z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
+        mean = await self.all_reduce.mean(z)
+        await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
+        sent = self.all_reduce.bytes_sent - sent_before
+        context.counters.gossip_bytes += sent
+        self._tell(None, asyncio.get_running_loop().time() - began, sent)
+
+    # --- what others see ----------------------------------------------------------------------
+
+    def _record(self, swap: Swap | None, averaged: bool, blocked_seconds: float) -> None:
+        context = self._context
+        partner = swap.pair.partner if swap is not None and averaged else None
+        context.counters.partner = partner or ""
+        if partner is not None:
+            context.view.trust(partner)
+            context.counters.partners[partner] = context.counters.partners.get(partner, 0) + 1
+        self._tell(partner, blocked_seconds, swap.bytes_sent if swap is not None else 0)
+
+    def _tell(self, partner: PeerId | None, blocked_seconds: float, gossip_bytes: int) -> None:
+        counters = self._context.counters
+        counters.blocked_seconds += blocked_seconds
+        self._context.events.emit(
             "round",
             round=self._replica.round,
             step=self._replica.step,
-            partner=pair.partner if pair else None,
-            seconds=round(seconds, 6),
-            spread=context.counters.spread,
+            partner=partner,
+            blocked_seconds=round(blocked_seconds, 6),
+            gossip_bytes=gossip_bytes,
+            spread=counters.spread,
+            expected_spread=counters.expected_spread,
         )
 
+    def _is_wanted(self, pair: Pair) -> bool:
+        is_pending = self._pending is not None and self._pending.swap.pair == pair
+        return is_pending or self.matchmaker.is_expected(pair.name, pair.partner)
+
     async def close(self) -> None:
+        await self.abandon()
         await self.matchmaker.close()

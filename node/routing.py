@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from protocol.transport.base import PeerId
 
 SMOOTHING = 0.2  # weight of the newest measurement
-FLOOR = 0.25  # of the mean weight: what the slowest peer still gets, since mixing is the point
+STRAGGLER = 2.0  # times the median answer: beyond it a sender's whole step waits, so it counts twice
+FLOOR = 0.05  # of the mean weight: what the slowest peer still gets, since mixing is the point
 
 
 @dataclass
@@ -39,13 +41,17 @@ class Router:
     def weights(self, peers: Sequence[PeerId]) -> list[float]:
         """Relative shares: inverse to answer time × (queue + 1), at least `FLOOR` of their mean.
 
-        A peer that was never measured gets the mean of the others.
+        Beyond `STRAGGLER` medians the share falls with the square: with shares in proportion, a replica five
+        times slower than its peers slowed all senders by 11 %, since it holds up each step that it has a part
+        in. A peer that was never measured gets the mean of the others.
         """
-        known = [
-            1.0 / (max(measured.seconds, 1e-4) * (1 + measured.queue))
+        times = [
+            max(measured.seconds, 1e-4) * (1 + measured.queue)
             for peer in peers
             if (measured := self._measured.get(peer)) is not None
         ]
+        patience = STRAGGLER * median(times) if times else 0.0
+        known = [min(1.0, patience / seconds) / seconds for seconds in times]
         mean = sum(known) / len(known) if known else 1.0
         values = iter(known)
         raw = [next(values) if peer in self._measured else mean for peer in peers]
@@ -58,3 +64,17 @@ class Router:
         if not candidates:
             return None
         return self._rng.choices(candidates, self.weights(candidates))[0]
+
+
+class FixedRouter(Router):
+    """The baseline: the n-th replica of a stage, by peer id, sends to the n-th of the next while both live."""
+
+    def __init__(self, rng: random.Random, place: Callable[[], int]) -> None:
+        super().__init__(rng)
+        self._place = place
+
+    def choose(self, peers: Sequence[PeerId], exclude: Collection[PeerId] = ()) -> PeerId | None:
+        if not peers:
+            return None
+        own = peers[self._place() % len(peers)]
+        return own if own not in exclude else super().choose(peers, exclude)

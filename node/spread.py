@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 
-import torch
-
 DISTANCES = 8  # pair distances behind the estimate
 
 
@@ -16,9 +14,9 @@ class SpreadEstimate:
     def __init__(self) -> None:
         self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
 
-    def note(self, own: torch.Tensor, partners: torch.Tensor) -> None:
-        """The same entries of both replicas' φ."""
-        self._squared_distances.append(float((own - partners).square().mean()))
+    def note(self, squared_distance: float) -> None:
+        """The mean square of φ_i − φ_j over parameters, or over a sample of them."""
+        self._squared_distances.append(squared_distance)
 
     def value(self, replicas: int) -> float:
         return spread_from_distances(list(self._squared_distances), max(2, replicas))

@@ -127,9 +127,10 @@ class Trainer:
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
         if report.gradient_norm != report.gradient_norm:
             context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
-        self._matchmaker.step_done(seconds)
+        self._rounds.step_done(seconds)
+        await self._rounds.settle(wait=False)
         if self._rounds.must_end:
-            if self._rounds.has_partner:
+            if self._rounds.will_wait:
                 self._pipeline.hold()
             await self._rounds.finish()
         if self._matchmaker.is_stale:
@@ -166,6 +167,7 @@ class Trainer:
         except (JoinError, NolocoError) as failure:
             context.events.warn(f"{failure}", "download-failed")
             return
+        await self._rounds.abandon()
         await context.compute.run(Priority.OPTIMIZER, replica.adopt, pieces, progress.step, progress.round)
         seconds = asyncio.get_running_loop().time() - began
         context.events.say(
@@ -191,9 +193,10 @@ class Trainer:
 
     async def _last_round(self) -> None:
         """One more outer step, with a partner if one is found soon, so that θ and φ are one again."""
+        await self._rounds.settle()
         if self._replica.steps_in_round:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_ROUND_SECONDS):
-                    await self._matchmaker.seek_last()
-            await self._rounds.finish()
-        self._matchmaker.accepting = False
+                    await self._rounds.seek_last()
+            await self._rounds.finish(is_last=True)
+        await self._matchmaker.retire()

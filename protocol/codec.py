@@ -151,6 +151,12 @@ def decode(spec: TensorSpec, data: Buffer) -> Tensor:
     return _dequantise(_tensor_over(raw[scale_bytes:], torch.int8), scales).reshape(spec.shape)
 
 
+def as_read(encoded: Encoded) -> Tensor:
+    """The tensor as its receiver will read it, of its type and with the codec's losses."""
+    spec = TensorSpec(encoded.codec, encoded.shape, encoded.nbytes)
+    return decode(spec, encoded.buffers[0] if len(encoded.buffers) == 1 else b"".join(encoded.buffers))
+
+
 def require_finite(tensor: Tensor) -> Tensor:
     """`tensor` itself. Raises `CodecError` if any of its values is NaN or infinite."""
     if tensor.numel() and tensor.is_floating_point():

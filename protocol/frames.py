@@ -42,13 +42,13 @@ class Frame:
     kind: str
     body: Any  # msgpack value; a message's fields, or a refusal's reason
     specs: tuple[TensorSpec, ...]
-    payload: bytes
+    payload: bytes | bytearray
 
     def message(self) -> Message:
         return parse_message(self.kind, self.body)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Decode the payload. Raises `CodecError`."""
+        """Decode the payload; what is not compressed shares its memory. Raises `CodecError`."""
         tensors, start = [], 0
         view = memoryview(self.payload)
         for spec in self.specs:
@@ -99,7 +99,7 @@ async def read_frame(stream: Stream, max_payload: int) -> Frame:
     return Frame(frame_type, request_id, kind, body, specs, payload)
 
 
-def _parse_header(raw: bytes, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:
+def _parse_header(raw: bytes | bytearray, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:
     try:
         header = msgpack.unpackb(raw, strict_map_key=False, max_array_len=4_096, max_map_len=4_096)
         request_id, kind, body, raw_specs = header

@@ -127,13 +127,31 @@ class Outer(Section):
     # Adapt γ within the stable range when the spread leaves its band around the predicted one.
     drift_control: bool = False
 
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """(α, β, γ) of the outer step: plain averaging is NoLoCo with α = 0, β = γ = 1."""
+        if self.method in ("average", "local"):
+            return 0.0, 1.0, 1.0
+        return self.alpha, self.beta, self.gamma
+
+    @property
+    def averages_pairs(self) -> bool:
+        return self.method in ("noloco", "average")
+
     @model_validator(mode="after")
     def _stable(self) -> Self:
-        bound = gamma_bound(self.alpha)
+        if self.method == "noloco":
+            bound, why = gamma_bound(self.alpha), f"with pairs and alpha {self.alpha:g}"
+            formula = "2(1 - alpha^2)"
+        elif self.method == "diloco":
+            bound, why = 2 * (1 + self.alpha), f"with all replicas in one group and alpha {self.alpha:g}"
+            formula = "2(1 + alpha)"
+        else:
+            return self
         if not 0 < self.gamma < bound:
             raise ValueError(
-                f"outer.gamma {self.gamma:g} is outside the stable range: with pairs and alpha {self.alpha:g} "
-                f"it must lie between 0 and {bound:.3f} (= 2(1 - alpha^2)), or replicas drift apart without bound"
+                f"outer.gamma {self.gamma:g} is outside the stable range: {why} "
+                f"it must lie between 0 and {bound:.3f} (= {formula}), or replicas drift apart without bound"
             )
         return self
 
@@ -168,6 +186,9 @@ class Manifest(Section):
     outer: Outer
     wire: Wire = Wire()
     limits: Limits = Limits()
+    # "random": each microbatch goes to a random replica of the next stage, so that replicas mix. "fixed": always to
+    # the same one while it lives, as separate pipelines would; a baseline.
+    routing: Literal["random", "fixed"] = "random"
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:

@@ -14,8 +14,10 @@ from protocol.errors import WireError
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
+Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 
 
 class Message(BaseModel):
@@ -61,6 +63,8 @@ class NodeStats(Message):
     partners: dict[Id, Natural] = {}  # rounds shared with each partner
     partner: ShortText = ""  # of the last round; empty when it was alone
     spread: Number | None = None  # replica spread estimated from the last pair distances
+    expected_spread: Number | None = None  # as the theory predicts it from the noise of the rounds
+    gossip_bytes: Natural = 0  # sent for averaging
     sent: dict[Id, Natural] = {}  # microbatches sent to each next-stage peer
     received: Natural = 0  # microbatches admitted here
     resends: Natural = 0
@@ -113,44 +117,92 @@ class Evaluated(Message):
 # --- rounds -------------------------------------------------------------------------------------
 
 
-class Propose(Message):
-    """Ask a replica of the same stage to be the partner of this round.
+class Timed(Message):
+    """When the sender's round may end, in seconds from now: the first, the nominal and the last end of a step."""
 
-    Answered by `Accept`, or refused: "engaged" (has a partner), "busy" (has just proposed to somebody),
-    "out-of-step" (the rounds cannot end together), "stale", "early", "other-stage", "finished".
+    opens_in: Seconds
+    due_in: Seconds
+    ends_in: Seconds
+    step_seconds: Seconds  # that an inner step of the sender takes
+
+
+class Propose(Timed):
+    """Ask a replica of the same stage to be the partner of a round. May be repeated, also to see whether it holds.
+
+    Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
+    to somebody), "out-of-step" (the rounds cannot end together), "stale", "early", "other-stage", "finished".
+    After a refusal or a failure there is no such pair.
     """
 
     kind: ClassVar[str] = "propose"
     stage: Natural
     round: Natural
     pair: Id  # names this exchange
-    opens_in: Number  # seconds until the proposer's round may end
-    ends_in: Number  # seconds until it has to
 
 
-class Accept(Message):
+class Accept(Timed):
+    """The round that is meant is the one that goes on or the one after it, whichever can end with the proposer's."""
+
     kind: ClassVar[str] = "accept"
     round: Natural
 
 
 class Ready(Message):
-    """My round can end: end yours at the next inner step that allows it. Refusal: "unknown-pair"."""
+    """My round ends: end yours at the next inner step that allows it. May be repeated. Refusal: "unknown-pair"."""
 
     kind: ClassVar[str] = "ready"
     pair: Id
 
 
-class Contribute(Message):
-    """A piece of z = β·θ + (γ − β)·φ, flat, from `offset`. Both partners send theirs at once.
+class Release(Message):
+    """The pair is none any more, as far as I am concerned: find another partner. Answered by `Done`, always."""
 
-    The piece at offset 0 also carries every `stride`-th entry of φ for the distance estimate.
-    Refusals: "unknown-pair", "bad-shape", "non-finite".
+    kind: ClassVar[str] = "release"
+    pair: Id
+
+
+class SitOut(Timed):
+    """An odd number of us look for partners: be the one left over in the round that ends with my next one.
+
+    The replica left over in a round asks this of a random other, so that not the slow ones are always left over.
+    Refusal: "engaged" (has a partner for that round, or was alone before it).
+    """
+
+    kind: ClassVar[str] = "sit-out"
+    stage: Natural
+
+
+class Contribute(Message):
+    """A piece of one part of a contribution, flat, from `offset`. Both partners send theirs at once.
+
+    A run's contributions travel either as z = γ·φ + β·Δ, or as φ, which may come long before, and Δ. The piece
+    of z at offset 0 also carries every n-th entry of φ for the distance estimate. A repeated piece is harmless;
+    one without tensors, at the end, only asks whether the pair still holds.
+    Refusals: "unknown-pair" (not, or no longer), "malformed" (another shape, NaN or infinity).
     """
 
     kind: ClassVar[str] = "contribute"
     pair: Id
+    part: Part
     offset: Natural
     total: Natural
+
+
+class Reduce(Message):
+    """DiLoCo: a part of z, flat, from `offset`; the receiver answers `Reduced` once all replicas gave theirs.
+
+    Refusals: "busy" (the group is counted differently there), "bad-shape", "non-finite".
+    """
+
+    kind: ClassVar[str] = "reduce"
+    offset: Natural
+    total: Natural
+
+
+class Reduced(Message):
+    """Tensors: the mean over the group, [entries of the part]."""
+
+    kind: ClassVar[str] = "reduced"
 
 
 class Done(Message):
@@ -197,7 +249,8 @@ MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Propose, Accept,
-        Ready, Contribute, Done, GetStateIndex, StateIndex, GetStatePiece, StatePiece,
+        Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
+        StatePiece,
     )
 }  # fmt: skip
 

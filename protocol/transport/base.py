@@ -30,8 +30,11 @@ class Stream(abc.ABC):
     remote: PeerId
 
     @abc.abstractmethod
-    async def read(self, size: int) -> bytes:
-        """Exactly `size` bytes. Raises `PeerUnreachable` when the stream ends before. No deadline of its own."""
+    async def read(self, size: int) -> bytes | bytearray:
+        """Exactly `size` bytes, which belong to the caller. No deadline of its own.
+
+        Raises `PeerUnreachable` when the stream ends before.
+        """
 
     @abc.abstractmethod
     async def write(self, *buffers: Buffer) -> None:

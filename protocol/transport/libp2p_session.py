@@ -14,7 +14,7 @@ from protocol.transport.dht import Dht
 from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
 from protocol.transport.libp2p_stream import Libp2pStream
 from protocol.transport.p2pd import Libp2pConfig, P2pd
-from protocol.transport.p2pd_control import READ_AHEAD
+from protocol.transport.p2pd_socket import P2pdSocket
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Session:
 
     async def _listen(self) -> None:
         try:
-            self._server = await asyncio.start_unix_server(
-                self._on_connection, path=self._listener, limit=READ_AHEAD
+            self._server = await asyncio.get_running_loop().create_unix_server(
+                lambda: P2pdSocket(self._on_connection), str(self._listener)
             )
             await self.refresh_addresses()
         except (OSError, NolocoError) as error:
@@ -81,8 +81,7 @@ class Session:
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
         ends = asyncio.get_running_loop().time() + deadline
-        reader, writer = await self.p2pd.control.open_stream(peer, protocol, deadline)
-        stream = Libp2pStream(peer, reader, writer)
+        stream = Libp2pStream(peer, await self.p2pd.control.open_stream(peer, protocol, deadline))
         try:
             await stream.accepted(ends - asyncio.get_running_loop().time())
         except BaseException:
@@ -159,18 +158,18 @@ class Session:
         await self.p2pd.stop()
         await asyncio.wait([self.exited])
 
-    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._incoming(reader, writer))
+    def _on_connection(self, connection: P2pdSocket) -> None:
+        task = asyncio.get_running_loop().create_task(self._incoming(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: writer.close())  # also of a task that is cancelled before it began
+        task.add_done_callback(lambda _: connection.close())  # also if the task is cancelled before it began
 
-    async def _incoming(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _incoming(self, connection: P2pdSocket) -> None:
         info = p2pd_pb2.StreamInfo()
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
-                await read_pbmsg_safe(reader, info)
-            stream = Libp2pStream(PeerId(PeerID(info.peer).to_base58()), reader, writer)
+                await read_pbmsg_safe(connection, info)
+            stream = Libp2pStream(PeerId(PeerID(info.peer).to_base58()), connection)
             await stream.accept()
             await self._on_stream(stream, info.proto)
         except (OSError, EOFError, TimeoutError, NolocoError) as error:

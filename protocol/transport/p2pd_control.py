@@ -17,10 +17,7 @@ from protocol.addresses import without_peer
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown
 from protocol.transport.base import PeerId
 from protocol.transport.hivemind_api import Multiaddr, PeerID, p2pd_pb2, read_pbmsg_safe, write_pbmsg
-
-READ_AHEAD = 1 << 20  # bytes of a stream that Python holds before p2pd, and so the sender, has to wait
-
-_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+from protocol.transport.p2pd_socket import P2pdSocket
 
 
 class P2pdControl:
@@ -64,19 +61,23 @@ class P2pdControl:
             p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), deadline
         )
 
-    async def open_stream(self, peer: PeerId, protocol: str, deadline: float) -> _Connection:
+    async def open_stream(self, peer: PeerId, protocol: str, deadline: float) -> P2pdSocket:
         """A connection that carries the new stream; the caller closes it."""
         request = p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[protocol], timeout=math.ceil(deadline))
         async with _converted_errors(deadline):
-            reader, writer = await asyncio.open_unix_connection(self._socket, limit=READ_AHEAD)
+            _, connection = await asyncio.get_running_loop().create_unix_connection(
+                P2pdSocket, str(self._socket)
+            )
             try:
                 await _exchange(
-                    reader, writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
+                    connection,
+                    connection,
+                    p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request),
                 )
             except BaseException:
-                writer.close()
+                connection.close()
                 raise
-            return reader, writer
+            return connection
         raise AssertionError("unreachable")
 
     async def _ask(self, request: Any, deadline: float) -> Any:
@@ -88,7 +89,9 @@ class P2pdControl:
                 writer.close()
 
 
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Any) -> Any:
+async def _exchange(
+    reader: asyncio.StreamReader | P2pdSocket, writer: asyncio.StreamWriter | P2pdSocket, request: Any
+) -> Any:
     await write_pbmsg(writer, request)
     answer = p2pd_pb2.Response()
     await read_pbmsg_safe(reader, answer)

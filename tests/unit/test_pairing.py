@@ -9,33 +9,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pairing import Meeting, Pair, Pairing, Phase
+from node.meeting import LONGEST, Meeting, Progress
+from node.pairing import Pair, Pairing
+from node.search import Proposal, Refusal
 from protocol.transport.base import PeerId
 
-A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
-ALWAYS = Meeting(0.0, 1e9)
+A, B, C, D = (PeerId(name) for name in "abcd")
+ANY_TIME = Meeting(0.0, 0.0, LONGEST, 0.0)
 K = 20
 
 
 def pairing(me: PeerId = A, k: int = K, window: float = 0.25, seed: int = 1) -> Pairing:
-    return Pairing(me, k, window, random.Random(seed))
+    return Pairing(me, k, window, random.Random(f"{seed} {me}"))
 
 
-def deliver(pair: Pair, proposer: Pairing, to: Pairing, steps: int = 0) -> str | None:
-    """The proposal of `proposer` arrives; returns the refusal, None for yes."""
-    return to.on_proposal(Pair(proposer.me, pair.name), ALWAYS, steps, 1.0)
+def at(steps: int, now: float | None = None, step_seconds: float = 1.0) -> Progress:
+    return Progress(steps * step_seconds if now is None else now, steps, step_seconds)
 
 
-def propose(proposer: Pairing, *candidates: PeerId) -> Pair:
-    pair = proposer.propose(candidates)
-    assert pair is not None
-    return pair
+def propose(proposer: Pairing, *candidates: PeerId, steps: int = 0) -> Proposal:
+    proposal = proposer.propose(candidates, at(steps))
+    assert proposal is not None
+    return proposal
 
 
-def agreed(a: Pairing, b: Pairing) -> Pair:
-    pair = propose(a, b.me)
-    a.answered(pair, deliver(pair, a, b))
-    return pair
+def deliver(proposal: Proposal, proposer: Pairing, to: Pairing, steps: int = 0) -> Meeting | Refusal:
+    return to.on_proposal(Pair(proposer.me, proposal.pair.name), proposal.mine, at(steps))
+
+
+def answer(proposal: Proposal, proposer: Pairing, reply: Meeting | Refusal, steps: int = 0) -> bool:
+    if isinstance(reply, Refusal):
+        proposer.refused(proposal, reply, at(steps))
+        return False
+    return proposer.accepted(proposal, reply, at(steps))
+
+
+def agreed(a: Pairing, b: Pairing, steps: int = 0) -> Pair:
+    """As `a` sees it."""
+    proposal = propose(a, b.me, steps=steps)
+    assert answer(proposal, a, deliver(proposal, a, b, steps), steps)
+    return proposal.pair
+
+
+def partner(member: Pairing) -> PeerId | None:
+    return member.current.pair.partner if member.current is not None else None
+
+
+def next_round(member: Pairing, now: float = 0.0) -> None:
+    member.end_round(Progress(now, K, 1.0))
+    member.begin_round(K)
 
 
 # --- finding a partner --------------------------------------------------------------------------
@@ -44,120 +66,330 @@ def agreed(a: Pairing, b: Pairing) -> Pair:
 def test_a_proposal_to_a_free_replica_makes_a_pair_that_both_know() -> None:
     a, b = pairing(A), pairing(B)
     pair = agreed(a, b)
-    assert (a.phase, b.phase) == (Phase.AGREED, Phase.AGREED)
-    assert a.pair == Pair(B, pair.name)
-    assert b.pair == Pair(A, pair.name)
+    assert a.holds(pair)
+    assert b.holds(Pair(A, pair.name))
+    assert (partner(a), partner(b)) == (B, A)
 
 
-@pytest.mark.parametrize("order", ["ab answers late", "ba answers late"])
+@pytest.mark.parametrize("order", ["a is asked first", "b is asked first", "a is asked last of all"])
 def test_of_two_crossing_proposals_one_counts_whatever_comes_first(order: str) -> None:
     a, b = pairing(A), pairing(B)
     from_a, from_b = propose(a, B), propose(b, A)
-    if order == "ab answers late":
-        answer_to_a, answer_to_b = deliver(from_a, a, b), deliver(from_b, b, a)
-        a.answered(from_a, answer_to_a)
-        b.answered(from_b, answer_to_b)
+    if order == "a is asked first":
+        to_b, to_a = deliver(from_b, b, a), deliver(from_a, a, b)
+        answer(from_a, a, to_a)
+    elif order == "b is asked first":
+        to_a, to_b = deliver(from_a, a, b), deliver(from_b, b, a)
+        answer(from_a, a, to_a)
     else:
-        answer_to_b, answer_to_a = deliver(from_b, b, a), deliver(from_a, a, b)
-        b.answered(from_b, answer_to_b)
-        a.answered(from_a, answer_to_a)
-    assert (answer_to_a, answer_to_b) == (None, "busy")  # that of the smaller peer id
-    assert a.pair == Pair(B, from_a.name)
-    assert b.pair == Pair(A, from_a.name)
-    assert (a.phase, b.phase) == (Phase.AGREED, Phase.AGREED)
+        to_a = deliver(from_a, a, b)
+        answer(from_a, a, to_a)
+        to_b = deliver(from_b, b, a)
+    answer(from_b, b, to_b)
+    assert isinstance(to_a, Meeting)  # that of the smaller peer id
+    assert isinstance(to_b, Refusal)
+    assert a.holds(from_a.pair)
+    assert b.holds(Pair(A, from_a.pair.name))
 
 
 def test_proposals_in_a_ring_end_with_at_most_one_partner_each() -> None:
     a, b, c = ring = [pairing(A), pairing(B), pairing(C)]
     sent = [propose(a, B), propose(b, C), propose(c, A)]
     answers = [deliver(sent[0], a, b), deliver(sent[1], b, c), deliver(sent[2], c, a)]
-    assert answers == ["busy"] * 3  # nobody waits for anybody
-    for member, pair in zip(ring, sent, strict=True):
-        member.answered(pair, "busy")
-        assert member.phase is Phase.FREE
-        assert member.propose([pair.partner]) is not None  # it may be asked again at once
+    assert answers == [Refusal("busy")] * 3  # nobody waits for anybody
+    for member, proposal in zip(ring, sent, strict=True):
+        answer(proposal, member, Refusal("busy"))
+        assert propose(member, proposal.pair.partner)  # it may be asked again at once
 
 
-def test_an_engaged_replica_refuses_and_is_not_asked_again_in_this_round() -> None:
+def test_an_engaged_replica_names_its_partner_and_neither_is_asked_again_for_this_round() -> None:
     a, b, c = pairing(A), pairing(B), pairing(C)
     agreed(a, b)
-    pair = propose(c, B)
-    refusal = deliver(pair, c, b)
-    assert refusal == "engaged"
-    c.answered(pair, refusal)
-    assert c.propose([B]) is None
-    assert propose(c, A, B).partner == A
+    proposal = propose(c, B)
+    refusal = deliver(proposal, c, b)
+    assert refusal == Refusal("engaged", A)
+    answer(proposal, c, refusal)
+    assert propose(c, A, B, D).pair.partner == D
 
 
 def test_a_lost_answer_leaves_the_proposer_free_for_another() -> None:
     a, b, c = pairing(A), pairing(B), pairing(C)
     lost = propose(a, B)
-    assert deliver(lost, a, b) is None  # b agreed, a never hears it
-    a.answered(lost, "lost")
-    assert a.phase is Phase.FREE
-    assert a.propose([B]) is None
+    assert isinstance(deliver(lost, a, b), Meeting)  # b agreed, a never hears it
+    answer(lost, a, Refusal("lost"))
+    assert partner(a) is None
     agreed(a, c)
-    assert not a.on_ready(lost.name)  # b learns that it is alone
-    assert a.pair is not None
-    assert a.pair.partner == C
+    assert b.drop(Pair(A, lost.pair.name))  # a tells it
+    assert partner(b) is None
+
+
+def test_a_repeated_proposal_gets_the_same_answer() -> None:
+    a, b = pairing(A), pairing(B)
+    proposal = propose(a, B)
+    first, again = deliver(proposal, a, b), deliver(proposal, a, b)
+    assert first == again
+    assert answer(proposal, a, again)
+    assert len(b.agreements) == 1
 
 
 def test_a_late_answer_to_an_old_proposal_changes_nothing() -> None:
     a, b, c = pairing(A), pairing(B), pairing(C)
     old = propose(a, B)
-    a.answered(old, "lost")
+    late = deliver(old, a, b)
+    answer(old, a, Refusal("lost"))
     pair = agreed(a, c)
-    a.answered(old, "engaged")
-    a.answered(old, None)
-    assert a.pair == pair
-    assert b.phase is Phase.FREE
+    answer(old, a, Refusal("engaged"))
+    assert not answer(old, a, late)  # b must be told that nothing came of it
+    assert a.current is not None
+    assert a.current.pair == pair
 
 
-def test_rounds_that_cannot_end_together_are_out_of_step() -> None:
-    b = pairing(B)
-    # b: 15 of 20 steps are the earliest, 25 the latest; it has done 5 at 1 s each
-    far = [Meeting(25.0, 30.0), Meeting(0.0, 5.0)]
-    for number, meeting in enumerate(far):
-        assert b.on_proposal(Pair(A, f"p{number}"), meeting, 5, 1.0) == "out-of-step"
-    assert b.phase is Phase.FREE
-    assert b.on_proposal(Pair(A, "p"), Meeting(19.0, 30.0), 5, 1.0) is None
-
-
-def test_forgotten_refusals_may_be_asked_again() -> None:
+def test_who_is_out_of_step_is_asked_again_later_in_the_round() -> None:
     a = pairing(A)
-    a.answered(propose(a, B), "engaged")
-    assert a.propose([B]) is None
-    a.forget_refusals()
-    assert a.propose([B]) is not None
+    answer(propose(a, B), a, Refusal("out-of-step"))
+    assert a.propose([B], at(4)) is not None  # for the next round
+    a = pairing(A)
+    answer(propose(a, B), a, Refusal("out-of-step"))
+    assert propose(a, B, steps=5).mine.opens_in == 10.0  # for this one
 
 
 def test_one_does_not_propose_to_oneself_nor_twice_at_a_time() -> None:
     a = pairing(A)
-    assert a.propose([A]) is None
+    assert a.propose([A], at(0)) is None
     propose(a, B)
-    assert a.propose([C]) is None
+    assert a.propose([C], at(0)) is None
 
 
 def test_candidates_are_equally_likely() -> None:
-    a, peers, draws = pairing(A), [PeerId(f"p{n}") for n in range(5)], 10_000
-    counts: Counter[PeerId] = Counter()
+    peers, draws = [PeerId(f"p{n}") for n in range(5)], 10_000
+    a, counts = pairing(A), Counter[PeerId]()
     for _ in range(draws):
-        counts[propose(a, *peers).partner] += 1
-        a.begin_round()
+        proposal = propose(a, *peers)
+        counts[proposal.pair.partner] += 1
+        answer(proposal, a, Refusal("busy"))
     expected = draws / len(peers)
     assert sum((counts[peer] - expected) ** 2 / expected for peer in peers) < 18.5  # 0.1 %, 4 degrees
 
 
-def test_each_round_begins_anew() -> None:
+@given(seed=st.integers(0, 1000))
+def test_looking_for_a_partner_begins_in_the_first_half_of_the_round(seed: int) -> None:
+    a, b = pairing(A, seed=seed), pairing(B, seed=seed + 1)
+    agreed(a, b)
+    next_round(a)
+    assert 0.0 <= a.seeks_in(at(0)) <= K / 2
+
+
+def test_who_was_alone_looks_for_a_partner_at_once() -> None:
+    a = pairing(A)
+    next_round(a)
+    assert a.seeks_in(at(0)) == 0.0
+
+
+# --- this round and the next --------------------------------------------------------------------
+
+
+def test_one_that_is_still_in_its_last_round_accepts_for_the_next_one() -> None:
+    a, b, c = pairing(A), pairing(B), pairing(C)
+    agreed(b, c)
+    proposal = propose(a, B)  # a has just begun, b is one step from its end
+    assert answer(proposal, a, deliver(proposal, a, b, steps=19))
+    assert (partner(a), partner(b)) == (B, C)
+    next_round(b, now=20.0)
+    assert partner(b) == A
+
+
+def test_one_that_everybody_refused_proposes_for_its_next_round() -> None:
+    a, b, c = pairing(A), pairing(B), pairing(C)
+    agreed(b, c)
+    refused = propose(a, B, C, steps=8)
+    answer(refused, a, deliver(refused, a, {B: b, C: c}[refused.pair.partner], steps=8), steps=8)
+    proposal = propose(a, B, C, steps=8)
+    assert proposal.mine.due_in == 12 + K
+    chosen = {B: b, C: c}[proposal.pair.partner]
+    assert answer(proposal, a, deliver(proposal, a, chosen, steps=8), steps=8)
+    assert partner(a) is None
+    next_round(a, now=20.0)
+    next_round(chosen, now=20.0)
+    assert (partner(a), partner(chosen)) == (chosen.me, A)
+
+
+def test_a_replica_takes_part_in_one_pair_for_each_of_the_two_rounds() -> None:
+    a, others = pairing(A), [pairing(PeerId(f"p{n}")) for n in range(4)]
+    answers = [a.on_proposal(Pair(o.me, f"now {o.me}"), o.bounds.meeting(at(0)), at(0)) for o in others]
+    assert [isinstance(reply, Meeting) for reply in answers] == [True, False, False, False]
+    later = Meeting(35.0, 40.0, 45.0, 1.0)
+    answers = [a.on_proposal(Pair(o.me, f"next {o.me}"), later, at(0)) for o in others]
+    assert [isinstance(reply, Meeting) for reply in answers] == [True, False, False, False]
+    assert len(a.agreements) == 2
+
+
+def test_rounds_that_cannot_end_together_are_out_of_step() -> None:
+    b = pairing(B)
+    # b has done 5 steps of 1 s: it ends this round in 10 to 20 s and the next one in 15 + 15 to 15 + 25 s
+    for number, nonsense in enumerate([Meeting(22, 24, 28, 1), Meeting(0, 2, 8, 1), Meeting(50, 60, 70, 1)]):
+        assert b.on_proposal(Pair(A, f"p{number}"), nonsense, at(5)) == Refusal("out-of-step")
+    assert not b.agreements
+    assert isinstance(b.on_proposal(Pair(A, "p"), Meeting(19, 20, 30, 1), at(5)), Meeting)
+
+
+@pytest.mark.parametrize("far", [Meeting(9e6, 9e6, 9e6, 1.0), Meeting(5.0, 4.0, 3.0, 1.0)])
+def test_a_proposal_for_the_far_future_or_no_time_at_all_takes_no_place(far: Meeting) -> None:
+    b = pairing(B)
+    assert b.on_proposal(Pair(A, "p"), far, at(5)) == Refusal("out-of-step")
+    assert not b.agreements
+
+
+def test_an_answer_that_makes_no_sense_makes_no_pair() -> None:
+    for nonsense in (Meeting(9e6, 9e6, 9e6, 1.0), Meeting(5.0, 4.0, 3.0, 1.0)):
+        a = pairing(A)
+        assert not answer(propose(a, B), a, nonsense)
+        assert not a.agreements
+        assert propose(a, B, C).pair.partner == C
+
+
+def test_at_the_end_of_a_round_only_the_next_one_is_agreed_on() -> None:
     a, b = pairing(A), pairing(B)
-    old = agreed(a, b)
-    assert a.on_ready(old.name)
-    a.begin_round()
-    assert (a.phase, a.pair, a.partner_ready) == (Phase.FREE, None, False)
-    assert not a.on_ready(old.name)
+    a.end_round(at(20))
+    assert isinstance(a.on_proposal(Pair(B, "p"), b.bounds.meeting(at(0)), at(20)), Meeting)
+    assert partner(a) is None
+    a.begin_round(K)
+    assert partner(a) == B
+
+
+def test_a_proposal_without_an_answer_at_the_end_of_the_round_is_given_up() -> None:
+    a, b = pairing(A), pairing(B)
+    proposal = propose(a, B)
+    reply = deliver(proposal, a, b)
+    next_round(a, now=20.0)
+    assert not answer(proposal, a, reply)  # b must be told
+    assert propose(a, B)
+
+
+def test_a_proposal_for_the_next_round_is_good_for_it_also_when_that_has_begun() -> None:
+    a, b = pairing(A), pairing(B)
+    for peer in (B, C):
+        answer(propose(a, peer), a, Refusal("engaged"))
+    proposal = propose(a, B, C, steps=19)
+    next_round(a, now=20.0)
+    assert answer(proposal, a, ANY_TIME)
+    assert partner(a) == proposal.pair.partner
+    assert not b.agreements
+
+
+# --- who is left over ---------------------------------------------------------------------------
+
+
+def left_over() -> tuple[Pairing, Pairing, Pairing]:
+    """One that is alone and has found a partner for its next round, that partner, and the third of them."""
+    a, b, c = pairing(A), pairing(B), pairing(C)
+    agreed(b, c)
+    while not a.agreements:
+        proposal = propose(a, B, C, steps=8)
+        chosen = {B: b, C: c}[proposal.pair.partner]
+        answer(proposal, a, deliver(proposal, a, chosen, steps=8), steps=8)
+    return a, chosen, c if chosen is b else b
+
+
+def test_the_one_that_is_alone_asks_another_to_be_so_in_the_next_round() -> None:
+    a, _, third = left_over()
+    assert a.propose([B, C], at(8)) is None
+    successor = a.successor(at(8))
+    assert successor is not None
+    assert successor[0] == third.me
+    assert third.on_sit_out(successor[1], at(8))
+    assert a.successor(at(8)) is None  # one is enough
+
+
+def test_who_sits_out_refuses_until_the_others_have_found_each_other_and_then_looks_for_a_partner() -> None:
+    a, d = pairing(A), pairing(D)
+    agreed(a, pairing(B))
+    assert a.on_sit_out(Meeting(35.0, 40.0, 45.0, 1.0), at(0))
+    next_round(a, now=20.0)
+    early = propose(d, A)
+    assert deliver(early, d, a) == Refusal("engaged")
+    assert a.propose([D], at(11)) is None
+    assert a.seeks_in(at(0)) == 0.6 * K
+    last = propose(a, D, steps=12)
+    assert last.mine.due_in == 8 + K  # nobody is expected to be free in this round
+    answer(last, a, Refusal("engaged"), steps=12)
+    assert propose(a, D, steps=12).mine.due_in == 8  # but perhaps somebody is
+
+
+def test_nobody_sits_out_two_rounds_in_a_row_nor_one_that_it_has_a_partner_for() -> None:
+    now, later = Meeting(15.0, 20.0, 25.0, 1.0), Meeting(35.0, 40.0, 45.0, 1.0)
+    alone = pairing(A)
+    assert not alone.on_sit_out(later, at(0))
+    next_round(alone)
+    assert not alone.on_sit_out(now, at(0))
+    engaged = pairing(B)
+    agreed(engaged, pairing(C))
+    assert not engaged.on_sit_out(now, at(0))
+    assert not engaged.on_sit_out(Meeting(9e6, 9e6, 9e6, 1.0), at(0))
+    assert engaged.on_sit_out(later, at(0))
+
+
+# --- holding to it ------------------------------------------------------------------------------
+
+
+def test_in_the_middle_of_the_round_the_partner_is_asked_whether_the_pair_holds() -> None:
+    a, b = pairing(A), pairing(B)
+    agreed(a, b)
+    assert [steps for steps in range(1, K + 6) if a.must_renew(at(steps), in_doubt=False)] == list(
+        range(10, K)
+    )
+    renewal = a.renewal(at(10))
+    assert renewal is not None
+    assert answer(renewal, a, deliver(renewal, a, b, steps=8), steps=10)
+    assert a.current is not None
+    assert a.current.meets_at == 10 + 11  # one has 10 steps to go, the other 12
+    assert not a.must_renew(at(11), in_doubt=False)
+
+
+def test_a_partner_in_doubt_is_asked_at_once_but_not_all_the_time() -> None:
+    a, b = pairing(A), pairing(B)
+    agreed(a, b)
+    assert not a.must_renew(at(1), in_doubt=True)
+    assert a.must_renew(at(2), in_doubt=True)
+    assert not pairing(C).must_renew(at(2), in_doubt=True)
+
+
+@pytest.mark.parametrize("code", ["lost", "engaged", "finished", "out-of-step"])
+def test_a_pair_that_does_not_hold_any_more_leaves_time_to_find_another(code: str) -> None:
+    a, b, c = pairing(A), pairing(B), pairing(C)
+    pair = agreed(a, b)
+    renewal = a.renewal(at(10))
+    assert renewal is not None
+    answer(renewal, a, Refusal(code), steps=10)
+    assert not a.holds(pair)
+    agreed(a, c, steps=10)
+
+
+def test_asking_for_a_pair_that_the_partner_has_forgotten_makes_it_anew() -> None:
+    a, b = pairing(A), pairing(B)
+    pair = agreed(a, b)
+    restarted = pairing(B, seed=2)
+    renewal = a.renewal(at(10))
+    assert renewal is not None
+    assert answer(renewal, a, deliver(renewal, a, restarted, steps=10), steps=10)
+    assert restarted.holds(Pair(A, pair.name))
+
+
+def test_nobody_else_can_end_or_change_a_pair() -> None:
+    a, b = pairing(A), pairing(B)
+    pair = agreed(a, b)
+    stranger = Pair(C, pair.name)
+    assert not a.drop(stranger)
+    assert not a.on_ready(stranger)
+    assert not a.on_ready(Pair(B, "another name"))
+    assert a.on_proposal(stranger, a.bounds.meeting(at(0)), at(0)) == Refusal("engaged", B)
+    assert a.holds(pair)
 
 
 # --- ending the round ---------------------------------------------------------------------------
+
+
+def ends_at(member: Pairing) -> int:
+    return next(steps for steps in range(1, 4 * K) if member.must_end(at(steps)))
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(1, 100), window=st.floats(0, 0.9))
@@ -165,103 +397,133 @@ def test_a_replica_with_nobody_ends_its_round_alone_within_the_window(
     seed: int, k: int, window: float
 ) -> None:
     a = pairing(A, k, window, seed)
-    end = next(steps for steps in range(1, 3 * k + 2) if a.must_end(steps))
-    assert a.opens_at <= end <= a.ends_at
-    assert max(1, round(k * (1 - window))) == a.opens_at
-    assert max(k, round(k * (1 + window))) == a.ends_at
-    if window == 0:
-        assert end == k
+    for _ in range(3):
+        a.propose([], at(0))
+        end = next(steps for steps in range(1, 3 * k + 2) if a.must_end(at(steps)))
+        assert a.bounds.opens_at <= end <= a.bounds.ends_at
+        a.begin_round(k)
 
 
-def test_a_pair_waits_for_the_slower_one_but_not_beyond_the_window() -> None:
-    a, b = pairing(A), pairing(B)
-    agreed(a, b)
-    assert not a.must_end(K)
-    assert not a.must_end(24)
-    assert a.must_end(25)
+def test_one_that_is_in_step_but_alone_keeps_the_rhythm_of_the_others() -> None:
+    a = pairing(A)
+    for _ in range(20):
+        answer(propose(a, B), a, Refusal("engaged"))
+        a.propose([], at(0))
+        assert ends_at(a) == K
+        a.begin_round(K)
 
 
-def test_a_pair_ends_together_when_both_may() -> None:
+def test_one_that_still_asks_goes_on_training_but_not_beyond_the_window() -> None:
+    a = pairing(A)
+    proposal = propose(a, B)
+    assert ends_at(a) == a.bounds.ends_at
+    answer(proposal, a, Refusal("engaged"))
+    a.propose([], at(K))
+    assert a.must_end(at(K))
+
+
+def test_the_replica_with_the_longer_steps_ends_the_round_and_the_other_follows() -> None:
+    slow, fast = pairing(B), pairing(A)
+    proposal = fast.propose([B], at(0))
+    assert proposal is not None
+    reply = slow.on_proposal(Pair(A, proposal.pair.name), proposal.mine, at(15, now=0.0, step_seconds=4.0))
+    assert isinstance(reply, Meeting)
+    assert fast.accepted(proposal, reply, at(0))
+    # the slow one ends steps at 4, 8, …; its round should end at 20, the fast one's too
+    assert [slow.must_end(at(15 + n, now=4.0 * n, step_seconds=4.0)) for n in (3, 4, 5)] == [
+        False,
+        False,
+        True,
+    ]
+    assert not fast.must_end(at(K))
+    assert fast.on_ready(proposal.pair)
+    assert fast.must_end(at(K))
+
+
+def test_a_partner_that_says_ready_early_is_followed_when_the_round_may_end() -> None:
     a, b = pairing(A), pairing(B)
     pair = agreed(a, b)
-    assert not a.is_ready(K - 1)
-    assert a.is_ready(K)  # a tells b
-    assert b.on_ready(pair.name)
-    assert not b.is_ready(14)
-    assert not b.must_end(14)
-    assert b.is_ready(15)  # the one behind may end early
-    assert b.must_end(15)
-    assert a.on_ready(pair.name)
-    assert a.must_end(K)
+    assert a.on_ready(pair)
+    assert ends_at(a) == a.bounds.opens_at
+
+
+def test_one_that_waits_for_the_word_of_its_partner_asks_for_it_in_time_and_ends_without_it() -> None:
+    a, b = pairing(A), pairing(B)
+    agreed(a, b)
+    assert not a.current.paces if a.current else False
+    ready = [steps for steps in range(30) if a.is_ready(at(steps))]
+    assert ready[0] == a.bounds.ends_at - 1  # the partner ends the step that it is in
+    assert ends_at(a) == a.bounds.ends_at
+
+
+def test_ready_for_a_pair_of_the_next_round_is_remembered() -> None:
+    a = pairing(A)
+    a.end_round(at(20))
+    a.on_proposal(Pair(B, "p"), Meeting(15, 20, 25, 1), at(20))
+    assert a.on_ready(Pair(B, "p"))
+    a.begin_round(K)
+    assert ends_at(a) == a.bounds.opens_at
 
 
 def test_without_a_window_all_rounds_have_k_steps() -> None:
     a, b = pairing(A, window=0.0), pairing(B, window=0.0)
     pair = agreed(a, b)
-    assert not a.must_end(K - 1)
-    assert a.must_end(K)
-    b.on_ready(pair.name)
-    assert not b.must_end(K - 1)
-    assert b.must_end(K)
+    a.on_ready(pair)
+    assert (ends_at(a), ends_at(b)) == (K, K)
 
 
 def test_a_round_of_one_step_still_finds_partners() -> None:
     a, b = pairing(A, k=1), pairing(B, k=1)
-    assert not a.may_propose(0)
-    assert a.may_propose(1)
     agreed(a, b)
-    assert a.must_end(1)
+    assert a.must_end(at(1))
 
 
-@given(seed=st.integers(0, 1000))
-def test_looking_for_a_partner_begins_in_the_first_half_of_the_round(seed: int) -> None:
-    a = pairing(seed=seed)
-    first = next(steps for steps in range(K) if a.may_propose(steps))
-    assert 1 <= first <= K // 2
-
-
-def test_one_that_is_not_free_does_not_look_for_a_partner() -> None:
+def test_the_last_round_of_a_run_can_end_at_any_time() -> None:
     a, b = pairing(A), pairing(B)
-    agreed(a, b)
-    assert not a.may_propose(K)
+    a.at_once = True
+    proposal = a.propose([B], at(3))
+    assert proposal is not None
+    assert proposal.mine == Meeting(0.0, 0.0, 22.0, 0.0)
+    assert answer(proposal, a, deliver(proposal, a, b, steps=10), steps=3)
+    assert b.current is not None
+    assert b.current.paces
+    assert ends_at(b) == b.bounds.opens_at
 
 
 # --- any order of events ------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(2, 6), loss=st.sampled_from([0.0, 0.1, 0.5]))
-def test_nobody_ever_has_two_partners_and_agreement_is_mutual_unless_an_answer_was_lost(
+def test_agreement_is_mutual_unless_an_answer_was_lost_whatever_the_order_of_messages(
     seed: int, count: int, loss: float
 ) -> None:
-    """Messages of several replicas in random order, some answers lost."""
+    """Messages of several replicas in random order, some answers lost, some replicas already in the next round."""
     rng = random.Random(seed)
     members = {PeerId(f"p{n}"): pairing(PeerId(f"p{n}"), seed=seed + n) for n in range(count)}
-    on_the_way: list[tuple[str, PeerId, Pair, str | None]] = []
-    lost_between: set[frozenset[PeerId]] = set()
-    for _ in range(60):
-        free = [m for m in members.values() if m.phase is Phase.FREE]
-        if free and rng.random() < 0.5:
-            proposer = rng.choice(free)
-            pair = proposer.propose(list(members))
-            if pair is not None:
-                on_the_way.append(("proposal", proposer.me, pair, None))
+    steps = {peer: rng.choice([0, 1, 19]) for peer in members}
+    on_the_way: list[tuple[Pairing, Proposal, Meeting | Refusal | None]] = []
+    lost: set[str] = set()
+    for _ in range(80):
+        if rng.random() < 0.5:
+            proposer = rng.choice(list(members.values()))
+            proposal = proposer.propose(list(members), at(steps[proposer.me]))
+            if proposal is not None:
+                on_the_way.append((proposer, proposal, None))
         elif on_the_way:
-            kind, proposer_id, pair, answer = on_the_way.pop(rng.randrange(len(on_the_way)))
-            proposer = members[proposer_id]
-            if kind == "proposal":
-                refusal = deliver(pair, proposer, members[pair.partner])
-                lost = rng.random() < loss
-                if lost and refusal is None:
-                    lost_between.add(frozenset({proposer_id, pair.partner}))
-                on_the_way.append(("answer", proposer_id, pair, "lost" if lost else refusal))
-            else:
-                proposer.answered(pair, answer)
-    for kind, proposer_id, pair, answer in on_the_way:
-        if kind == "answer":
-            members[proposer_id].answered(pair, answer)
+            proposer, proposal, reply = on_the_way.pop(rng.randrange(len(on_the_way)))
+            other = members[proposal.pair.partner]
+            if reply is not None:
+                if not answer(proposal, proposer, reply, steps[proposer.me]):
+                    other.drop(Pair(proposer.me, proposal.pair.name))
+                continue
+            reply = deliver(proposal, proposer, other, steps[other.me])
+            if rng.random() < loss:
+                lost.add(proposal.pair.name)
+                reply = Refusal("lost")
+            on_the_way.append((proposer, proposal, reply))
+    waiting = {proposal.pair.name for _, proposal, _ in on_the_way}
     for me, member in members.items():
-        if member.phase is Phase.AGREED:
-            assert member.pair is not None
-            other = members[member.pair.partner]
-            mutual = other.pair == Pair(me, member.pair.name)
-            assert mutual or frozenset({me, other.me}) in lost_between
+        assert len(member.agreements) <= 2
+        for agreement in member.agreements:
+            other, name = members[agreement.pair.partner], agreement.pair.name
+            assert other.holds(Pair(me, name)) or name in lost | waiting

@@ -44,6 +44,12 @@ def test_a_peer_twice_as_fast_gets_twice_as_much() -> None:
     assert share[PEERS[4]] / share[PEERS[0]] == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_straggler_gets_less_than_its_speed_would_give() -> None:
+    """Every step with a part on it waits for it."""
+    share = shares(router_with([1.0, 1.0, 1.0, 1.0, 5.0]))
+    assert 0.05 < share[PEERS[4]] / share[PEERS[0]] < 0.12
+
+
 def test_a_long_queue_counts_as_slowness() -> None:
     share = shares(router_with([1.0] * 5, queues=[0, 0, 0, 0, 1]))
     assert share[PEERS[4]] / share[PEERS[0]] == pytest.approx(0.5, rel=0.1)

@@ -1,0 +1,137 @@
+"""`noloco simulate`: what a setting would do, told before anybody starts a node."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from bootstrap.simulation.idle import Round, blocked
+from bootstrap.simulation.latency import expected_sync, simulate_sync
+from bootstrap.simulation.latency_report import (
+    Conditions,
+    Point,
+    as_json,
+    explanation,
+    idle_table,
+    sync_table,
+)
+from bootstrap.simulation.learning_cli import learning
+from node.command import fail
+from protocol.errors import NolocoError, UserError
+
+MAX_REPLICAS = 65_536  # some 10 s for each σ
+MAX_SIGMA = 2.0  # a message in 40 takes over 50 times the median; the distributions' grid ends there
+
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@app.callback()
+def simulate() -> None:
+    """What a setting would do, told without a swarm."""
+
+
+app.command()(learning)
+
+
+@app.command()
+def latency(
+    replicas: Annotated[
+        str, typer.Option(help="A list as 8,64; or one number: powers of two up to it.")
+    ] = "1024",
+    sigma: Annotated[str, typer.Option(help="Variation of latencies: each is exp(σZ) medians.")] = "0,0.5,1",
+    samples: Annotated[int, typer.Option(min=10, max=1_000_000, help="Synchronisations to simulate.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    latency_ms: Annotated[float, typer.Option(min=0.001, help="Median one-way message.")] = 50.0,
+    bandwidth: Annotated[float, typer.Option(min=0, help="Of each link, in Mbit/s; 0: no limit.")] = 0.0,
+    state_bytes: Annotated[
+        int, typer.Option(min=0, help="That a replica sends; see noloco manifest check.")
+    ] = 0,
+    k: Annotated[int, typer.Option("-k", "--steps", min=1, help="Inner steps in a round.")] = 50,
+    step_ms: Annotated[float, typer.Option(min=0.001, help="Mean compute time of an inner step.")] = 1000.0,
+    step_variation: Annotated[
+        float, typer.Option(min=0, max=3, help="Relative standard deviation of a step's compute time.")
+    ] = 0.3,
+    plot: Annotated[Path | None, typer.Option(help="Draw both tables, as .svg, .png or .pdf.")] = None,
+    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
+) -> None:
+    """Tree and ring all-reduce against pair gossip: time to synchronise, and time blocked, over N replicas."""
+    try:
+        sizes, sigmas = replica_counts(replicas), variations(sigma)
+        if bool(bandwidth) != bool(state_bytes):
+            raise UserError(
+                "Give --bandwidth and --state-bytes together: both are needed for the bytes' time."
+            )
+        seconds = state_bytes * 8 / (bandwidth * 1e6) if bandwidth else 0.0
+        conditions = Conditions(
+            latency=latency_ms / 1000,
+            transfer=seconds / (latency_ms / 1000),
+            inner_steps=k,
+            step=step_ms / 1000,
+            variation=step_variation,
+            samples=samples,
+        )
+        points = simulated(sizes, sigmas, conditions, seed)
+        if plot is not None:
+            from bootstrap.simulation.latency_plot import (
+                plot_latency,
+            )  # matplotlib: only who plots waits for it
+
+            plot_latency(points, plot)
+    except NolocoError as error:
+        fail(error)
+    if as_json_:
+        print(json.dumps(as_json(points, conditions), indent=2))
+        return
+    console = Console()
+    console.print(sync_table(points, conditions), "", idle_table(points, conditions), "", sep="\n")
+    console.print("\n".join(explanation(points, conditions)), highlight=False, markup=False)
+
+
+def simulated(
+    sizes: Sequence[int], sigmas: Sequence[float], conditions: Conditions, seed: int
+) -> list[Point]:
+    """Every σ for every number of replicas, each from random numbers of its own."""
+    rounds = Round(conditions.inner_steps, conditions.step / conditions.latency, conditions.variation)
+    expected = {sigma: expected_sync(list(sizes), sigma, conditions.transfer) for sigma in sigmas}
+    points = []
+    for n, sigma in itertools.product(sizes, sigmas):
+        # by σ and N, so that a point is the same whatever else is asked for
+        generator = np.random.default_rng([seed, n, round(sigma * 1e6)])
+        sync = simulate_sync(n, sigma, conditions.samples, generator, conditions.transfer)
+        standing = blocked(n, rounds, sync, sigma, conditions.transfer, generator)
+        points.append(Point(n, sigma, sync, expected[sigma][n], standing))
+    return points
+
+
+def replica_counts(text: str) -> list[int]:
+    """From "8,64" those two; from "1000" 2, 4, … 512, 1000. Raises `UserError`."""
+    try:
+        listed = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        listed = []
+    if not listed or listed[0] < 2 or listed[-1] > MAX_REPLICAS:
+        raise UserError(
+            f"--replicas {text!r}: give whole numbers from 2 to {MAX_REPLICAS}, separated by commas."
+        )
+    if len(listed) > 1:
+        return listed
+    most = listed[0]
+    return sorted({*(2**power for power in range(1, most.bit_length())), most})
+
+
+def variations(text: str) -> list[float]:
+    """The σ of a list as 0,0.5,1. Raises `UserError`."""
+    try:
+        listed = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        listed = []
+    if not listed or not all(0 <= sigma <= MAX_SIGMA for sigma in listed):
+        raise UserError(f"--sigma {text!r}: give numbers from 0 to {MAX_SIGMA:g}, separated by commas.")
+    return listed

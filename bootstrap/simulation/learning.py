@@ -1,0 +1,271 @@
+"""How well a setting learns: the whole daemon for N replicas × S stages in one process, under virtual time.
+
+Weights, gradients, pairing, routing and the wire formats are those of the real node; only the network and the
+clock are modelled. A setting and its seed give the same outcome every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.spread import squared_deviation
+from node.daemon import Node
+from node.data import Corpus, load_corpus
+from node.replica import Replica
+from protocol.manifest import Manifest
+from protocol.transport.memory_link import Link
+from protocol.transport.virtual_time import run_virtual
+
+CURVE_POINTS = 20
+CURVE_SEQUENCES = 64
+EVALUATED_AT_ONCE = 32
+OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
+
+    `slow` is how many times slower the compute of the last replica of the last stage is. `latency` in seconds
+    one way and `mbit` per second describe every peer's link.
+    """
+
+    manifest: Manifest
+    replicas: int
+    seed: int = 0
+    all_reduce: bool = False
+    slow: float = 1.0
+    latency: float = 0.0
+    mbit: float = 0.0  # 0: no limit
+    validation_sequences: int = 512
+
+    @property
+    def key(self) -> str:
+        """The same for the same setting, for studies that go on where they stopped."""
+        text = json.dumps(self.facts() | {"manifest": self.manifest.model_dump()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def method(self) -> str:
+        return "all-reduce" if self.all_reduce else self.manifest.outer.method
+
+    def facts(self) -> dict[str, Any]:
+        """What people compare settings by."""
+        manifest, outer = self.manifest, self.manifest.outer
+        return {
+            "method": self.method,
+            "replicas": self.replicas,
+            "stages": manifest.stages,
+            "routing": manifest.routing if manifest.stages > 1 else "none",
+            "k": 1 if self.all_reduce else outer.inner_steps,
+            "alpha": outer.alpha,
+            "beta": outer.beta,
+            "gamma": outer.gamma,
+            "overlap": outer.overlap,
+            "pace": outer.pace,
+            "weighting": outer.weighting,
+            "clip": outer.clip,
+            "gossip": manifest.wire.gossip,
+            "progress": manifest.wire.progress,
+            "steps": manifest.inner.total_steps,
+            "learning_rate": manifest.inner.learning_rate,
+            "microbatches": manifest.inner.microbatches,
+            "sequences": manifest.inner.sequences,
+            "slow": self.slow,
+            "latency": self.latency,
+            "mbit": self.mbit,
+            "validation_sequences": self.validation_sequences,
+            "seed": self.seed,
+        }
+
+
+@dataclass
+class Outcome:
+    """What became of a setting. Losses in nats per token on held-out text, bytes sent by one replica."""
+
+    key: str
+    setting: dict[str, Any]
+    loss: float = 0.0  # mean over replicas, each by itself
+    losses: list[float] = field(default_factory=list)
+    loss_of_mean: float = 0.0  # of the replicas' mean weights
+    spread: float = 0.0  # over all stages
+    spreads: list[float] = field(default_factory=list)  # by stage
+    estimated_spreads: list[float] = field(default_factory=list)  # by stage: what the nodes themselves say
+    tokens: int = 0  # of all replicas together
+    bytes_per_replica: float = 0.0  # gossip or all-reduce, mean over the nodes
+    bytes_per_token: float = 0.0  # the above by the tokens that one replica trained on
+    rounds: float = 0.0
+    paired: float = 0.0  # fraction of the rounds that had a partner
+    blocked: float = 0.0  # fraction of the time in which an exchange kept a replica from training
+    seconds: float = 0.0  # virtual
+    steps_per_second: list[float] = field(default_factory=list)  # of each node, in virtual time
+    curve: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, loss, spread
+    wall_seconds: float = 0.0
+
+
+@cache
+def corpus_of(source: str) -> Corpus:
+    return load_corpus(source)
+
+
+def simulate(setting: Setting) -> Outcome:
+    """Train it to its end. One thread; a minute for a million tokens of the tiny preset."""
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    outcome: Outcome = run_virtual(_train(setting, corpus_of(setting.manifest.data.source)))
+    outcome.wall_seconds = round(time.perf_counter() - began, 2)
+    return outcome
+
+
+async def _train(setting: Setting, corpus: Corpus) -> Outcome:
+    manifest, replicas = setting.manifest, setting.replicas
+    if setting.all_reduce:  # the mean gradient of N replicas is that of one with N times the microbatches
+        inner = manifest.inner.model_copy(update={"microbatches": manifest.inner.microbatches * replicas})
+        outer = manifest.outer.model_copy(update={"method": "local"})
+        manifest, replicas = manifest.model_copy(update={"inner": inner, "outer": outer}), 1
+    bandwidth = {"bandwidth": setting.mbit * 1e6 / 8} if setting.mbit else {}
+    swarm = SimulatedSwarm(manifest, corpus, setting.seed, Link(latency=setting.latency, **bandwidth))
+    await swarm.seed_peer.start()
+    count = replicas * manifest.stages
+    for number in range(count):
+        slowed = setting.slow if number == count - 1 else 1.0
+        swarm.add(number, stage=number % manifest.stages, speed=1 / slowed)
+    outcome = Outcome(setting.key, setting.facts())
+    watching = asyncio.get_running_loop().create_task(_watch(swarm, corpus, outcome))
+    began, ended = await _to_the_end(swarm)
+    watching.cancel()
+    await swarm.finish()
+    _measure(swarm, setting, corpus, outcome)
+    outcome.seconds = max(ended.values()) - began
+    outcome.steps_per_second = [_pace(swarm, number) for number in sorted(swarm.nodes)]
+    blocked = sum(node.context.counters.blocked_seconds for node in swarm.nodes.values())
+    outcome.blocked = blocked / sum(end - began for end in ended.values())
+    return outcome
+
+
+async def _to_the_end(swarm: SimulatedSwarm) -> tuple[float, dict[int, float]]:
+    """When the last node began to train, and when each had done so to the end, in virtual time.
+
+    Raises what ended a node before its time.
+    """
+    clock = asyncio.get_running_loop().time
+    began, ended = clock(), dict[int, float]()
+    while len(ended) < len(swarm.nodes):
+        await asyncio.sleep(OBSERVED_SECONDS)
+        for number, node in swarm.nodes.items():
+            if swarm.tasks[number].done():
+                swarm.tasks[number].result()
+            if node.public_state == "joining":
+                began = clock()
+            elif node.public_state == "finished":
+                ended.setdefault(number, clock())
+    return began, ended
+
+
+def _pace(swarm: SimulatedSwarm, number: int) -> float:
+    """Inner steps per virtual second of a node, over all of its steps but the first."""
+    times = [e["time"] for e in swarm.events if e["node"] == number and e["event"] == "step"]
+    return round((len(times) - 1) / (times[-1] - times[0]), 4) if len(times) > 1 else 0.0
+
+
+async def _watch(swarm: SimulatedSwarm, corpus: Corpus, outcome: Outcome) -> None:
+    """Loss and spread along the way, at about `CURVE_POINTS` counts of tokens."""
+    every = max(1, swarm.manifest.inner.total_steps // CURVE_POINTS)
+    due = every
+    while True:
+        await asyncio.sleep(OBSERVED_SECONDS)
+        pipelines = pipelines_of(swarm)
+        if not pipelines or min(node.replica.step for node in pipelines[0][:1]) < due:
+            continue
+        due = pipelines[0][0].replica.step + every
+        loss = loss_along([node.replica for node in pipelines[0]], corpus, CURVE_SEQUENCES)
+        outcome.curve.append((tokens_of(swarm), loss, spread_of(pipelines)))
+
+
+def pipelines_of(swarm: SimulatedSwarm) -> list[list[Node]]:
+    """One node of each stage per row, in the order in which they were added; empty while nodes are joining."""
+    stages = swarm.manifest.stages
+    nodes = [node for _, node in sorted(swarm.nodes.items())]
+    if not all(hasattr(node, "replica") for node in nodes):
+        return []
+    by_stage = [[node for node in nodes if node.context.stage == stage] for stage in range(stages)]
+    return [list(row) for row in zip(*by_stage, strict=True)]
+
+
+def tokens_of(swarm: SimulatedSwarm) -> int:
+    return sum(node.context.counters.tokens for node in swarm.nodes.values() if node.context.stage == 0)
+
+
+def spread_of(pipelines: list[list[Node]]) -> float:
+    """Root mean squared deviation of φ from the replicas' mean, over all stages and parameters."""
+    squares = sum(_squares_by_stage(pipelines))
+    entries = sum(node.replica.parameters for row in pipelines for node in row)
+    return float((squares / entries) ** 0.5)
+
+
+def _squares_by_stage(pipelines: list[list[Node]]) -> list[float]:
+    return [squared_deviation([node.replica.phi for node in stage]) for stage in zip(*pipelines, strict=True)]
+
+
+@torch.no_grad()
+def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
+    """Mean nats per token of the slow weights on held-out text, through one replica of each stage."""
+    tokens = route[0].manifest.data.sequence_tokens
+    total, count = 0.0, 0
+    for inputs, labels in corpus.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
+        hidden = inputs
+        for replica in route:
+            hidden = replica.evaluate(hidden)
+        total += F.cross_entropy(hidden.flatten(0, 1), labels.flatten(), reduction="sum").item()
+        count += labels.numel()
+    return total / count
+
+
+def _measure(swarm: SimulatedSwarm, setting: Setting, corpus: Corpus, outcome: Outcome) -> None:
+    pipelines = pipelines_of(swarm)
+    sequences = setting.validation_sequences
+    routes = [[node.replica for node in row] for row in pipelines]
+    outcome.losses = [loss_along(route, corpus, sequences) for route in routes]
+    outcome.loss = sum(outcome.losses) / len(outcome.losses)
+    outcome.spread = spread_of(pipelines)
+    entries = [sum(replica.parameters for replica in stage) for stage in zip(*routes, strict=True)]
+    outcome.spreads = [
+        (squares / count) ** 0.5 for squares, count in zip(_squares_by_stage(pipelines), entries, strict=True)
+    ]
+    nodes = list(swarm.nodes.values())
+    estimates = [[n.context.counters.spread for n in stage] for stage in zip(*pipelines, strict=True)]
+    outcome.estimated_spreads = [
+        sum(known) / len(known) for stage in estimates if (known := [s for s in stage if s is not None])
+    ]
+    outcome.tokens = tokens_of(swarm)
+    rounds = [event for event in swarm.events if event["event"] == "round"]
+    outcome.rounds = len(rounds) / len(nodes)
+    outcome.paired = sum(event["partner"] is not None for event in rounds) / max(1, len(rounds))
+    outcome.bytes_per_replica = _bytes_sent(setting, nodes)
+    outcome.bytes_per_token = outcome.bytes_per_replica / (outcome.tokens / setting.replicas)
+    outcome.loss_of_mean = _loss_of_mean(routes, corpus, sequences)
+
+
+def _bytes_sent(setting: Setting, nodes: list[Node]) -> float:
+    """By the average replica for the sake of averaging; a ring all-reduce of float32 gradients if in every step."""
+    if setting.all_reduce:
+        size = sum(4 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)
+        return 2 * (setting.replicas - 1) / setting.replicas * size
+    return sum(node.context.counters.gossip_bytes for node in nodes) / len(nodes)
+
+
+def _loss_of_mean(routes: list[list[Replica]], corpus: Corpus, sequences: int) -> float:
+    """Overwrites the first route's φ."""
+    for stage in zip(*routes, strict=True):
+        stage[0].phi.copy_(torch.stack([replica.phi for replica in stage]).mean(0))
+    return loss_along(routes[0], corpus, sequences)

@@ -1,0 +1,122 @@
+"""Many settings, several at a time in processes of their own, with every outcome kept as soon as it is there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, fields
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from bootstrap.simulation.learning import Outcome, Setting, simulate
+from protocol.errors import DataError
+
+Told = Callable[[Outcome, int, int], None]  # outcome, how many are done, how many there are
+
+
+def run_study(settings: Sequence[Setting], file: Path | None, jobs: int, told: Told) -> list[Outcome]:
+    """Outcomes in the order of `settings`. Those already in `file` (JSON lines) are not run again.
+
+    Each new one is appended to it at once, so a study that is stopped goes on where it was. Raises
+    `DataError` for a file that holds something else.
+    """
+    known = {outcome.key: outcome for outcome in read_outcomes(file)} if file is not None else {}
+    wanted = {setting.key: setting for setting in settings}
+    missing = [setting for key, setting in wanted.items() if key not in known]
+    done = len(wanted) - len(missing)
+    for outcome in _simulated(missing, jobs):
+        known[outcome.key] = outcome
+        if file is not None:
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(asdict(outcome)) + "\n")
+        done += 1
+        told(outcome, done, len(wanted))
+    return [known[setting.key] for setting in settings]
+
+
+def _simulated(settings: Sequence[Setting], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1 or len(settings) < 2:
+        yield from map(simulate, settings)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(settings)), mp_context=spawn) as pool:
+        running = [pool.submit(simulate, setting) for setting in settings]
+        try:
+            for future in as_completed(running):
+                yield future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def read_outcomes(file: Path) -> list[Outcome]:
+    """The outcomes in a file of a study; none when there is no file yet."""
+    if not file.exists():
+        return []
+    names = {field.name for field in fields(Outcome)}
+    outcomes = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            contents = json.loads(line)
+            outcomes.append(Outcome(**{name: contents[name] for name in names}))
+        except (ValueError, KeyError, TypeError):
+            raise DataError(
+                f"{file}, line {number}, is not an outcome of this version's study. "
+                "Name another file, or remove that line."
+            ) from None
+    return outcomes
+
+
+def grouped(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+    """Outcomes that differ by their seed alone, together, in order of first appearance."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        facts = {name: value for name, value in outcome.setting.items() if name != "seed"}
+        groups.setdefault(json.dumps(facts, sort_keys=True), []).append(outcome)
+    return list(groups.values())
+
+
+def varied(outcomes: Sequence[Outcome]) -> list[str]:
+    """The facts in which the outcomes differ, the seed aside: the columns that a table needs."""
+    if not outcomes:
+        return []
+    return [
+        name
+        for name in outcomes[0].setting
+        if name != "seed" and len({json.dumps(outcome.setting.get(name)) for outcome in outcomes}) > 1
+    ]
+
+
+def spread_over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation, 0 for a single value."""
+    return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """One row for each setting, over its seeds; for tables and JSON."""
+    columns = varied(outcomes)
+    result = []
+    for group in grouped(outcomes):
+        loss, deviation = spread_over_seeds([outcome.loss for outcome in group])
+        first = group[0]
+        result.append(
+            {name: first.setting[name] for name in columns}
+            | {
+                "loss": round(loss, 4),
+                "loss_deviation": round(deviation, 4),
+                "loss_by_seed": {str(o.setting["seed"]): round(o.loss, 4) for o in group},
+                "loss_of_mean": round(mean(o.loss_of_mean for o in group), 4),
+                "spread": mean(o.spread for o in group),
+                "bytes_per_token": round(mean(o.bytes_per_token for o in group), 3),
+                "bytes_per_replica": round(mean(o.bytes_per_replica for o in group)),
+                "rounds": round(mean(o.rounds for o in group), 1),
+                "paired": round(mean(o.paired for o in group), 3),
+                "blocked": round(mean(o.blocked for o in group), 4),
+                "tokens": round(mean(o.tokens for o in group)),
+                "seeds": len(group),
+            }
+        )
+    return result

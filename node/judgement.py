@@ -1,0 +1,123 @@
+"""What a meeting with a partner tells: how far apart replicas are, how far they should be, and whom to believe."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from node.context import Context
+from node.defence import Defence, Finding, blocks_of
+from node.drift import DriftControl, SpreadModel
+from node.offer import sample_stride
+from node.replica import Replica
+from node.spread import SpreadEstimate
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+SETTLED_ROUND = 20  # a replica that begins beyond it came to a stage whose spread was already there
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One meeting: mean squares over a sample of the parameters, and what the defence found."""
+
+    squared_distance: float  # of φ_i − φ_j
+    squared_difference: float  # of Δ_i − Δ_j
+    finding: Finding | None
+
+
+class Judgement:
+    """Mutable state: the spread as estimated and as predicted, the length of rounds that follows, the defence."""
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        outer = context.manifest.outer
+        self._context = context
+        self._replica = replica
+        self._spread = SpreadEstimate()
+        self._model = SpreadModel(replica.settings)
+        self._is_settled = False
+        self._drift = DriftControl() if outer.drift_control else None
+        blocks = blocks_of(replica.flat.slices)
+        self._defence = Defence(blocks, replica.settings.gamma, outer.clip) if outer.clip else None
+
+    def meet(
+        self, peer: PeerId, own: torch.Tensor, partners: torch.Tensor, phi_sample: torch.Tensor | None
+    ) -> Seen | None:
+        """Look at both contributions z [parameters] before they are averaged; on the compute thread.
+
+        The defence clips `partners` in place. `phi_sample` is the partner's, None if it was not sent.
+        """
+        replica, seen = self._replica, None
+        squares = self._squares(own, partners, phi_sample) if phi_sample is not None else None
+        finding = None
+        if self._defence is not None:
+            now = self._context.transport.now()
+            finding = self._defence.examine(peer, own, partners, replica.phi, now)
+        if squares is not None:
+            seen = Seen(*squares, finding)
+        return seen
+
+    def _squares(
+        self, own: torch.Tensor, partners: torch.Tensor, phi_sample: torch.Tensor
+    ) -> tuple[float, float]:
+        replica = self._replica
+        stride, settings = sample_stride(replica.parameters), replica.settings
+        phi = replica.phi[::stride] - phi_sample.to(replica.device)
+        z = own[::stride] - partners[::stride]
+        progress = (z - settings.gamma * phi) / settings.beta
+        return float(phi.square().mean()), float(progress.square().mean())
+
+    def round_ended(self, peer: PeerId | None, seen: Seen | None) -> None:
+        """Publish what follows; `peer` is the partner, None in a round alone."""
+        context, counters = self._context, self._context.counters
+        replicas = len(context.view.members(context.stage, context.transport.now()))
+        if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
+            self._is_settled = True
+        difference = seen.squared_difference if seen is not None else None
+        counters.expected_spread = self._model.round_ended(replicas, difference, self._is_settled)
+        if seen is None or peer is None:
+            return
+        self._spread.note(seen.squared_distance)
+        counters.spread = self._spread.value(replicas)
+        if self._drift is not None and counters.expected_spread is not None:
+            self._drift.note(counters.spread, counters.expected_spread)
+        if seen.finding is not None:
+            self._tell(peer, seen.finding)
+
+    def refused(self, peer: PeerId) -> None:
+        """Its contribution was malformed or not finite."""
+        if self._defence is not None and self._defence.refused(peer, self._context.transport.now()):
+            self._warn_of(peer)
+
+    def _tell(self, peer: PeerId, finding: Finding) -> None:
+        if finding.clipped:
+            self._context.events.emit(
+                "clipped",
+                partner=peer,
+                distance=finding.distance,
+                radius=finding.radius,
+                fraction=round(finding.clipped, 4),
+                offence=finding.offence,
+            )
+        if finding.quarantined:
+            self._warn_of(peer)
+
+    def _warn_of(self, peer: PeerId) -> None:
+        self._context.events.warn(
+            f"Replica {peer[-8:]} keeps sending contributions far from all others: it is left alone for a while.",
+            "quarantined",
+            partner=peer,
+        )
+
+    # --- what the matchmaker asks -------------------------------------------------------------
+
+    def is_quarantined(self, peer: PeerId) -> bool:
+        """Whether not to average with the peer at present."""
+        return self._defence is not None and self._defence.is_quarantined(peer, self._context.transport.now())
+
+    def steps_of_round(self, nominal: int) -> int:
+        """Inner steps of the next round, given those that the pace asks for."""
+        return nominal if self._drift is None else self._drift.steps(nominal)
