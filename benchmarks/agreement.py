@@ -1,0 +1,99 @@
+"""Whether the simulator tells the truth: the real swarm and `noloco simulate learning` on one manifest.
+
+For each seed of the initial weights a real swarm (separate processes, p2pd, DHT, gossip over loopback) and a
+simulated one train the same manifest on the same number of tokens; their data and pairings are drawn apart, as
+between any two runs. Prints `real_minus_simulated`: the difference of the mean final validation losses in nats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+from bootstrap.founding import chosen_manifest
+from bootstrap.simulation.learning import Setting
+from bootstrap.simulation.study import run_study
+from bootstrap.tools_cli import adapted
+from protocol.manifest import Manifest, preset_text
+
+REPLICAS = 3  # of each stage, as `noloco swarm` starts by itself
+SEQUENCES = 256  # held out, for both
+
+
+def manifest_file(seed: int, directory: Path) -> Path:
+    """The tiny preset with another seed of the initial weights."""
+    file = directory / f"seed-{seed}.toml"
+    text = preset_text("tiny").replace("[model]\n", f"[model]\nseed = {seed}\n")
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def real_swarm(file: Path, steps: int, directory: Path) -> tuple[float, int]:
+    """Final validation loss in nats per token, and the tokens trained on, of a real swarm on this machine."""
+    summary = directory / f"{file.stem}.json"
+    command = [
+        sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--manifest", str(file), "--steps", str(steps),
+        "--replicas", str(REPLICAS), "--minutes", "20", "--dir", str(directory / file.stem),
+        "--summary", str(summary), "--validation-sequences", str(SEQUENCES),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    found = json.loads(summary.read_text(encoding="utf-8"))
+    return found["validation_loss"][-1][2], found["tokens"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    seeds = [int(seed) for seed in arguments.seeds.split(",")]
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        files = [manifest_file(seed, directory) for seed in seeds]
+        manifests: list[Manifest] = [
+            adapted(chosen_manifest(None, file), None, arguments.steps) for file in files
+        ]
+        real = [real_swarm(file, arguments.steps, directory) for file in files]
+    settings = [
+        replace(Setting(manifest, REPLICAS, seed), validation_sequences=SEQUENCES)
+        for manifest, seed in zip(manifests, seeds, strict=True)
+    ]
+    simulated = run_study(settings, None, os.cpu_count() or 1, lambda *_: None)
+    results = [
+        {
+            "seed": seed,
+            "real": loss,
+            "real_tokens": tokens,
+            "simulated": one.loss,
+            "simulated_tokens": one.tokens,
+        }
+        for seed, (loss, tokens), one in zip(seeds, real, simulated, strict=True)
+    ]
+    gap = mean(loss for loss, _ in real) - mean(one.loss for one in simulated)
+    if arguments.json:
+        ratios = {"real_minus_simulated": round(gap, 4)}
+        print(json.dumps({"benchmark": "agreement", "ratios": ratios, "results": results}, indent=2))
+        return
+    for row in results:
+        print(
+            f"seed {row['seed']}: real {row['real']:.4f} ({row['real_tokens']:,} tokens)   "
+            f"simulated {row['simulated']:.4f} ({row['simulated_tokens']:,} tokens)"
+        )
+    if len(seeds) > 1:
+        print(
+            f"spread of the seeds: real {stdev(loss for loss, _ in real):.4f}, "
+            f"simulated {stdev(one.loss for one in simulated):.4f}"
+        )
+    print(f"real_minus_simulated {gap:+.4f} nats per token")
+
+
+if __name__ == "__main__":
+    main()
