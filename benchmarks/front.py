@@ -25,13 +25,19 @@ RESULTS = Path(__file__).parent.parent / "docs" / "data" / "front.jsonl"
 REPLICAS, STEPS, SEQUENCES = 4, 1000, 2
 TENTH = 0.1
 
-# every point beside the method's published one (k = 25 here): what it changes of the preset's settings
+INT8 = {"gossip": "int8"}
+# what each point changes of the preset's settings
 POINTS: Sequence[dict[str, Any]] = (
     {"method": "all-reduce"},
     {"method": "local", "inner_steps": 25},
     *({"method": "noloco", "inner_steps": k} for k in (1, 2, 5, 10, 25, 50)),
     *({"method": "diloco", "inner_steps": k} for k in (1, 5, 25, 50)),
-    *({"method": "average", "inner_steps": k} for k in (1, 5, 25)),
+    *({"method": "average", "inner_steps": k} for k in (1, 2, 5, 10, 25)),
+    *({"method": "average", "inner_steps": k, "wire": INT8} for k in (1, 2, 3, 5)),
+    {"method": "diloco", "inner_steps": 25, "alpha": 0.0, "beta": 1.0, "gamma": 1.0},
+    {"method": "noloco", "inner_steps": 25, "alpha": 0.3, "gamma": 0.9},
+    {"method": "noloco", "inner_steps": 25, "overlap": "late"},
+    {"method": "noloco", "inner_steps": 25, "overlap": "phi-early", "wire": {"progress": "int8"}},
 )
 
 

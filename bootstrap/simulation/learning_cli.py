@@ -52,6 +52,7 @@ def learning(
     latency: Annotated[str, typer.Option(help="Of each link one way, in milliseconds.")] = "0",
     mbit: Annotated[str, typer.Option(help="Of each uplink, per second; 0: no limit.")] = "0",
     seeds: Annotated[str, typer.Option(help="Each seed is a run.")] = "0,1,2",
+    validation_sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 512,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, one core each.")] = os.cpu_count() or 1,
     results: Annotated[Path | None, typer.Option(help="Keep outcomes here, and go on from them.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Loss and spread against tokens, as SVG.")] = None,
@@ -83,7 +84,14 @@ def learning(
             "seed": numbers("--seeds", seeds, int, 0),
         }
         settings = [
-            one_setting(base, steps, microbatches, sequences, **dict(zip(lists, combination, strict=True)))
+            one_setting(
+                base,
+                steps,
+                microbatches,
+                sequences,
+                validation_sequences=validation_sequences,
+                **dict(zip(lists, combination, strict=True)),
+            )
             for combination in itertools.product(*lists.values())
         ]
         outcomes = run_study(settings, results, jobs, lambda o, done, of: _tell(console, o, done, of))
@@ -111,6 +119,7 @@ def one_setting(
     slow: float = 1.0,
     latency: float = 0.0,
     mbit: float = 0.0,
+    validation_sequences: int = 512,
     wire: dict[str, Any] | None = None,
     inner: dict[str, Any] | None = None,
     **outer: Any,
@@ -130,7 +139,7 @@ def one_setting(
     if method != "all-reduce":
         contents["outer"]["method"] = method
     made = manifest_from(contents)
-    return Setting(made, replicas, seed, method == "all-reduce", slow, latency, mbit)
+    return Setting(made, replicas, seed, method == "all-reduce", slow, latency, mbit, validation_sequences)
 
 
 def numbers(option: str, text: str, kind: type[int] | type[float], least: float) -> list[Any]:

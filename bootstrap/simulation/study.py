@@ -61,7 +61,9 @@ def read_outcomes(file: Path) -> list[Outcome]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             contents = json.loads(line)
-            outcomes.append(Outcome(**{name: contents[name] for name in names}))
+            outcome = Outcome(**{name: contents[name] for name in names})
+            outcome.curve = [(tokens, loss, spread) for tokens, loss, spread in outcome.curve]
+            outcomes.append(outcome)
         except (ValueError, KeyError, TypeError):
             raise DataError(
                 f"{file}, line {number}, is not an outcome of this version's study. "

@@ -250,7 +250,7 @@ def test_the_partners_phi_is_sampled_for_the_distance_whichever_way_it_came() ->
         apart = float((a.replica.phi - b.replica.phi).square().mean().sqrt())
         await whole_round(a, b, 0)
         assert a.context.counters.spread == b.context.counters.spread
-        assert a.context.counters.spread == pytest.approx(apart / 2, rel=1e-4)
+        assert a.context.counters.spread == pytest.approx(apart / 2, rel=0.1)  # a thousand entries or more
         await asyncio.gather(a.close(), b.close())
         return apart
 

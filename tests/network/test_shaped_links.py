@@ -1,0 +1,90 @@
+"""The links that benchmarks shape are as narrow and as long as they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.shaping.links import Shape, ShapedLinks, why_unavailable
+
+MBIT, ONE_WAY = 100.0, 0.05
+PORT = 5000
+SECONDS = 4.0  # of sending as fast as it goes
+START = 1.5  # of these until TCP has found the link's bandwidth
+
+# answers five bytes one by one, then counts what comes after START seconds
+RECEIVER = f"""
+import socket, time
+with socket.create_server(("0.0.0.0", {PORT})) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+for _ in range(5):
+    connection.sendall(connection.recv(1))
+began, counted, first = time.monotonic(), 0, None
+while data := connection.recv(1 << 20):
+    now = time.monotonic()
+    if now - began > {START}:
+        first = first or now
+        counted += len(data) if now > first else 0
+        last = now
+print(counted * 8 / 1e6 / (last - first))
+"""
+
+# prints the shortest of five round trips in seconds, then sends
+SENDER = f"""
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], {PORT}))
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+trips = []
+for _ in range(5):
+    began = time.monotonic()
+    connection.sendall(b"?")
+    connection.recv(1)
+    trips.append(time.monotonic() - began)
+print(min(trips))
+end = time.monotonic() + {SECONDS}
+while time.monotonic() < end:
+    connection.sendall(bytes(1 << 16))
+"""
+
+
+def start(links: ShapedLinks, peer: int, program: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [*links.prefix(peer), sys.executable, "-S", "-c", program, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def links() -> Iterator[ShapedLinks]:
+    if reason := why_unavailable():
+        pytest.skip(reason)
+    with ShapedLinks(4, Shape(MBIT, ONE_WAY)) as links:
+        yield links
+
+
+@pytest.mark.timeout(90)
+def test_four_peers_in_a_ring_get_the_bandwidth_and_the_latency_at_the_same_time(links: ShapedLinks) -> None:
+    peers = range(4)
+    receivers = [start(links, peer, RECEIVER) for peer in peers]
+    for receiver in receivers:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+    senders = [start(links, peer, SENDER, links.address((peer + 1) % 4)) for peer in peers]
+    trips = [float(sender.communicate(timeout=60)[0]) for sender in senders]
+    rates = [float(receiver.communicate(timeout=60)[0]) for receiver in receivers]
+    assert all(2 * ONE_WAY <= trip < 2 * ONE_WAY + 0.01 for trip in trips), trips
+    # headers take 5 %, and the congestion control probes; a busy machine may be late, but never too fast
+    assert all(0.6 * MBIT < rate < MBIT for rate in rates), rates
+    assert links.bytes_sent() > sum(rates) * 1e6 / 8 * (SECONDS - START)
+
+
+def test_links_leave_nothing_behind(links: ShapedLinks) -> None:
+    namespaces = [links.namespace(peer) for peer in range(4)]
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert all(name in listed for name in namespaces)
+    links.__exit__(None, None, None)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert not any(name in listed for name in namespaces)

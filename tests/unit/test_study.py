@@ -1,0 +1,95 @@
+"""`noloco simulate learning`: every combination is tried once, kept, and not tried again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bootstrap.simulate_cli import app
+from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.study import read_outcomes, rows, run_study
+from protocol.errors import DataError
+from protocol.manifest import load_preset
+
+SHORT = [
+    "learning",
+    "--steps",
+    "6",
+    "-k",
+    "2",
+    "--replicas",
+    "2",
+    "--stages",
+    "1",
+    "--seeds",
+    "0",
+    "--jobs",
+    "1",
+]
+
+
+def short(**changes: Any) -> Any:
+    settings: dict[str, Any] = {
+        "stages": 1,
+        "replicas": 2,
+        "inner_steps": 2,
+        "validation_sequences": 8,
+        **changes,
+    }
+    return one_setting(load_preset("tiny"), 6, 1, 1, **settings)
+
+
+def test_methods_side_by_side_as_json_and_as_a_picture(tmp_path: Path) -> None:
+    plot = tmp_path / "learning.svg"
+    result = CliRunner().invoke(
+        app, [*SHORT, "--method", "noloco,all-reduce", "--plot", str(plot), "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout[result.stdout.index("{") :])
+    noloco, all_reduce = found["results"]
+    assert (noloco["method"], all_reduce["method"]) == ("noloco", "all-reduce")
+    assert 2.5 < noloco["loss"] < 6
+    assert all_reduce["spread"] == 0 < noloco["spread"]
+    assert 0 < noloco["bytes_per_token"] < all_reduce["bytes_per_token"]
+    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_a_study_goes_on_where_it_stopped_and_repeats_itself(tmp_path: Path) -> None:
+    file, told = tmp_path / "study.jsonl", []
+    first = run_study([short()], file, 1, lambda outcome, done, of: told.append((done, of)))
+    both = run_study([short(), short(seed=1)], file, 1, lambda outcome, done, of: told.append((done, of)))
+    assert told == [(1, 1), (2, 2)]  # the first was not run again
+    assert both[0] == first[0] == read_outcomes(file)[0]
+    again = run_study([short()], None, 1, lambda *_: None)[0]
+    assert (again.losses, again.spread) == (first[0].losses, first[0].spread)
+    (row,) = rows(both)
+    assert row["seeds"] == 2
+    assert row["loss_deviation"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--method", "adam"], "choose from"),
+        (["--replicas", "two"], "whole numbers"),
+        (["--gamma", "1.6"], "stable range"),
+        (["--stages", "9"], "exceeds model.layers"),
+        (["--seeds", ""], "--seeds"),
+    ],
+)
+def test_a_wrong_option_gets_one_line(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, [*SHORT, *options])
+    assert result.exit_code == 2
+    assert words in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "other.jsonl"
+    file.write_text('{"a": 1}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 1"):
+        run_study([short()], file, 1, lambda *_: None)
