@@ -52,9 +52,9 @@ def test_methods_side_by_side_as_json_and_as_a_picture(tmp_path: Path) -> None:
     found = json.loads(result.stdout[result.stdout.index("{") :])
     noloco, all_reduce = found["results"]
     assert (noloco["method"], all_reduce["method"]) == ("noloco", "all-reduce")
-    assert 2.5 < noloco["loss"] < 6
-    assert all_reduce["spread"] == 0 < noloco["spread"]
-    assert 0 < noloco["bytes_per_token"] < all_reduce["bytes_per_token"]
+    assert 4.5 < noloco["loss"] < 6
+    assert all_reduce["spread"] == 0
+    assert noloco["bytes_per_token"] < all_reduce["bytes_per_token"]
     assert plot.read_text(encoding="utf-8").startswith("<?xml")
 
 

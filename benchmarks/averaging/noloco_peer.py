@@ -1,0 +1,171 @@
+"""One replica as the daemon runs it, without training: transport, rpc, matchmaker, rounds and state are real.
+
+An inner step is a small change of θ; everything around it is done as `node.trainer` does it. Measured is what keeps
+a replica from its next inner step: from the end of the last inner step to the new θ in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+from coordination import Message, next_command, say, sleep_until
+from state import manifest_of, sample
+
+from node.compute import ComputeThread, Priority
+from node.context import Context, Counters
+from node.daemon import payload_limits
+from node.events import Events
+from node.membership import View
+from node.replica import Replica
+from node.rounds import Rounds
+from protocol.announcement import Announcement
+from protocol.identity import Identity
+from protocol.messages import Contribute, Propose, Ready, Release
+from protocol.rpc import Rpc, Traffic
+from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+FOR_EVER = 1e12
+STEP_SECONDS = 0.03  # of a pretended inner step, in which the partner is found
+CONNECT_DEADLINE = 60.0
+ARRIVAL_SECONDS = 1.0  # for the last pieces of φ that are under way, also on slow links
+QUIET_SECONDS = 1.0  # without a piece being sent, also on slow links
+
+
+class NolocoPeer:
+    """Mutable state: the parts of a node; of its last round the event, what went wrong, what was sent by then."""
+
+    def __init__(self, settings: Message) -> None:
+        self._settings = settings
+        self._round: Message = {}
+        self._trouble: list[str] = []
+        self._sent = 0  # bytes of contributions until the end of the last round
+
+    async def start(self, folder: Path) -> Message:
+        identity = Identity.generate()
+        identity.save(folder / "identity")
+        self._transport = Libp2pTransport(folder / "identity", Libp2pConfig(host=self._settings["host"]))
+        manifest = manifest_of(**self._settings["state"])
+        self._rpc = Rpc(self._transport, payload_limits(manifest))
+        await self._transport.start()
+        await self._rpc.start()
+        self._compute = ComputeThread(self._settings["threads"])
+        self._replica = await self._compute.run(Priority.OPTIMIZER, Replica, manifest, 0)
+        self._change = torch.randn(self._replica.parameters) * 1e-3
+        self._context = Context(
+            me=self._transport.peer_id,
+            run_id="gossip-benchmark",
+            manifest=manifest,
+            stage=0,
+            transport=self._transport,
+            rpc=self._rpc,
+            view=View(),
+            compute=self._compute,
+            events=Events(time.time, self._note),
+            counters=Counters(),
+        )
+        self._rounds = Rounds(self._context, self._replica, random.Random())
+        self._rpc.handle(Traffic.GOSSIP, Propose, self._rounds.matchmaker.on_propose)
+        self._rpc.handle(Traffic.GOSSIP, Ready, self._rounds.matchmaker.on_ready)
+        self._rpc.handle(Traffic.GOSSIP, Release, self._rounds.matchmaker.on_release)
+        self._rpc.handle(Traffic.GOSSIP, Contribute, self._rounds.on_contribute)
+        return {"peer": self._transport.peer_id, "addresses": self._transport.addresses()}
+
+    async def meet(self, others: list[Message]) -> Message:
+        for other in others:
+            if other["peer"] != self._transport.peer_id:
+                await self._transport.connect(other["addresses"], CONNECT_DEADLINE)
+            announcement = Announcement(stage=0, state="serving", since=0.0, addresses=other["addresses"][:8])
+            self._context.view.update(other["peer"], announcement, FOR_EVER)
+            self._transport.learn(other["peer"], other["addresses"])
+        return {}
+
+    async def prepare_average(self) -> Message:
+        """Inner steps until the round may end with a partner, and until φ has gone, if it goes early."""
+        while True:
+            await self._compute.run(Priority.OPTIMIZER, self._work_step)
+            self._rounds.step_done(STEP_SECONDS)
+            await self._rounds.settle(wait=False)
+            if self._rounds.must_end:
+                if self._rounds.has_partner:
+                    break
+                await self._finish_round()
+            await asyncio.sleep(STEP_SECONDS)
+        if self._context.manifest.outer.overlap == "phi-early":
+            phi_bytes = self._replica.parameters * 4
+            while self._context.counters.gossip_bytes - self._sent < phi_bytes:  # noqa: ASYNC110  nothing tells
+                await asyncio.sleep(STEP_SECONDS)
+            await asyncio.sleep(ARRIVAL_SECONDS)
+        self._trouble = []
+        return {}
+
+    async def average(self, at: float) -> Message:
+        """The end of a round, as in `Trainer._step` when `Rounds.must_end`."""
+        replica = self._replica
+        before = [sample(tensor) for tensor in (replica.phi, replica.delta, replica.flat.values)]
+        sleep_until(at)
+        await self._finish_round()
+        seconds = time.monotonic() - at
+        return {
+            "seconds": seconds,
+            "me": self._context.me,
+            "partner": self._round["partner"],
+            "trouble": self._trouble,
+            "before": before,
+            "after": sample(replica.flat.values),
+        }
+
+    async def rest(self) -> Message:
+        """Wait until nothing is sent: when the next partner is known already, its φ goes at once."""
+        counters, seen = self._context.counters, -1
+        while counters.gossip_bytes != seen:
+            seen = counters.gossip_bytes
+            await asyncio.sleep(QUIET_SECONDS)
+        return {}
+
+    async def _finish_round(self) -> None:
+        await self._rounds.finish()
+        self._sent = self._context.counters.gossip_bytes
+
+    async def stop(self) -> None:
+        await self._rounds.close()
+        await self._rpc.close()
+        await self._transport.close()
+        await self._compute.close()
+
+    def _work_step(self) -> None:
+        replica = self._replica
+        if replica.steps_in_round == 0:
+            replica.flat.values.add_(self._change)
+        replica.step += 1
+        replica.steps_in_round += 1
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "round":
+            self._round = event
+        else:
+            self._trouble.append(f"{event['event']} {event.get('reason', '')}")
+
+
+async def main(settings: Message) -> None:
+    peer = NolocoPeer(settings)
+    loop = asyncio.get_running_loop()
+    with tempfile.TemporaryDirectory() as folder:
+        say(await peer.start(Path(folder)))
+        try:
+            while (command := await loop.run_in_executor(None, next_command)) is not None:
+                say(await getattr(peer, command.pop("command"))(**command))
+        finally:
+            await peer.stop()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(json.loads(sys.argv[1])))

@@ -1,0 +1,88 @@
+"""Whether pairing is fair and fast: 10,000 rounds of every replica of a stage under a virtual clock.
+
+Replicas whose speeds differ by up to 5 %, inner steps of 0.5 s with 3 % noise, 25 of them to a round, messages of 20
+to 80 ms one way, random starts. `p` is the chi-square test of equally likely pairs; `in vain` counts replicas alone
+twice in a row while another that they could have met was alone, too. Then the time that replicas whose speeds
+differ fourfold are blocked, from their last inner step of a round to the end of a small exchange. The decisions are
+`node.pairing`'s; messages and steps are events (`bootstrap.simulated_pairing`), so ratios do not depend on this
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import combinations
+from random import Random
+from typing import Any
+
+from scipy.stats import chisquare
+
+from bootstrap.simulated_pairing import Setting, SimulatedStage, median_round_trips
+
+FOURFOLD = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
+
+
+def fairness(replicas: int, rounds: int, seed: int) -> dict[str, Any]:
+    """A stage of nearly equal replicas."""
+    rng = Random(seed)
+    setting = Setting([rng.uniform(0.95, 1.05) for _ in range(replicas)], seed=seed)
+    outcome = SimulatedStage(setting).run(rounds)
+    counts = [outcome.pairs[pair] for pair in combinations(range(replicas), 2)]
+    return {
+        "replicas": replicas,
+        "rounds": min(outcome.rounds.values()),
+        "p": round(float(chisquare(counts).pvalue), 4),
+        "alone": round(outcome.alone_fraction(), 5),
+        "alone_twice_in_vain": outcome.alone_twice_in_vain(),
+        "median_round_trips": round(median_round_trips(outcome, setting), 3),
+        "one_sided": round(outcome.one_sided / outcome.rounds.total(), 6),
+    }
+
+
+def blocking(pace: Any, rounds: int, seed: int) -> dict[str, Any]:
+    """Seven replicas of 1 to 4 times the slowest one's speed."""
+    outcome = SimulatedStage(Setting(FOURFOLD, pace=pace, seed=seed)).run(rounds)
+    blocked = [outcome.blocked_fraction(replica) for replica in range(len(FOURFOLD))]
+    return {
+        "pace": pace,
+        "rounds": min(outcome.rounds.values()),
+        "alone": round(outcome.alone_fraction(), 4),
+        "blocked_fastest": round(blocked[0], 4),
+        "blocked_most": round(max(blocked), 4),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replicas", type=int, nargs="*", default=[3, 4, 7, 64])
+    parser.add_argument("--rounds", type=int, default=10_000, help="of every replica")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results, ratios = [], {}
+    for replicas in arguments.replicas:
+        row = fairness(replicas, arguments.rounds, arguments.seed)
+        results.append(row)
+        ratios[f"round_trips_to_agree_{replicas}"] = row["median_round_trips"]
+        ratios[f"alone_{replicas}"] = row["alone"]
+        if not arguments.json:
+            show(row)
+    for pace in ("steps", "time"):
+        row = blocking(pace, max(1, arguments.rounds // 10), arguments.seed)
+        results.append(row)
+        ratios[f"blocked_fastest_of_4x_{pace}"] = row["blocked_fastest"]
+        if not arguments.json:
+            show(row)
+    if arguments.json:
+        print(json.dumps({"benchmark": "pairing", "ratios": ratios, "results": results}))
+
+
+def show(row: dict[str, Any]) -> None:
+    print("   ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Peers on links of a given bandwidth and latency, on one machine: for benchmarks and their tests.
+
+Each peer gets a network namespace of its own. A virtual cable leads from it to a namespace in the middle; tbf bounds
+what goes through the cable in each direction, and `delay_relay.py` holds every frame back for the latency:
+
+    peer 0 ── tbf up / tbf down ──┐
+    peer 1 ── tbf up / tbf down ──┤ delay_relay.py
+    …                             ┘
+
+Needs root, the `ip` and `tc` commands, and no kernel module that Debian's cloud kernels lack: neither netem nor fq.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+_RELAY = Path(__file__).with_name("delay_relay.py")
+_BURST_BYTES = 32 << 10  # what may pass at once; a larger segment is cut into packets by tbf
+_QUEUE_SECONDS = 0.1  # how long packets may queue in front of the narrow link before they are dropped
+_CLEAN_UP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One peer's link; latencies add up to `one_way` seconds from any peer to any other."""
+
+    mbit: float  # per second, each way at the same time
+    one_way: float  # seconds
+
+
+class LinksUnavailable(Exception):
+    """This machine cannot shape links; the text says why."""
+
+
+class ShapedLinks:
+    """A context manager: `peers` namespaces with one address each, gone when it ends.
+
+    Raises `LinksUnavailable` on entering when the machine or the user's rights do not allow it; nothing is
+    left behind then.
+    """
+
+    def __init__(self, peers: int, shape: Shape) -> None:
+        self._peers = peers
+        self._shape = shape
+        self._stem = f"noloco-{os.getpid()}"
+        self._relay: subprocess.Popen[str] | None = None
+
+    def address(self, peer: int) -> str:
+        return f"10.78.{peer // 250}.{peer % 250 + 1}"
+
+    def namespace(self, peer: int) -> str:
+        return f"{self._stem}-{peer}"
+
+    def prefix(self, peer: int) -> list[str]:
+        """What to put before a command so that it runs in the namespace of `peer`."""
+        return ["ip", "netns", "exec", self.namespace(peer)]
+
+    def bytes_sent(self) -> int:
+        """By all peers together since their links exist, headers included."""
+        shown = subprocess.run(
+            ["ip", "netns", "exec", self._middle, "cat"]
+            + [f"/sys/class/net/wan{peer}/statistics/rx_bytes" for peer in range(self._peers)],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return sum(map(int, shown.stdout.split()))
+
+    def __enter__(self) -> ShapedLinks:
+        reason = why_unavailable()
+        if reason:
+            raise LinksUnavailable(reason)
+        try:
+            self._build()
+        except subprocess.CalledProcessError as error:
+            self._tear_down()
+            raise LinksUnavailable(f"{' '.join(error.cmd)}: {error.stderr.strip()}") from error
+        except BaseException:
+            self._tear_down()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tear_down()
+
+    # --- building ---------------------------------------------------------------------------------
+
+    @property
+    def _middle(self) -> str:
+        return f"{self._stem}-wan"
+
+    def _build(self) -> None:
+        _run("ip", "netns", "add", self._middle)
+        for peer in range(self._peers):
+            self._lay_cable(peer)
+        command = ["ip", "netns", "exec", self._middle, sys.executable, "-S", str(_RELAY)]
+        command += ["--delay", str(self._shape.one_way)]
+        command += [f"wan{peer}" for peer in range(self._peers)]
+        self._relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._relay.stdout is not None
+        if self._relay.stdout.readline().strip() != "ready":
+            raise LinksUnavailable("the delay relay did not start; its error is above")
+
+    def _lay_cable(self, peer: int) -> None:
+        name, far = self.namespace(peer), f"wan{peer}"
+        _run("ip", "netns", "add", name)
+        _run("ip", "-n", name, "link", "set", "lo", "up")
+        _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", far)
+        _run("ip", "-n", name, "link", "set", far, "netns", self._middle)
+        _run("ip", "-n", name, "address", "add", f"{self.address(peer)}/16", "dev", "eth0")
+        for namespace, interface in ((name, "eth0"), (self._middle, far)):
+            # without an IPv6 address there is no chatter about it, and the middle answers to nothing
+            _run("ip", "-n", namespace, "link", "set", interface, "addrgenmode", "none")
+            _run("ip", "-n", namespace, "link", "set", interface, "up")
+            self._narrow(namespace, interface)
+
+    def _narrow(self, namespace: str, interface: str) -> None:
+        _run(
+            "tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root",
+            "tbf", "rate", f"{self._shape.mbit}mbit", "burst", str(_BURST_BYTES),
+            "latency", f"{_QUEUE_SECONDS * 1e3:g}ms",
+        )  # fmt: skip
+
+    def _tear_down(self) -> None:
+        if self._relay is not None:
+            self._relay.terminate()
+            self._relay.wait(_CLEAN_UP_SECONDS)
+            assert self._relay.stdout is not None
+            self._relay.stdout.close()
+            self._relay = None
+        for name in [self.namespace(peer) for peer in range(self._peers)] + [self._middle]:
+            with suppress(subprocess.CalledProcessError):
+                _run("ip", "netns", "delete", name)
+
+
+def why_unavailable() -> str:
+    """In words, empty when links can be shaped here."""
+    if not sys.platform.startswith("linux"):
+        return "shaped links need Linux's network namespaces"
+    if os.geteuid() != 0:
+        return "shaped links need root, to make network namespaces"
+    missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
+    if missing:
+        return f"shaped links need the commands ip and tc (Debian: apt-get install iproute2); no {missing[0]}"
+    return ""
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
