@@ -18,7 +18,7 @@ from typing import Any
 
 from scipy.stats import chisquare
 
-from bootstrap.simulated_pairing import Setting, SimulatedStage, median_round_trips
+from bootstrap.simulated_pairing import Setting, SimulatedStage
 
 FOURFOLD = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 
@@ -35,7 +35,7 @@ def fairness(replicas: int, rounds: int, seed: int) -> dict[str, Any]:
         "p": round(float(chisquare(counts).pvalue), 4),
         "alone": round(outcome.alone_fraction(), 5),
         "alone_twice_in_vain": outcome.alone_twice_in_vain(),
-        "median_round_trips": round(median_round_trips(outcome, setting), 3),
+        "median_round_trips": round(outcome.median_seconds_to_agree() / setting.round_trip, 3),
         "one_sided": round(outcome.one_sided / outcome.rounds.total(), 6),
     }
 

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Literal
 
 from node.meeting import Meeting, Progress
@@ -41,6 +41,7 @@ class Setting:
 
     @property
     def round_trip(self) -> float:
+        """Of the mean latencies."""
         return sum(self.latency)
 
 
@@ -82,6 +83,9 @@ class Outcome:
     def alone_fraction(self) -> float:
         return len(self.alone) / max(1, self.rounds.total())
 
+    def median_seconds_to_agree(self) -> float:
+        return median(self.agreed_after)
+
     def blocked_fraction(self, replica: int) -> float:
         return self.blocked[replica] / self.seconds
 
@@ -101,7 +105,7 @@ class SimulatedReplica:
         self.seeks_since: float | None = None  # when it first proposed in this round
         self.seeking = False
         self.exchanging: Pair | None = None
-        self.arrived: set[str] = set()  # pairs whose partner has sent its contribution
+        self.arrived: set[str] = set()  # the partner's contribution, and its word that ours has arrived
         swarm.at(self.rng.uniform(0, self.step_seconds * setting.inner_steps), self.join)
 
     def join(self) -> None:
@@ -131,10 +135,9 @@ class SimulatedReplica:
 
     def _await_step(self) -> None:
         """Wake at the next end of a step at which something may be decided."""
-        bounds, following = self.pairing.bounds, self.steps + 1
-        if self.pairing.current is not None and following < bounds.opens_at:
-            middle = bounds.nominal // 2
-            following = middle if following <= middle else bounds.opens_at
+        following = self.steps + 1
+        if self.pairing.current is not None:
+            following = max(following, self.pairing.bounds.nominal // 2)
         self.swarm.at(self.ends[following], self.step_done, self.round, following)
 
     def step_done(self, round_: int, steps: int) -> None:
@@ -212,10 +215,7 @@ class SimulatedReplica:
 
     def end_round(self, here: Progress) -> None:
         self.ended_at, agreement = here.now, self.pairing.current
-        durations = [
-            after - before for before, after in zip(self.ends, self.ends[1 : here.steps + 1], strict=False)
-        ]
-        self.step_seconds = fmean(durations)
+        self.step_seconds = (here.now - self.ends[0]) / here.steps
         self.pairing.end_round(Progress(here.now, here.steps, self.step_seconds))
         if agreement is None:
             self.finish(None)
@@ -298,8 +298,3 @@ class SimulatedStage:
             if all(counted[replica.number] >= rounds for replica in self.replicas):
                 self.outcome.seconds = self.now
                 return self.outcome
-
-
-def median_round_trips(outcome: Outcome, setting: Setting) -> float:
-    """Time to agree on a pair, from the proposer's first proposal of the round on."""
-    return median(outcome.agreed_after) / setting.round_trip

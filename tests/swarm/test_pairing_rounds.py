@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from scipy.stats import chisquare
 
-from bootstrap.simulated_pairing import Outcome, Setting, SimulatedStage, median_round_trips
+from bootstrap.simulated_pairing import Outcome, Setting, SimulatedStage
 
 UNEVEN = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 
@@ -33,7 +33,7 @@ def test_every_pair_is_equally_likely_and_is_found_in_a_few_round_trips(replicas
     counts = [outcome.pairs[pair] for pair in combinations(range(replicas), 2)]
     assert chisquare(counts).pvalue > 0.01
     assert outcome.alone_twice_in_vain() == 0
-    assert median_round_trips(outcome, setting) < 3
+    assert outcome.median_seconds_to_agree() < 3 * setting.round_trip
     left_over = replicas % 2 / replicas
     assert outcome.alone_fraction() == pytest.approx(left_over, abs=0.005)
     assert outcome.inner_steps.total() / outcome.rounds.total() == pytest.approx(12, rel=0.05)

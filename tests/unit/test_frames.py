@@ -34,6 +34,9 @@ from protocol.messages import (
     NodeStats,
     Propose,
     Ready,
+    Reduce,
+    Reduced,
+    Release,
     StateIndex,
     StatePiece,
     Welcome,
@@ -47,6 +50,7 @@ LIMIT = 4096
 PREFIX = struct.Struct(">4sBIQ")
 PEER = Identity.from_seed("a peer").peer_id
 
+TIMES = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
 EXAMPLES: list[Message] = [
     Hello(),
     Welcome(run_id="abc", time=1.7e9, role="seed", manifest=b"\x00\xff"),
@@ -56,10 +60,13 @@ EXAMPLES: list[Message] = [
     Gradient(loss=2.5, queue=3, step=4, seconds=0.25),
     Evaluate(stage=0, route=[PEER, PEER]),
     Evaluated(loss_sum=1e9, tokens=2**40),
-    Propose(stage=0, round=1, pair="p", opens_in=0.5, ends_in=1.5),
-    Accept(round=9),
+    Propose(stage=0, round=1, pair="p", **TIMES),
+    Accept(round=9, **TIMES),
     Ready(pair="p"),
-    Contribute(pair="p", offset=2**40, total=2**41),
+    Release(pair="p"),
+    Contribute(pair="p", part="progress", offset=2**40, total=2**41),
+    Reduce(offset=2**40, total=2**41),
+    Reduced(),
     Done(),
     GetStateIndex(),
     StateIndex(stage=0, step=1, round=2, parameters=3, piece_parameters=4),

@@ -86,10 +86,14 @@ async def say_done(request: Request) -> Answer:
     return Answer(Done())
 
 
+def accept(number: int) -> Accept:
+    return Accept(round=number, opens_in=0.5, due_in=1.0, ends_in=1.5, step_seconds=0.1)
+
+
 def after(delay: Callable[[Request], float]) -> Callable[[Request], Awaitable[Answer]]:
     async def handler(request: Request) -> Answer:
         await asyncio.sleep(delay(request))
-        return Answer(Accept(round=request.message.stage))
+        return Answer(accept(request.message.stage))
 
     return handler
 
@@ -232,7 +236,7 @@ def test_a_handler_that_loses_its_own_peer_answers_that_it_failed(caplog: pytest
 @in_virtual_time
 async def test_an_answer_of_another_kind_is_malformed_and_counts() -> None:
     async def odd(request: Request) -> Answer:
-        return Answer(Accept(round=1))
+        return Answer(accept(1))
 
     async with two_peers() as two:
         two.server.handle(Traffic.GOSSIP, Ready, odd)
