@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from benchmarks.shaping.links import Shape, ShapedLinks, why_unavailable
 
 MBIT, ONE_WAY = 100.0, 0.05
+PEERS = 4
 PORT = 5000
+ATTEMPTS = 3  # a machine that is busy with other tests slows the relay down
 SECONDS = 4.0  # of sending as fast as it goes
 START = 1.5  # of these until TCP has found the link's bandwidth
 
@@ -57,32 +60,47 @@ def start(links: ShapedLinks, peer: int, program: str, *arguments: str) -> subpr
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+def send_in_a_ring(links: ShapedLinks) -> tuple[list[float], list[float]]:
+    """Each peer sends to the next one, all at once: their shortest round trips in s, what they receive in Mbit/s."""
+    peers = range(PEERS)
+    with ExitStack() as ending:
+        receivers = [ending.enter_context(start(links, peer, RECEIVER)) for peer in peers]
+        for receiver in receivers:
+            assert receiver.stdout is not None
+            assert receiver.stdout.readline() == "ready\n"
+        senders = [
+            ending.enter_context(start(links, peer, SENDER, links.address((peer + 1) % PEERS)))
+            for peer in peers
+        ]
+        trips = [float(sender.communicate(timeout=60)[0]) for sender in senders]
+        return trips, [float(receiver.communicate(timeout=60)[0]) for receiver in receivers]
+
+
 @pytest.fixture
 def links() -> Iterator[ShapedLinks]:
     if reason := why_unavailable():
         pytest.skip(reason)
-    with ShapedLinks(4, Shape(MBIT, ONE_WAY)) as links:
+    with ShapedLinks(PEERS, Shape(MBIT, ONE_WAY)) as links:
         yield links
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(110)
 def test_four_peers_in_a_ring_get_the_bandwidth_and_the_latency_at_the_same_time(links: ShapedLinks) -> None:
-    peers = range(4)
-    receivers = [start(links, peer, RECEIVER) for peer in peers]
-    for receiver in receivers:
-        assert receiver.stdout is not None
-        assert receiver.stdout.readline() == "ready\n"
-    senders = [start(links, peer, SENDER, links.address((peer + 1) % 4)) for peer in peers]
-    trips = [float(sender.communicate(timeout=60)[0]) for sender in senders]
-    rates = [float(receiver.communicate(timeout=60)[0]) for receiver in receivers]
-    assert all(2 * ONE_WAY <= trip < 2 * ONE_WAY + 0.01 for trip in trips), trips
-    # headers take 5 %, and the congestion control probes; a busy machine may be late, but never too fast
-    assert all(0.6 * MBIT < rate < MBIT for rate in rates), rates
+    for _ in range(ATTEMPTS):
+        trips, rates = send_in_a_ring(links)
+        # never better than the link, however busy the machine is; the relay counts in milliseconds
+        assert min(trips) >= 2 * (ONE_WAY - 0.001), trips
+        assert max(rates) < 1.02 * MBIT, rates
+        # headers take 5 %, and the congestion control probes
+        if max(trips) < 2 * ONE_WAY + 0.01 and min(rates) > 0.6 * MBIT:
+            break
+    else:
+        pytest.fail(f"the links are worse than they should be: {trips} s, {rates} Mbit/s")
     assert links.bytes_sent() > sum(rates) * 1e6 / 8 * (SECONDS - START)
 
 
 def test_links_leave_nothing_behind(links: ShapedLinks) -> None:
-    namespaces = [links.namespace(peer) for peer in range(4)]
+    namespaces = [links.namespace(peer) for peer in range(PEERS)]
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert all(name in listed for name in namespaces)
     links.__exit__(None, None, None)
