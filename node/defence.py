@@ -13,15 +13,16 @@ for gross outliers, where ClippedGossip keeps τ however far away z_j is.
 The radius follows the run: τ = clip · median over recent partners of d / s_i, times s_i = ‖β·Δ_i‖ of this replica.
 Δ shrinks and grows with the learning rate, and honest distances with it.
 
-When nothing is clipped, z_j' is z_j bit for bit and the pair's mean of φ moves by progress alone. When it is, the
-sum of the two partners' means differs from z_i + z_j by (f_i − f_j)(z_j − z_i)/2: nothing when both clip alike, as
-two honest partners nearly do, who see the same d. Against an attacker only the own side matters.
+What is clipped is the pull ½(z_j − z_i) of `node.averaging`. When nothing is, it stays bit for bit and the pair's
+mean of φ moves by progress alone. When it is, the sum of the two partners' means differs from z_i + z_j by
+(f_i − f_j)(z_j − z_i)/2: nothing when both clip alike, as two honest partners nearly do, who see the same d. Against
+an attacker only the own side matters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -34,7 +35,7 @@ from node.history import History
 from node.quarantine import Quarantine
 from protocol.transport.base import PeerId
 
-CHUNK = 2**18  # entries worked on at once: two temporary tensors of 1 MiB, whatever the stage's size
+CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
 EXPECTED_RATIO = 2.0
@@ -95,9 +96,8 @@ class Defence:
     `clip` is the radius in medians of past distances, above 0.
     """
 
-    def __init__(self, blocks: Sequence[slice], gamma: float, clip: float) -> None:
+    def __init__(self, blocks: Sequence[slice], clip: float) -> None:
         self._blocks = list(blocks)
-        self._gamma = gamma
         self._clip = clip
         self._history = History(np.full(len(self._blocks) + 1, EXPECTED_RATIO))
         self._scale: Blocks = np.zeros(len(self._blocks) + 1)  # s of each block and of the whole
@@ -105,14 +105,14 @@ class Defence:
 
     @torch.no_grad()
     def examine(
-        self, peer: PeerId, own: torch.Tensor, partners: torch.Tensor, phi: torch.Tensor, now: float
+        self, peer: PeerId, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor], now: float
     ) -> Finding:
-        """Clip `partners`, z_j, in place to what may be averaged with `own`, z_i, and learn from it.
+        """Clip `pull`, ½(z_j − z_i), in place to what may be averaged with, and learn from it.
 
-        All are float32 [parameters] on one device and finite; `phi` is the φ that `own` was made from. A partner
-        that opposes this replica's progress as none did lately leaves `own` in `partners`: a group of one.
+        It is float32 [parameters] and finite; `progress_of` gives any part of the own z_i − γφ_i, on the same
+        device. A partner that opposes this replica's progress as none did lately leaves no pull: a group of one.
         """
-        sums = self._sums(own, partners, phi)
+        sums = self._sums(pull, progress_of)
         progress = _norms(sums.squared_progress)
         scale = self._scale = np.maximum(progress, SCALE_KEPT * self._scale)
         distances = _norms(sums.squared_distance)
@@ -121,7 +121,7 @@ class Defence:
         agreement = sums.agreement if progress[-1] > LEAST_PROGRESS * scale[-1] else 0.0
         opposed = agreement < self._history.least_agreement()
         kept = np.zeros(len(self._blocks)) if opposed else np.maximum(1.0, excess[:-1]) ** -2.0
-        self._shrink(own, partners, kept)
+        self._shrink(pull, kept)
         self._history.note(peer, _excess(distances, scale), limits, agreement)
         offence: Offence | None = "opposed" if opposed else "far" if excess[-1] > FAR else None
         return Finding(
@@ -141,26 +141,20 @@ class Defence:
         """Whether to leave the peer alone: do not propose to it, refuse its proposals. `now` in seconds."""
         return self._quarantine.holds(peer, now)
 
-    def _sums(self, own: torch.Tensor, partners: torch.Tensor, phi: torch.Tensor) -> _Sums:
+    def _sums(self, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor]) -> _Sums:
         sums = np.zeros((3, len(self._blocks)))
         for index, block in enumerate(self._blocks):
             for part in _chunks(block):
-                difference = partners[part] - own[part]
-                progress = torch.sub(own[part], phi[part], alpha=self._gamma)
-                pairs = ((difference, difference), (progress, progress), (difference, progress))
+                half, progress = pull[part], progress_of(part)
+                pairs = ((half, half), (progress, progress), (half, progress))
                 sums[:, index] += torch.stack([torch.dot(*pair) for pair in pairs]).cpu().numpy()
-        return _Sums(*sums)
+        return _Sums(4 * sums[0], sums[1], 2 * sums[2])
 
-    def _shrink(self, own: torch.Tensor, partners: torch.Tensor, kept: Blocks) -> None:
+    def _shrink(self, pull: torch.Tensor, kept: Blocks) -> None:
         """Eq. (1) in place, with f = `kept` [blocks]."""
         for block, factor in zip(self._blocks, kept.tolist(), strict=True):
-            if factor >= 1.0:
-                continue
-            for part in _chunks(block):
-                if factor == 0.0:  # the difference may have overflowed
-                    partners[part].copy_(own[part])
-                else:
-                    partners[part].sub_(own[part]).mul_(factor).add_(own[part])
+            if factor < 1.0:
+                pull[block].mul_(factor)
 
     def _fraction(self, chosen: NDArray[np.bool_]) -> float:
         sizes = np.array([block.stop - block.start for block in self._blocks])

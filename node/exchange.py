@@ -17,7 +17,7 @@ from node.offer import Offer, sample_stride
 from node.pairing import Pair
 from node.replica import PIECE_PARAMETERS, Replica
 from node.swap import Swap, all_of, cancelled
-from protocol.codec import Encoded, require_finite
+from protocol.codec import FLOATING, Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
@@ -40,9 +40,7 @@ class Exchange:
         self._replica = replica
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
         self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
-        self._here = Buffers(replica.parameters, torch.device("cpu"))
-        on_device = replica.device.type != "cpu"
-        self._on_device = Buffers(replica.parameters, replica.device) if on_device else self._here
+        self._buffers = Buffers(replica.parameters, torch.device("cpu"))
         self._swaps: dict[Pair, Swap] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
@@ -53,10 +51,9 @@ class Exchange:
         """The exchange with this pair's partner; made when it is first asked for."""
         swap = self._swaps.get(pair)
         if swap is None:
-            pieces, wire = self._replica.pieces, self._context.manifest.wire
-            own = Contribution(self._on_device, self._weights, pieces)
-            partners = Contribution(self._here, self._weights, pieces)
-            swap = self._swaps[pair] = Swap(pair, Offer(self._replica, own, wire), partners)
+            offer = Offer(self._replica, self._weights, self._context.manifest.wire)
+            partners = Contribution(self._buffers, self._weights, self._replica.pieces)
+            swap = self._swaps[pair] = Swap(pair, offer, partners)
         return swap
 
     def begin(self, pair: Pair) -> None:
@@ -106,7 +103,6 @@ class Exchange:
         """The outer step is taken. After a failure, work that was cancelled may still write to its memory."""
         self._swaps.pop(swap.pair, None)
         if averaged:
-            swap.offer.own.give_back()
             swap.partners.give_back()
 
     def drop_unless(self, is_wanted: Callable[[Pair], bool]) -> None:
@@ -190,7 +186,7 @@ class Exchange:
         """Whether this exchange succeeded: its pieces come again when our answers were lost."""
         return pair in self._averaged
 
-    def receive(self, swap: Swap, message: Contribute, tensors: list[torch.Tensor]) -> None:
+    def receive(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
         """Take in a piece of the partner's contribution; one that is there already changes nothing.
 
         Raises `Refused` when the exchange is over, and `CodecError` when the piece does not fit or holds NaN or
@@ -210,10 +206,10 @@ class Exchange:
         shapes = [(bounds.stop - bounds.start,)]
         if message.part == "z" and index == 0:
             shapes.append((-(-parameters // stride),))
-        if [tuple(tensor.shape) for tensor in tensors] != shapes:
+        if [tensor.shape for tensor in tensors] != shapes or any(t.codec not in FLOATING for t in tensors):
             raise CodecError("a contribution does not have the shape of this stage")
         for tensor in tensors:
-            require_finite(tensor)
+            require_finite_values(tensor)
         if swap.partners.has(message.part, index):
             return
         swap.partners.add(message.part, index, bounds, tensors[0])
@@ -221,14 +217,14 @@ class Exchange:
         if swap.partners.is_complete:
             swap.received.set()
 
-    def _keep_sample(self, swap: Swap, part: Part, bounds: slice, tensors: list[torch.Tensor]) -> None:
+    def _keep_sample(self, swap: Swap, part: Part, bounds: slice, tensors: list[Encoded]) -> None:
         """Every n-th entry of the partner's φ: sent beside z, picked out of φ when that comes itself."""
         stride = sample_stride(self._replica.parameters)
         if part == "z" and len(tensors) > 1:
-            swap.phi_sample = tensors[1].to(torch.float32, copy=True)
+            swap.phi_sample = as_read(tensors[1]).to(torch.float32, copy=True)
         if part == "phi":
             if swap.phi_sample is None:
                 swap.phi_sample = torch.empty(-(-self._replica.parameters // stride))
-            picked = tensors[0][-bounds.start % stride :: stride]
+            picked = as_read(tensors[0])[-bounds.start % stride :: stride]
             first = -(-bounds.start // stride)
             swap.phi_sample[first : first + len(picked)].copy_(picked)

@@ -41,33 +41,29 @@ class Judgement:
         self._is_settled = False
         self._drift = DriftControl() if outer.drift_control else None
         blocks = blocks_of(replica.flat.slices)
-        self._defence = Defence(blocks, replica.settings.gamma, outer.clip) if outer.clip else None
+        self._defence = Defence(blocks, outer.clip) if outer.clip else None
 
-    def meet(
-        self, peer: PeerId, own: torch.Tensor, partners: torch.Tensor, phi_sample: torch.Tensor | None
-    ) -> Seen | None:
-        """Look at both contributions z [parameters] before they are averaged; on the compute thread.
+    def meet(self, peer: PeerId, pull: torch.Tensor, phi_sample: torch.Tensor | None) -> Seen | None:
+        """Look at half of the difference of both contributions [parameters] before it is used; on the compute thread.
 
-        The defence clips `partners` in place. `phi_sample` is the partner's, None if it was not sent.
+        The defence clips `pull` in place. `phi_sample` is the partner's, None if it was not sent.
         """
-        replica, seen = self._replica, None
-        squares = self._squares(own, partners, phi_sample) if phi_sample is not None else None
+        squares = self._squares(pull, phi_sample) if phi_sample is not None else None
         finding = None
         if self._defence is not None:
             now = self._context.transport.now()
-            finding = self._defence.examine(peer, own, partners, replica.phi, now)
-        if squares is not None:
-            seen = Seen(*squares, finding)
-        return seen
+            finding = self._defence.examine(peer, pull, self._own_progress, now)
+        return Seen(*squares, finding) if squares is not None else None
 
-    def _squares(
-        self, own: torch.Tensor, partners: torch.Tensor, phi_sample: torch.Tensor
-    ) -> tuple[float, float]:
+    def _own_progress(self, bounds: slice) -> torch.Tensor:
+        """z − γφ over `bounds`: β·Δ, weighted as it counts."""
+        return self._replica.offered_progress(bounds).mul_(self._replica.settings.beta)
+
+    def _squares(self, pull: torch.Tensor, phi_sample: torch.Tensor) -> tuple[float, float]:
         replica = self._replica
         stride, settings = sample_stride(replica.parameters), replica.settings
         phi = replica.phi[::stride] - phi_sample.to(replica.device)
-        z = own[::stride] - partners[::stride]
-        progress = (z - settings.gamma * phi) / settings.beta
+        progress = (2 * pull[::stride] + settings.gamma * phi) / settings.beta
         return float(phi.square().mean()), float(progress.square().mean())
 
     def round_ended(self, peer: PeerId | None, seen: Seen | None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from node.contribution import Contribution
 from node.replica import EVERYTHING, Replica
-from protocol.codec import Encoded, as_read, encode, require_finite
+from protocol.codec import Encoded, add_scaled, as_read, encode, require_finite
 from protocol.manifest import Wire
 from protocol.messages import Part
 
@@ -27,19 +26,25 @@ def sample_stride(parameters: int) -> int:
 
 
 class Offer:
-    """Mutable state: `own`, the contribution as the partner reads it, and pieces that were encoded ahead."""
+    """Mutable state: what was sent with losses, until the round is over, and pieces that were encoded ahead."""
 
-    def __init__(self, replica: Replica, own: Contribution, wire: Wire) -> None:
-        self.own = own
+    def __init__(self, replica: Replica, weights: Mapping[Part, float], wire: Wire) -> None:
         self._replica = replica
+        self._weights = weights
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
+        self._feeds_back = wire.error_feedback
+        self._sent: dict[tuple[Part, int], Encoded] = {}
         self._ahead: dict[tuple[Part, int], list[Encoded]] = {}
+
+    def pieces(self) -> Iterator[tuple[int, slice]]:
+        for index in range(self._replica.pieces):
+            yield index, self._replica.piece_bounds(index)
 
     def encode(self, part: Part, indices: Sequence[int]) -> list[list[Encoded]]:
         """The tensors of the messages that carry these pieces.
 
-        They may share memory with φ and with `own`: send them before the outer step. Raises `CodecError` when
-        the codec cannot carry the values.
+        They may share memory with φ: send them before the outer step. Raises `CodecError` when the codec cannot
+        carry the values.
         """
         return [
             self._ahead.pop((part, index)) if (part, index) in self._ahead else self._encode(part, index)
@@ -51,40 +56,41 @@ class Offer:
         for index in range(self._replica.pieces):
             self._ahead[part, index] = self._encode(part, index)
 
-    def complete(self) -> torch.Tensor:
-        """The own z: as it was sent as far as it was, exact elsewhere."""
-        for part in self.own.parts:
-            for index in range(self._replica.pieces):
-                if not self.own.has(part, index):
-                    bounds = self._replica.piece_bounds(index)
-                    self.own.add(part, index, bounds, self._exact(part, bounds))
-        return self.own.z
+    def add_as_sent(self, index: int, bounds: slice, target: torch.Tensor, factor: float) -> None:
+        """target ← target + factor·ẑ over one piece, ẑ being the own z as the partner reads it.
+
+        All of it must have been encoded, and the round's weights still be there.
+        """
+        for part, weight in self._weights.items():
+            sent = self._sent.get((part, index))
+            if sent is None:
+                target.add_(self._exact(part, bounds), alpha=factor * weight)
+            elif target.device.type == "cpu":
+                add_scaled(target, sent, factor * weight)
+            else:
+                target.add_(as_read(sent).to(target.device, torch.float32), alpha=factor * weight)
 
     @torch.no_grad()
     def _encode(self, part: Part, index: int) -> list[Encoded]:
         bounds = self._replica.piece_bounds(index)
-        values = self._exact(part, bounds)
-        encoded = self._record(part, index, bounds, values)
+        encoded = self._encode_piece(part, index, bounds)
         if part == "z" and index == 0:
             sample = self._replica.offered_phi(EVERYTHING)[:: sample_stride(self._replica.parameters)]
             return [encoded, encode(sample, LOSSLESS)]
         return [encoded]
 
-    def _record(self, part: Part, index: int, bounds: slice, values: torch.Tensor) -> Encoded:
-        """Encode a piece, and take into `own` what the partner will read."""
-        codec = self._codecs[part]
+    def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
+        codec, values = self._codecs[part], self._exact(part, bounds)
         if codec == LOSSLESS:
-            self.own.add(part, index, bounds, values)
-            return encode(self.own.z[bounds] if part == "z" else values, codec)
-        if part == "progress":
+            return encode(values, codec)
+        feeds_back = self._feeds_back and part == "progress"
+        if feeds_back:
             self._replica.residual.add_to(values, bounds)
-        encoded = encode(values, codec)
-        read = as_read(encoded).to(values.device, torch.float32)
+        encoded = self._sent[part, index] = encode(values, codec)
         if codec != "int8":  # it has refused NaN and infinity already
-            require_finite(read)
-        self.own.add(part, index, bounds, read)
-        if part == "progress":
-            self._replica.residual.keep(values, read, bounds)
+            require_finite(as_read(encoded))
+        if feeds_back:
+            self._replica.residual.keep(values, as_read(encoded).to(values.device, torch.float32), bounds)
         return encoded
 
     def _exact(self, part: Part, bounds: slice) -> torch.Tensor:

@@ -7,6 +7,7 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,7 @@ from protocol.manifest import Manifest
 
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps
+CACHED_PARAMETERS = 2**16  # entries worked on at a time: several tensors' share of them stays in the cache
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
 
@@ -32,6 +34,14 @@ class StepReport:
     step: int
     gradient_norm: float
     learning_rate: float
+
+
+@dataclass(frozen=True)
+class LeftRound:
+    """A round that has ended but for its outer step."""
+
+    theta: torch.Tensor  # [parameters] at its end
+    weight: float
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class Replica:
         self.step = 0  # inner steps done
         self.round = 0  # outer steps done
         self.steps_in_round = 0
+        self._left: LeftRound | None = None
         self._build_optimizer()
 
     def _build_optimizer(self) -> None:
@@ -154,8 +165,9 @@ class Replica:
         return self.phi[bounds]
 
     def offered_theta(self, bounds: slice) -> torch.Tensor:
-        """θ over `bounds` as partners are told it."""
-        return self.flat.values[bounds]
+        """θ over `bounds` as partners are told it: at the end of the round."""
+        theta = self.flat.values if self._left is None else self._left.theta
+        return theta[bounds]
 
     def offered_progress(self, bounds: slice) -> torch.Tensor:
         """w·Δ over `bounds`, w the `weight` of this round."""
@@ -169,6 +181,8 @@ class Replica:
         The mean weight over a stage is then about 1, and partners need not tell each other.
         """
         outer = self.manifest.outer
+        if self._left is not None:
+            return self._left.weight
         if outer.weighting == "equal" or not self.steps_in_round:
             return 1.0
         return min(HEAVIEST, self.steps_in_round / outer.inner_steps)
@@ -179,27 +193,42 @@ class Replica:
         settings = replace(self.settings, beta=self.settings.beta * weight)
         return contribution(self.offered_theta(bounds), self.offered_phi(bounds), settings)
 
-    def leave_round(self, theta_end: torch.Tensor) -> None:
-        """Begin the next round before this one's outer step is taken: `theta_end` [parameters] becomes θ."""
-        theta_end.copy_(self.flat.values)
+    def leave_round(self, memory: torch.Tensor) -> None:
+        """Begin the next round before this one's outer step is taken: what is offered stays as it is at this moment.
+
+        `memory` [parameters] holds it until then.
+        """
+        weight = self.weight
+        memory.copy_(self.flat.values)
+        self._left = LeftRound(memory, weight)
         self.steps_in_round = 0
 
-    @torch.no_grad()
-    def finish_round(self, mean_z: torch.Tensor, theta_end: torch.Tensor | None = None) -> None:
-        """The NoLoCo outer step with the group's mean of z; own z alone at worst. θ starts again from φ.
+    def finish_round(self, mean_z: torch.Tensor) -> None:
+        """The NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
+        self._finish(lambda bounds: mean_z[bounds])
 
-        With the `theta_end` of `leave_round` the step comes late: θ keeps what it has gained since then.
-        """
-        values = self.flat.values
-        for index in range(self.pieces):  # a piece at a time stays in the cache
-            bounds = self.piece_bounds(index)
-            outer_step(self.phi[bounds], self.delta[bounds], mean_z[bounds], self.settings)
-            if theta_end is None:
+    def finish_round_with(self, pull: torch.Tensor) -> None:
+        """The outer step of a pair: the own z and `pull` [parameters] make its mean; see `node.averaging`."""
+        self._finish(lambda bounds: self.contribution(bounds).add_(pull[bounds]))
+
+    def finish_round_alone(self) -> None:
+        """The outer step of a group of one."""
+        self._finish(lambda bounds: self.contribution(bounds, is_alone=True))
+
+    @torch.no_grad()
+    def _finish(self, mean_z: Callable[[slice], torch.Tensor]) -> None:
+        """After `leave_round` the step comes late: θ keeps what it has gained since then."""
+        values, left = self.flat.values, self._left
+        for start in range(0, self.parameters, CACHED_PARAMETERS):
+            bounds = slice(start, min(start + CACHED_PARAMETERS, self.parameters))
+            outer_step(self.phi[bounds], self.delta[bounds], mean_z(bounds), self.settings)
+            if left is None:
                 values[bounds].copy_(self.phi[bounds])
             else:
-                values[bounds].sub_(theta_end[bounds]).add_(self.phi[bounds])
+                values[bounds].sub_(left.theta[bounds]).add_(self.phi[bounds])
         self.round += 1
-        if theta_end is None:
+        self._left = None
+        if left is None:
             self.steps_in_round = 0
 
     # --- state --------------------------------------------------------------------------------
@@ -234,7 +263,7 @@ class Replica:
         """After a download of all pieces: continue from them and from the donor's count of steps and rounds."""
         for index, tensors in pieces.items():
             self.write_piece(index, tensors)
-        self.step, self.round, self.steps_in_round = step, round_, 0
+        self.step, self.round, self.steps_in_round, self._left = step, round_, 0, None
         self.residual.clear()
         self._set_optimizer_step()
 
@@ -252,7 +281,7 @@ class Replica:
         self.delta.copy_(state.delta)
         self.first_moment.copy_(state.first_moment)
         self.second_moment.copy_(state.second_moment)
-        self.step, self.round, self.steps_in_round = state.step, state.round, 0
+        self.step, self.round, self.steps_in_round, self._left = state.step, state.round, 0, None
         self.residual.clear()
         self._set_optimizer_step()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from node.all_reduce import AllReduce
-from node.averaging import mean_z
+from node.averaging import pull_of
 from node.compute import Priority
 from node.context import Context
 from node.exchange import Exchange
@@ -48,7 +48,7 @@ class Rounds:
         self._is_late = context.manifest.outer.overlap == "late"
         self._pending: Pending | None = None
         self._is_over = False  # the matchmaker is still with the round that has ended
-        self._theta_end: torch.Tensor | None = None  # θ at the end of the pending round; kept for the next
+        self._left: torch.Tensor | None = None  # memory of `leave_round`, to be used again
         self._outer = context.manifest.outer
         self.all_reduce = AllReduce(context, replica)  # of the method "diloco"
         self.matchmaker = Matchmaker(
@@ -149,7 +149,7 @@ class Rounds:
             if not (self._exchange.knows(pair) or self.matchmaker.is_expected(pair.name, pair.partner)):
                 raise Refused("unknown-pair")
             try:
-                self._exchange.receive(self._exchange.of(pair), message, request.tensors())
+                self._exchange.receive(self._exchange.of(pair), message, request.encoded())
             except CodecError:
                 self._judgement.refused(request.peer)
                 raise
@@ -174,38 +174,31 @@ class Rounds:
 
     def _work_leave(self, swap: Swap) -> None:
         swap.offer.encode_ahead("z")
-        if self._theta_end is None:
-            self._theta_end = torch.empty_like(self._replica.phi)
-        self._replica.leave_round(self._theta_end)
+        if self._left is None:
+            self._left = torch.empty_like(self._replica.phi)
+        self._replica.leave_round(self._left)
 
     async def _take_step(
         self, swap: Swap | None, averaged: bool, began: float, pending: Pending | None = None
     ) -> None:
         context = self._context
         await self._exchange.still()
-        late = pending is not None
-        seen = await context.compute.run(Priority.OPTIMIZER, self._work_step, swap, averaged, late)
+        seen = await context.compute.run(Priority.OPTIMIZER, self._work_step, swap if averaged else None)
         self._judgement.round_ended(swap.pair.partner if swap is not None and averaged else None, seen)
         blocked = asyncio.get_running_loop().time() - began + (pending.blocked_seconds if pending else 0.0)
         self._record(swap, averaged, blocked)
         if swap is not None:
             self._exchange.forget(swap, averaged)
 
-    def _work_step(self, swap: Swap | None, averaged: bool, late: bool) -> Seen | None:
-        """Returns what the meeting told, if there was one."""
-        replica, seen = self._replica, None
+    def _work_step(self, swap: Swap | None) -> Seen | None:
+        """With what the partner gave, or alone. Returns what the meeting told, if there was one."""
+        replica = self._replica
         if swap is None:
-            z = replica.contribution(is_alone=True)
-        elif averaged:
-            own, partners = swap.offer.own.z, swap.partners.z.to(replica.device)
-            seen = self._judgement.meet(swap.pair.partner, own, partners, swap.phi_sample)
-            z = mean_z(own, partners)
-        else:
-            z = swap.offer.complete()
-        if late:
-            replica.finish_round(z, self._theta_end)
-        else:
-            replica.finish_round(z)
+            replica.finish_round_alone()
+            return None
+        pull = pull_of(swap.offer, swap.partners, replica.device)
+        seen = self._judgement.meet(swap.pair.partner, pull, swap.phi_sample)
+        replica.finish_round_with(pull)
         return seen
 
     async def _average_with_all(self, began: float) -> None:

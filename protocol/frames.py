@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 import torch
 
-from protocol.codec import Encoded, TensorSpec, decode, describe, parse_spec
+from protocol.codec import Encoded, TensorSpec, as_read, describe, parse_spec
 from protocol.errors import WireError
 from protocol.messages import Message, parse_message
 from protocol.transport.base import Buffer, Stream
@@ -49,10 +49,14 @@ class Frame:
 
     def tensors(self) -> list[torch.Tensor]:
         """Decode the payload; what is not compressed shares its memory. Raises `CodecError`."""
+        return [as_read(tensor) for tensor in self.encoded()]
+
+    def encoded(self) -> list[Encoded]:
+        """The tensors as they came, over the payload's memory."""
         tensors, start = [], 0
         view = memoryview(self.payload)
         for spec in self.specs:
-            tensors.append(decode(spec, view[start : start + spec.nbytes]))
+            tensors.append(Encoded(spec.codec, spec.shape, (view[start : start + spec.nbytes],)))
             start += spec.nbytes
         return tensors
 

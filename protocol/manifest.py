@@ -162,7 +162,8 @@ class Wire(Section):
     activations: Codec = "bf16"
     gradients: Codec = "bf16"
     gossip: Codec = "fp32"  # z, and φ where it goes early
-    progress: Codec = "fp32"  # Δ where φ goes early; its rounding is carried over to the next round
+    progress: Codec = "fp32"  # Δ where φ goes early
+    error_feedback: bool = False  # what rounding loses of Δ goes with the next round's
 
 
 class Limits(Section):

@@ -70,6 +70,9 @@ class Request:
     def tensors(self) -> list[torch.Tensor]:
         return self.frame.tensors()
 
+    def encoded(self) -> list[Encoded]:
+        return self.frame.encoded()
+
 
 RequestHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 Reply = TypeVar("Reply", bound=Message)

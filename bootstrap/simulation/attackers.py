@@ -78,9 +78,9 @@ class Attacker(Replica):
         return told
 
     @torch.no_grad()
-    def finish_round(self, mean_z: torch.Tensor, theta_end: torch.Tensor | None = None) -> None:
+    def _finish(self, mean_z: Callable[[slice], torch.Tensor]) -> None:
         """Go on from the honest mean: its own part in `mean_z` is poison."""
-        super().finish_round(mean_z, theta_end)
+        super()._finish(mean_z)
         self.phi.copy_(torch.stack([replica.phi for replica in self._honest()]).mean(0))
         self.flat.values.copy_(self.phi)
         self.delta.zero_()

@@ -18,7 +18,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bootstrap.simulation.attackers import Attack, Attacker
 from bootstrap.simulation.learning import corpus_of, loss_along
 from bootstrap.spread import squared_deviation
-from node.averaging import mean_z
 from node.data import Batch, Corpus
 from node.defence import Defence, Finding, blocks_of
 from node.replica import Replica
@@ -101,9 +100,7 @@ class PoisonedStage:
         first = self._replicas[0]
         self._gradients = gradients_of(first)
         blocks = blocks_of(first.flat.slices)
-        self._defences = [
-            Defence(blocks, first.settings.gamma, setting.clip) for _ in self.honest if setting.clip
-        ]
+        self._defences = [Defence(blocks, setting.clip) for _ in self.honest if setting.clip]
         self._round = 0
         self._findings: list[tuple[bool, Finding]] = []  # about an attacker or not
 
@@ -127,14 +124,14 @@ class PoisonedStage:
     def _average(self) -> None:
         """Random pairs of all that do not shun one another; who remains is alone."""
         told = [replica.contribution() for replica in self._replicas]
-        means = [z.clone() for z in told]
+        pulls = [torch.zeros_like(z) for z in told]
         for one, other in self._pairs():
-            means[one] = self._mean(one, other, told)
-            means[other] = self._mean(other, one, told)
-        for replica, mean in zip(
-            self._replicas, means, strict=True
+            pulls[one] = self._pull(one, other, told)
+            pulls[other] = self._pull(other, one, told)
+        for replica, pull in zip(
+            self._replicas, pulls, strict=True
         ):  # attackers last: they go on from the others
-            replica.finish_round(mean)
+            replica.finish_round_with(pull)
         self._round += 1
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -154,15 +151,16 @@ class PoisonedStage:
     def _shuns(self, one: int, other: int) -> bool:
         return one < len(self._defences) and self._defences[one].is_quarantined(PeerId(str(other)), self._now)
 
-    def _mean(self, one: int, other: int, told: list[torch.Tensor]) -> torch.Tensor:
-        partners = told[other].clone()
-        if not partners.isfinite().all():
-            return told[one].clone()  # refused by the exchange, with or without the defence
+    def _pull(self, one: int, other: int, told: list[torch.Tensor]) -> torch.Tensor:
+        if not told[other].isfinite().all():
+            return torch.zeros_like(told[one])  # refused by the exchange, with or without the defence
+        pull = told[other] / 2 - told[one] / 2
         if one < len(self._defences):
-            phi = self._replicas[one].phi
-            finding = self._defences[one].examine(PeerId(str(other)), told[one], partners, phi, self._now)
+            replica, defence = self._replicas[one], self._defences[one]
+            progress = told[one] - replica.settings.gamma * replica.phi
+            finding = defence.examine(PeerId(str(other)), pull, progress.__getitem__, self._now)
             self._findings.append((other >= len(self.honest), finding))
-        return mean_z(told[one], partners)
+        return pull
 
     @property
     def _now(self) -> float:

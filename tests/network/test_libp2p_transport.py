@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -48,8 +49,15 @@ class OnLoopback(Network):
         os.kill(pid_of(transport), signal.SIGKILL)
 
     def freeze(self, transport: Transport) -> None:
-        os.kill(pid_of(transport), signal.SIGSTOP)
-        self.frozen.add(pid_of(transport))
+        """Returns when all of its threads stand still: a signal takes its time."""
+        pid = pid_of(transport)
+        os.kill(pid, signal.SIGSTOP)
+        self.frozen.add(pid)
+        tasks = Path(f"/proc/{pid}/task")
+        while any(
+            (task / "stat").read_text().rpartition(")")[2].split()[0] != "T" for task in tasks.iterdir()
+        ):
+            time.sleep(0.001)
 
     def thaw(self, transport: Transport) -> None:
         os.kill(pid_of(transport), signal.SIGCONT)

@@ -179,17 +179,17 @@ def test_a_slow_peer_gets_less_work_and_delays_nobody() -> None:
     assert all(node.replica.step > 2 * slow.replica.step for node in fast)
 
 
-def test_partners_average_the_same_two_tensors_also_with_a_lossy_codec() -> None:
-    means: dict[int, torch.Tensor] = {}
+def test_partners_pull_at_each_other_alike_also_with_a_lossy_codec() -> None:
+    pulls: dict[int, torch.Tensor] = {}
 
     def remember(number: int, node: Node) -> None:
-        finish = node.replica.finish_round
+        finish = node.replica.finish_round_with
 
-        def finish_and_remember(mean_z: torch.Tensor) -> None:
-            means[number] = mean_z.clone()
-            finish(mean_z)
+        def finish_and_remember(pull: torch.Tensor) -> None:
+            pulls[number] = pull.clone()
+            finish(pull)
 
-        node.replica.finish_round = finish_and_remember  # type: ignore[method-assign]
+        node.replica.finish_round_with = finish_and_remember  # type: ignore[method-assign]
 
     async def main() -> None:
         swarm = await training(2, step=1, stages=1, wire__gossip="int8", inner__total_steps=FOREVER)
@@ -199,7 +199,7 @@ def test_partners_average_the_same_two_tensors_also_with_a_lossy_codec() -> None
         await swarm.leave()
 
     run_swarm(main())
-    assert torch.equal(means[0], means[1])
+    assert torch.allclose(pulls[0], -pulls[1], atol=1e-6)
 
 
 def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> None:
@@ -218,14 +218,14 @@ def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> Non
             assert matchmaker.pair is None
             await until(lambda: matchmaker.pair == Pair(partner, name), seconds=1.0, step=0.005)
 
-        finish = node.replica.finish_round
+        finish = node.replica.finish_round_alone
 
-        def finish_while_asked(mean_z: torch.Tensor) -> None:
+        def finish_while_asked() -> None:
             asking.append(asyncio.get_running_loop().create_task(propose(f"p{len(asking)}")))
-            finish(mean_z)
+            finish()
 
         asking: list[asyncio.Task[None]] = []
-        node.replica.finish_round = finish_while_asked  # type: ignore[method-assign]
+        node.replica.finish_round_alone = finish_while_asked  # type: ignore[method-assign]
         await until(lambda: len(asking) >= 5)
         await asyncio.gather(*asking[:5])
         await swarm.leave()

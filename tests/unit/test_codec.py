@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 import hypothesis.extra.numpy as hnp
 import msgpack
@@ -17,12 +18,15 @@ from protocol.codec import (
     CODECS,
     Encoded,
     TensorSpec,
+    add_scaled,
+    as_read,
     decode,
     describe,
     encode,
     nbytes_of,
     parse_spec,
     require_finite,
+    require_finite_values,
 )
 from protocol.errors import CodecError
 
@@ -308,3 +312,38 @@ def test_decoding_refuses_memory_with_gaps() -> None:
         decode(TensorSpec("int8", (0,), 0), memoryview(b"abcd")[::2])
     with pytest.raises(CodecError):
         decode(TensorSpec("fp32", (1,), 4), memoryview(bytearray(8))[::2])
+
+
+# --- without a tensor in between -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1024 * 256 + 300])
+@pytest.mark.parametrize("is_received", [False, True])
+def test_what_is_added_is_what_decoding_gives(codec: str, size: int, is_received: bool) -> None:
+    tensor, target = torch.randn(size), torch.randn(size)
+    encoded = encode(tensor, codec)
+    if is_received:  # one buffer, as it comes off the wire
+        encoded = Encoded(codec, encoded.shape, (memoryview(bytearray(b"".join(encoded.buffers))),))
+    expected = target + 0.3 * as_read(encoded).to(torch.float32)
+    add_scaled(target, encoded, 0.3)
+    assert torch.allclose(target, expected, atol=1e-6)
+    require_finite_values(encoded)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_found_in_their_encoding(codec: str, value: float) -> None:
+    tensor = torch.randn(300)
+    tensor[7] = value
+    with pytest.raises(CodecError, match="NaN or infinite"):
+        require_finite_values(encode(tensor, codec))
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, 3e38])
+def test_scales_that_would_give_infinite_values_are_found(scale: float) -> None:
+    scales, values = encode(torch.randn(300), "int8").buffers
+    raw = bytearray(scales) + bytearray(values)
+    raw[:4] = struct.pack("<f", scale)
+    with pytest.raises(CodecError, match="NaN or infinite"):
+        require_finite_values(Encoded("int8", (300,), (memoryview(raw),)))

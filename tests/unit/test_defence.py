@@ -50,12 +50,19 @@ class Swarm:
         return GAMMA * self.phi + BETA * self.progress()
 
     def meet(self, defence: Defence, peer: object, partners: torch.Tensor | None = None) -> Finding:
-        partners = self.z() if partners is None else partners
-        return defence.examine(PeerId(str(peer)), self.own_z(), partners, self.phi, now=0.0)
+        return self.look(defence, peer, self.own_z(), self.z() if partners is None else partners)[0]
+
+    def look(
+        self, defence: Defence, peer: object, own: torch.Tensor, partners: torch.Tensor
+    ) -> tuple[Finding, torch.Tensor]:
+        """What the defence finds, and the pull that it leaves."""
+        pull, progress = partners / 2 - own / 2, own - GAMMA * self.phi
+        finding = defence.examine(PeerId(str(peer)), pull, progress.__getitem__, now=0.0)
+        return finding, pull
 
 
 def new_defence(clip: float = CLIP) -> Defence:
-    return Defence(BLOCKS, GAMMA, clip)
+    return Defence(BLOCKS, clip)
 
 
 def experienced(swarm: Swarm, meetings: int = 20) -> Defence:
@@ -65,8 +72,8 @@ def experienced(swarm: Swarm, meetings: int = 20) -> Defence:
     return defence
 
 
-def distances(left: torch.Tensor, right: torch.Tensor) -> list[float]:
-    return [float((left[block] - right[block]).double().norm()) for block in BLOCKS]
+def lengths(pull: torch.Tensor) -> list[float]:
+    return [float(pull[block].double().norm()) for block in BLOCKS]
 
 
 # --- the honest ---------------------------------------------------------------------------------
@@ -85,11 +92,9 @@ def test_what_is_not_clipped_stays_the_same_bit_for_bit() -> None:
     swarm = Swarm()
     defence = experienced(swarm)
     own, partners = swarm.own_z(), swarm.z()
-    before_own, before = own.clone(), partners.clone()
-    finding = defence.examine(PeerId("x"), own, partners, swarm.phi, 0.0)
+    finding, pull = swarm.look(defence, "x", own, partners)
     assert finding.clipped == 0.0
-    assert torch.equal(partners, before)
-    assert torch.equal(own, before_own)
+    assert torch.equal(pull, partners / 2 - own / 2)
 
 
 def test_a_young_replica_takes_partners_within_a_multiple_of_its_own_progress() -> None:
@@ -136,12 +141,11 @@ def test_an_outlier_is_drawn_inside_the_radius_the_more_the_further_it_is(excess
     own = swarm.own_z()
     push = swarm.normal()
     partners = own + push * (excess * radius / push.norm())
-    finding = defence.examine(PeerId("x"), own, partners, swarm.phi, 0.0)
+    finding, pull = swarm.look(defence, "x", own, partners)
     assert finding.distance == pytest.approx(excess * radius, rel=1e-3)
     assert finding.clipped == 1.0
-    kept = (partners - own).norm().item()
-    assert kept == pytest.approx(radius / excess, rel=0.3)  # blocks have radii of their own
-    assert torch.nn.functional.cosine_similarity(partners - own, push, dim=0) > 0.9
+    assert 2 * pull.norm().item() == pytest.approx(radius / excess, rel=0.3)  # blocks have radii of their own
+    assert torch.nn.functional.cosine_similarity(pull, push, dim=0) > 0.9
     assert (finding.offence == "far") == (excess > FAR)
 
 
@@ -150,14 +154,13 @@ def test_an_attack_on_one_layer_does_not_hide_in_the_norm_of_the_whole() -> None
     defence = experienced(swarm)
     own, partners = swarm.own_z(), swarm.z()
     attacked = BLOCKS[2]
-    honest = distances(partners, own)[2]
+    honest = lengths(partners - own)[2]
     partners[attacked] = own[attacked] + 3 * honest / SIZES[2] ** 0.5
-    before = partners.clone()
-    finding = defence.examine(PeerId("x"), own, partners, swarm.phi, 0.0)
+    finding, pull = swarm.look(defence, "x", own, partners)
     assert finding.distance < finding.radius
     assert finding.clipped == SIZES[2] / SIZE
-    assert distances(partners, own)[2] < 1.5 * honest
-    assert torch.equal(partners[: attacked.start], before[: attacked.start])
+    assert 2 * lengths(pull)[2] < 1.5 * honest
+    assert torch.equal(pull[: attacked.start], (partners / 2 - own / 2)[: attacked.start])
 
 
 @pytest.mark.parametrize("length", [0.0, 1.0, 10.0, 1e30])
@@ -189,10 +192,10 @@ def test_a_partner_that_opposes_what_all_others_want_counts_for_nothing() -> Non
     defence = experienced(swarm)
     own = swarm.own_z()
     partners = swarm.z(progress=-swarm.progress())
-    finding = defence.examine(PeerId("x"), own, partners, swarm.phi, 0.0)
+    finding, pull = swarm.look(defence, "x", own, partners)
     assert finding.offence == "opposed"
     assert finding.agreement < 0
-    assert torch.equal(partners, own)
+    assert not pull.any()
 
 
 def test_where_partners_agree_on_nothing_nobody_is_opposed() -> None:
@@ -208,7 +211,7 @@ def test_a_replica_that_gets_nowhere_blames_nobody() -> None:
     defence = experienced(swarm)
     idle = GAMMA * swarm.phi
     for number in range(30):
-        finding = defence.examine(PeerId(str(number)), idle, swarm.z(), swarm.phi, 0.0)
+        finding, _ = swarm.look(defence, number, idle, swarm.z())
         assert finding.offence is None
         assert finding.clipped < 1.0 or number > 0
 
@@ -227,14 +230,14 @@ def test_whatever_comes_the_result_is_finite_and_within_the_radius(
     for number in range(6):
         own = swarm.own_z()
         partners = torch.nan_to_num(own + swarm.normal() * length)
-        finding = defence.examine(PeerId(str(number)), own, partners, swarm.phi, 0.0)
-        assert torch.isfinite(partners).all()
+        finding, pull = swarm.look(defence, number, own, partners)
+        assert torch.isfinite(pull).all()
         assert np.isfinite(finding.radius)
         assert -1.0 <= finding.agreement <= 1.0
         assert 0.0 <= finding.clipped <= 1.0
         if finding.clipped == 1.0:
             rounding = 1e-6 * float(own.norm())
-            assert (partners - own).norm() <= max(finding.radius * len(BLOCKS), rounding) * 1.001
+            assert 2 * pull.norm() <= max(finding.radius * len(BLOCKS), rounding) * 1.001
 
 
 @given(
@@ -263,8 +266,7 @@ def test_chunks_give_what_the_whole_gives(
         monkeypatch.setattr(node.defence, "CHUNK", chunk)
         swarm = Swarm()
         defence = experienced(swarm)
-        partners = make(swarm)
-        return swarm.meet(defence, "x", partners), partners
+        return swarm.look(defence, "x", swarm.own_z(), make(swarm))
 
     (whole, from_whole), (parts, from_parts) = look(2**18), look(64)
     assert parts.distance == pytest.approx(whole.distance, rel=1e-5)

@@ -191,7 +191,7 @@ def test_a_round_alone_is_the_outer_step_with_own_progress() -> None:
         for seed in range(3):
             train_step([replica], seed)
         theta = replica.flat.values.clone()
-        replica.finish_round(replica.contribution())
+        replica.finish_round_alone()
         outer_step(phi, delta, contribution(theta, phi, settings), settings)
         assert torch.equal(replica.phi, phi)
         assert torch.equal(replica.delta, delta)
@@ -204,7 +204,7 @@ def test_without_momentum_a_round_alone_moves_by_beta_of_the_progress() -> None:
     start = replica.phi.clone()
     train_step([replica], 0)
     progress = replica.flat.values - start
-    replica.finish_round(replica.contribution())
+    replica.finish_round_alone()
     assert torch.allclose(replica.phi, start + 0.7 * progress, atol=1e-7)
 
 
@@ -213,7 +213,7 @@ def test_a_pair_with_the_same_mean_comes_nearer() -> None:
     for number, replica in enumerate(pair):
         for seed in range(3):
             train_step([replica], 10 * number + seed)
-        replica.finish_round(replica.contribution())  # alone: they drift apart
+        replica.finish_round_alone()  # alone: they drift apart
     apart = (pair[0].phi - pair[1].phi).norm()
     for _ in range(6):
         mean = torch.stack([replica.contribution() for replica in pair]).mean(0)
@@ -234,7 +234,7 @@ def test_evaluation_uses_the_slow_weights_and_changes_nothing() -> None:
     assert torch.equal(replica.evaluate(tokens), at_start)  # θ has moved, φ has not
     assert not torch.equal(replica.forward(tokens)[1].detach(), at_start)
     assert torch.equal(replica.flat.gradients, before)
-    replica.finish_round(replica.contribution())
+    replica.finish_round_alone()
     assert not torch.equal(replica.evaluate(tokens), at_start)
     assert torch.equal(replica.evaluate(tokens), replica.forward(tokens)[1].detach())
 
@@ -248,7 +248,7 @@ def trained(stages: int = 1, index: int = 0) -> Replica:
     for seed in range(3):
         train_step(replicas, seed)
     for replica in replicas:
-        replica.finish_round(replica.contribution())
+        replica.finish_round_alone()
     train_step(replicas, 3)
     return replicas[index]
 
@@ -267,7 +267,7 @@ def test_a_restored_replica_goes_on_as_the_other_would_have() -> None:
     for seed in range(4, 8):
         assert train_step([restored], seed) == train_step([original], seed)
     for replica in (original, restored):
-        replica.finish_round(replica.contribution())
+        replica.finish_round_alone()
         train_step([replica], 9)
     assert_same_state(restored.snapshot(), original.snapshot())
 
