@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 import torch
@@ -19,10 +19,14 @@ from node.replica import PIECE_PARAMETERS, Replica
 from node.swap import Swap, all_of, cancelled
 from protocol.codec import FLOATING, Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.frames import MAX_TENSORS
 from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
+LETTER_BYTES = (
+    2**20
+)  # of one message, beyond a single piece: each costs both sides as much time as 100 KB of it
 PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute thread once
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8
@@ -134,22 +138,22 @@ class Exchange:
         for indices in jobs:
             # with forward passes, not behind all of them: a busy stage would never send anything
             priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
-            messages = await self._context.compute.run(priority, swap.offer.encode, part, indices)
-            rest = deque(zip(indices, messages, strict=True))
+            pieces = await self._context.compute.run(priority, swap.offer.encode, part, indices)
+            rest = deque(_letters(indices, pieces))
             while rest and not swap.urgent.is_set():
                 await self._send_politely(swap, part, *rest[0])
                 rest.popleft()
-            await all_of(*(self._send_piece(swap, part, *piece) for piece in rest))
+            await all_of(*(self._send_letter(swap, part, *letter) for letter in rest))
 
     async def _send_politely(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
-        """One piece of the exchange at a time, and after it a pause as long: half of the link at most."""
+        """One letter of the exchange at a time, and after it a pause as long: half of the link at most."""
         async with swap.turn:
             began = asyncio.get_running_loop().time()
-            await self._send_piece(swap, part, index, tensors)
+            await self._send_letter(swap, part, index, tensors)
             await swap.make_way(asyncio.get_running_loop().time() - began)
 
-    async def _send_piece(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
-        """Once more when the stream breaks: a repeated piece is harmless."""
+    async def _send_letter(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+        """Pieces from `index` on. Once more when the stream breaks: a repeated piece is harmless."""
         offset, total = index * PIECE_PARAMETERS, self._replica.parameters
         message = Contribute(pair=swap.pair.name, part=part, offset=offset, total=total)
         for is_last_try in (False, True):
@@ -187,44 +191,77 @@ class Exchange:
         return pair in self._averaged
 
     def receive(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
-        """Take in a piece of the partner's contribution; one that is there already changes nothing.
+        """Take in pieces of the partner's contribution; what is there already changes nothing.
 
-        Raises `Refused` when the exchange is over, and `CodecError` when the piece does not fit or holds NaN or
-        infinity; nothing of it is then kept.
+        Raises `Refused` when the exchange is over, and `CodecError` when a piece does not fit or holds NaN or
+        infinity; nothing of the message is then kept.
         """
         if swap.is_over:
             raise Refused("unknown-pair")
-        parameters, stride = self._replica.parameters, sample_stride(self._replica.parameters)
+        parameters = self._replica.parameters
         if message.offset == message.total == parameters and not tensors:
             return
-        index, beside = divmod(message.offset, PIECE_PARAMETERS)
+        first, beside = divmod(message.offset, PIECE_PARAMETERS)
         if message.total != parameters or beside or message.offset >= parameters:
             raise CodecError("a contribution does not have the size of this stage")
         if message.part not in self._weights:
             raise CodecError(f"contributions do not travel as {message.part} in this run")
-        bounds = self._replica.piece_bounds(index)
-        shapes = [(bounds.stop - bounds.start,)]
-        if message.part == "z" and index == 0:
-            shapes.append((-(-parameters // stride),))
-        if [tensor.shape for tensor in tensors] != shapes or any(t.codec not in FLOATING for t in tensors):
-            raise CodecError("a contribution does not have the shape of this stage")
+        with_sample = message.part == "z" and first == 0
+        pieces = {
+            first + number: piece for number, piece in enumerate(tensors[:-1] if with_sample else tensors)
+        }
+        self._require_shapes(pieces, tensors[-1] if with_sample and tensors else None)
         for tensor in tensors:
             require_finite_values(tensor)
-        if swap.partners.has(message.part, index):
-            return
-        swap.partners.add(message.part, index, bounds, tensors[0])
-        self._keep_sample(swap, message.part, bounds, tensors)
+        for index, piece in pieces.items():
+            if not swap.partners.has(message.part, index):
+                bounds = self._replica.piece_bounds(index)
+                swap.partners.add(message.part, index, bounds, piece)
+                if message.part == "phi":
+                    self._pick_sample(swap, bounds, piece)
+        if with_sample and swap.phi_sample is None:
+            swap.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
         if swap.partners.is_complete:
             swap.received.set()
 
-    def _keep_sample(self, swap: Swap, part: Part, bounds: slice, tensors: list[Encoded]) -> None:
-        """Every n-th entry of the partner's φ: sent beside z, picked out of φ when that comes itself."""
+    def _require_shapes(self, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
+        replica = self._replica
+        known = range(replica.pieces)
+        shapes = {
+            index: (bounds.stop - bounds.start,)
+            for index, bounds in ((index, replica.piece_bounds(index)) for index in pieces if index in known)
+        }
+        fits = pieces and all(piece.shape == shapes.get(index) for index, piece in pieces.items())
+        if sample is not None:
+            fits = fits and sample.shape == (-(-replica.parameters // sample_stride(replica.parameters)),)
+        everything = [*pieces.values(), *([sample] if sample is not None else [])]
+        if not fits or any(tensor.codec not in FLOATING for tensor in everything):
+            raise CodecError("a contribution does not have the shape of this stage")
+
+    def _pick_sample(self, swap: Swap, bounds: slice, phi: Encoded) -> None:
+        """Every n-th entry of the partner's φ."""
         stride = sample_stride(self._replica.parameters)
-        if part == "z" and len(tensors) > 1:
-            swap.phi_sample = as_read(tensors[1]).to(torch.float32, copy=True)
-        if part == "phi":
-            if swap.phi_sample is None:
-                swap.phi_sample = torch.empty(-(-self._replica.parameters // stride))
-            picked = as_read(tensors[0])[-bounds.start % stride :: stride]
-            first = -(-bounds.start // stride)
-            swap.phi_sample[first : first + len(picked)].copy_(picked)
+        if swap.phi_sample is None:
+            swap.phi_sample = torch.empty(-(-self._replica.parameters // stride))
+        picked = as_read(phi)[-bounds.start % stride :: stride]
+        first = -(-bounds.start // stride)
+        swap.phi_sample[first : first + len(picked)].copy_(picked)
+
+
+def _letters(
+    indices: Sequence[int], pieces: Sequence[Sequence[Encoded]]
+) -> Iterator[tuple[int, list[Encoded]]]:
+    """Pieces that follow one another, as many to a message as are at most `LETTER_BYTES`, with the first's index.
+
+    A piece with a sample of φ beside it goes by itself.
+    """
+    first, letter, has_sample = indices[0], list[Encoded](), False
+    for index, tensors in zip(indices, pieces, strict=True):
+        nbytes = sum(tensor.nbytes for tensor in (*letter, *tensors))
+        is_full = nbytes > LETTER_BYTES or len(letter) == MAX_TENSORS
+        if letter and (is_full or has_sample):
+            yield first, letter
+            first, letter = index, []
+        letter.extend(tensors)
+        has_sample = len(tensors) > 1
+    yield first, letter

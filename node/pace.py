@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from node.meeting import Bounds, Progress
 
-TIMED_STEPS = (
-    9  # their median is the time of an inner step; the first one includes waiting for others to start
-)
+TIMED_STEPS = 16
+# Times the median: longer steps count as this long. The first step waits for others to start, and one that meets a
+# dead peer for its deadline; but where microbatches come at random, long steps belong to the mean.
+LONGEST_STEP = 4.0
 TIMED_PAUSES = 5
 STALLED_STEPS = 3  # a step that takes this many times its time, and more than the window, says nothing
 FURTHEST = 4  # times k, or a part of it: beyond that a replica's progress would no longer be comparable
@@ -48,7 +49,13 @@ class Tempo:
 
     def progress(self, now: float, steps: int) -> Progress:
         """After so many inner steps of the round."""
-        return Progress(now, steps, median(self._steps) if self._steps else 0.0, now - self._step_began)
+        return Progress(now, steps, self._step_seconds(), now - self._step_began)
+
+    def _step_seconds(self) -> float:
+        if not self._steps:
+            return 0.0
+        longest = LONGEST_STEP * median(self._steps)
+        return fmean(min(seconds, longest) for seconds in self._steps)
 
     def is_stalled(self, now: float, bounds: Bounds) -> bool:
         """Whether nobody can say when this round will end."""

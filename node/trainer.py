@@ -75,7 +75,7 @@ class Trainer:
                 await asyncio.gather(*draws, return_exceptions=True)
             if not whole:
                 continue
-            await self._step(asyncio.get_running_loop().time() - began)
+            await self._step(began)
         await self._pipeline.drain()
         return False
 
@@ -121,13 +121,14 @@ class Trainer:
             await self.download()
         return False
 
-    async def _step(self, seconds: float) -> None:
+    async def _step(self, began: float) -> None:
+        """One inner step with the batch that has been gathered since `began`."""
         context, replica = self._context, self._replica
         batch = context.manifest.inner.microbatches
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
         if report.gradient_norm != report.gradient_norm:
             context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
-        self._rounds.step_done(seconds)
+        self._rounds.step_done(asyncio.get_running_loop().time() - began)
         await self._rounds.settle(wait=False)
         if self._rounds.must_end:
             if self._rounds.will_wait:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -49,7 +50,8 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a subnormal scale would los
 _LARGEST_SCALE = float(
     np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0)
 )  # times 127 is still finite
-_ROWS = 1024  # blocks worked on at a time: the float32 temporaries of 1 MiB stay in the cache
+_ROWS = 512  # blocks worked on at a time: the float32 temporaries of 512 KiB stay in the cache
+_rooms = threading.local()
 
 
 @dataclass(frozen=True)
@@ -166,9 +168,10 @@ def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
         return
     scales, values = _int8_parts(encoded)
     flat = target.view(-1)
+    work = _scratch(min(flat.numel(), _ROWS * BLOCK), flat.device)
     for start, end, width in _runs(flat.numel()):
         first = start // BLOCK
-        rows = values[start:end].view(-1, width).to(torch.float32)
+        rows = work[: end - start].view(-1, width).copy_(values[start:end].view(-1, width))
         flat[start:end].view(-1, width).addcmul_(rows, scales[first : first + len(rows), None], value=factor)
 
 
@@ -232,16 +235,18 @@ def _quantise(flat: Tensor) -> tuple[memoryview, memoryview]:
         raise CodecError(f"int8 carries floating-point tensors, not {flat.dtype}")
     values = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
     scales = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32, device=flat.device)
+    work = _scratch(min(flat.numel(), _ROWS * BLOCK), flat.device)
     for start, end, width in _runs(flat.numel()):
         rows = flat[start:end].to(torch.float32).view(-1, width)
-        scale = rows.abs().amax(dim=1, keepdim=True).div_(127)
+        room = work[: end - start].view(-1, width)
+        scale = torch.abs(rows, out=room).amax(dim=1, keepdim=True).div_(127)
         if not torch.isfinite(scale).all():
             raise CodecError("NaN or infinite values cannot be sent as int8")
         scale.clamp_(max=_LARGEST_SCALE)
         first = start // BLOCK
         scales[first : first + len(rows)] = scale.where(scale >= _SMALLEST_SCALE, 0).view(-1)
         scale = scale.where(scale >= _SMALLEST_SCALE, torch.inf)  # x/inf = 0: too small a block becomes zeros
-        values[start:end].view(-1, width).copy_((rows / scale).round_())
+        values[start:end].view(-1, width).copy_(torch.div(rows, scale, out=room).round_())
     return _bytes_of(scales.cpu()), _bytes_of(values.cpu())
 
 
@@ -264,6 +269,15 @@ def _dequantise(values: Tensor, scales: Tensor) -> Tensor:
         first = start // BLOCK
         rows.copy_(values[start:end].view(-1, width)).mul_(scales[first : first + len(rows), None])
     return result
+
+
+def _scratch(values: int, device: torch.device) -> Tensor:
+    """Room for float32 `values`, of each thread its own: fresh memory costs as much as the work done in it."""
+    rooms: dict[str, Tensor] = _rooms.__dict__
+    room = rooms.get(str(device))
+    if room is None or room.numel() < values:
+        room = rooms[str(device)] = torch.empty(values, dtype=torch.float32, device=device)
+    return room
 
 
 def _runs(values: int) -> list[tuple[int, int, int]]:

@@ -578,7 +578,8 @@ def damaged(damage: str, piece: torch.Tensor, total: int) -> tuple[dict[str, Any
     changes: dict[str, tuple[dict[str, Any], list[torch.Tensor]]] = {
         "short": ({}, [piece[:-1]]),
         "long": ({}, [torch.cat([piece, piece])]),
-        "two": ({}, [piece, piece]),
+        "two": ({}, [piece, piece[:-1]]),
+        "past the end": ({"offset": total // PIECE * PIECE}, [piece[: total % PIECE], piece]),
         "none": ({}, []),
         "shape": ({}, [piece.view(2, -1)]),
         "beside": ({"offset": PIECE + 1}, [piece]),
@@ -591,7 +592,21 @@ def damaged(damage: str, piece: torch.Tensor, total: int) -> tuple[dict[str, Any
 
 
 @pytest.mark.parametrize(
-    "damage", ["nan", "inf", "short", "long", "two", "none", "shape", "beside", "beyond", "size", "part"]
+    "damage",
+    [
+        "nan",
+        "inf",
+        "short",
+        "long",
+        "two",
+        "past the end",
+        "none",
+        "shape",
+        "beside",
+        "beyond",
+        "size",
+        "part",
+    ],
 )
 def test_a_piece_that_does_not_fit_is_refused_and_nothing_of_it_is_kept(damage: str) -> None:
     async def main() -> None:
