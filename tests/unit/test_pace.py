@@ -56,12 +56,15 @@ def test_whatever_is_announced_the_number_is_within_its_bounds(
     assert max(1, math.floor(k / 4)) <= steps <= 4 * k
 
 
-def test_the_time_of_a_step_is_the_median_of_the_last_ones() -> None:
+def test_the_time_of_a_step_is_the_mean_of_the_last_ones_and_a_stall_counts_little() -> None:
     tempo = Tempo(0.0)
     for seconds in (60.0, 1.0, 1.0, 2.0):  # the first one waited for others
         tempo.step_done(seconds, 100.0)
     here = tempo.progress(100.5, 4)
-    assert (here.steps, here.step_seconds, here.into_step) == (4, 1.5, 0.5)
+    assert (here.steps, here.step_seconds, here.into_step) == (4, 2.5, 0.5)
+    for seconds in (0.5, 1.5) * 8:
+        tempo.step_done(seconds, 100.0)
+    assert tempo.progress(100.5, 4).step_seconds == 1.0
 
 
 def test_the_pause_between_rounds_is_measured_and_is_no_part_of_a_step() -> None:
