@@ -14,20 +14,44 @@ from __future__ import annotations
 import torch
 
 from node.contribution import Contribution
-from node.offer import Offer
+from node.offer import Offer, sample_stride, sampled
 
 
-@torch.no_grad()
-def pull_of(offer: Offer, partners: Contribution, device: torch.device) -> torch.Tensor:
-    """½(ẑ_j − ẑ_i) [parameters] on `device`, where the own weights are. On the CPU it is in `partners`' memory.
+class Pull:
+    """½(ẑ_j − ẑ_i), made when it is asked for, so that a piece is still in the cache when it is used.
 
-    Halves are subtracted: the difference of two finite numbers may not be finite.
+    Mutable state: which pieces are made, and the sample of them. They are in the memory of the partner's
+    contribution, and on a GPU in a tensor of their own.
     """
-    on_cpu = device.type == "cpu"
-    pull = partners.total if on_cpu else torch.empty_like(partners.total, device=device)
-    for index, bounds in offer.pieces():
-        piece = partners.finish(index, bounds).mul_(0.5)
-        if not on_cpu:
-            pull[bounds].copy_(piece)
-        offer.add_as_sent(index, bounds, pull[bounds], -0.5)
-    return pull
+
+    def __init__(self, offer: Offer, partners: Contribution, device: torch.device) -> None:
+        self._offer = offer
+        self._partners = partners
+        self._on_cpu = device.type == "cpu"
+        self._values = partners.total if self._on_cpu else torch.empty_like(partners.total, device=device)
+        self._made: set[int] = set()
+        self.sample = torch.empty_like(sampled(self._values))  # of the pieces as they were made
+
+    @torch.no_grad()
+    def piece(self, index: int, bounds: slice) -> torch.Tensor:
+        """Piece `index`, the entries of `bounds`; its user may write over it.
+
+        Halves are subtracted: the difference of two finite numbers may not be finite.
+        """
+        values = self._values[bounds]
+        if index not in self._made:
+            self._made.add(index)
+            half = self._partners.finish(index, bounds)
+            if not self._on_cpu:
+                values.copy_(half)
+            self._offer.add_as_sent(index, bounds, values, -0.5)
+            stride = sample_stride(self._values.numel())
+            picked, first = values[-bounds.start % stride :: stride], -(-bounds.start // stride)
+            self.sample[first : first + len(picked)].copy_(picked)
+        return values
+
+    def whole(self) -> torch.Tensor:
+        """All of it, [parameters], on the device of the own weights; what is written to it counts."""
+        for index, bounds in self._offer.pieces():
+            self.piece(index, bounds)
+        return self._values

@@ -1,4 +1,4 @@
-"""A partner's contribution to a round, as it is put together from pieces.
+"""Half of a partner's contribution to a round, as it is put together from pieces.
 
 What is averaged is z = γ·φ + β·Δ. It travels in one part, z itself, when the round has ended; or in two, φ during
 the inner steps and Δ at the end, which are added up where they arrive.
@@ -47,14 +47,14 @@ class Buffers:
 
 
 class Contribution:
-    """Mutable state: z as far as it is known, what came compressed, and which pieces of which parts are there.
+    """Mutable state: ½z as far as it is known, what came compressed, and which pieces of which parts are there.
 
     Its memory is taken when the first piece comes; it is on the CPU.
     """
 
     def __init__(self, buffers: Buffers, weights: Mapping[Part, float], pieces: int) -> None:
         self._buffers = buffers
-        self._weights = weights
+        self._weights = {part: weight / 2 for part, weight in weights.items()}
         self._summed: dict[Part, set[int]] = {part: set() for part in weights}
         self._compressed: dict[Part, dict[int, Encoded]] = {part: {} for part in weights}
         self._missing = len(weights) * pieces
@@ -85,14 +85,12 @@ class Contribution:
         target, read, weight = self.total[bounds], as_read(values).to(torch.float32), self._weights[part]
         if any(index in known for known in self._summed.values()):
             target.add_(read * weight)
-        elif weight == 1.0:
-            target.copy_(read)
         else:
             torch.mul(read, weight, out=target)
         self._summed[part].add(index)
 
     def finish(self, index: int, bounds: slice) -> torch.Tensor:
-        """Piece `index` of z, once all of its parts are there; a view that may be written to."""
+        """Piece `index` of ½z, once all of its parts are there; a view that may be written to."""
         target = self.total[bounds]
         if not any(index in known for known in self._summed.values()):
             target.zero_()
@@ -103,7 +101,7 @@ class Contribution:
 
     @property
     def total(self) -> torch.Tensor:
-        """z [parameters], without what came compressed and is not finished."""
+        """½z [parameters], without what came compressed and is not finished."""
         if self._sum is None:
             self._sum = self._buffers.take()
         return self._sum

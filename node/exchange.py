@@ -24,9 +24,8 @@ from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
-LETTER_BYTES = (
-    2**20
-)  # of one message, beyond a single piece: each costs both sides as much time as 100 KB of it
+# of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
+LETTER_BYTES = 2**20 + 2**16
 PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute thread once
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from node.averaging import Pull
 from node.context import Context
 from node.defence import Defence, Finding, blocks_of
 from node.drift import DriftControl, SpreadModel
-from node.offer import sample_stride
 from node.replica import Replica
 from node.spread import SpreadEstimate
 from protocol.transport.base import PeerId
@@ -43,28 +43,30 @@ class Judgement:
         blocks = blocks_of(replica.flat.slices)
         self._defence = Defence(blocks, outer.clip) if outer.clip else None
 
-    def meet(self, peer: PeerId, pull: torch.Tensor, phi_sample: torch.Tensor | None) -> Seen | None:
-        """Look at half of the difference of both contributions [parameters] before it is used; on the compute thread.
-
-        The defence clips `pull` in place. `phi_sample` is the partner's, None if it was not sent.
-        """
-        squares = self._squares(pull, phi_sample) if phi_sample is not None else None
-        finding = None
-        if self._defence is not None:
-            now = self._context.transport.now()
-            finding = self._defence.examine(peer, pull, self._own_progress, now)
-        return Seen(*squares, finding) if squares is not None else None
+    def defend(self, peer: PeerId, pull: Pull) -> Finding | None:
+        """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
+        if self._defence is None:
+            return None
+        now = self._context.transport.now()
+        return self._defence.examine(peer, pull.whole(), self._own_progress, now)
 
     def _own_progress(self, bounds: slice) -> torch.Tensor:
         """z − γφ over `bounds`: β·Δ, weighted as it counts."""
         return self._replica.offered_progress(bounds).mul_(self._replica.settings.beta)
 
-    def _squares(self, pull: torch.Tensor, phi_sample: torch.Tensor) -> tuple[float, float]:
-        replica = self._replica
-        stride, settings = sample_stride(replica.parameters), replica.settings
-        phi = replica.phi[::stride] - phi_sample.to(replica.device)
-        progress = (2 * pull[::stride] + settings.gamma * phi) / settings.beta
-        return float(phi.square().mean()), float(progress.square().mean())
+    def seen(
+        self,
+        pull: torch.Tensor,
+        phi: torch.Tensor,
+        partners_phi: torch.Tensor | None,
+        finding: Finding | None,
+    ) -> Seen | None:
+        """What the meeting tells, from samples of the pull and of both φ; None when the partner's was not sent."""
+        if partners_phi is None:
+            return None
+        settings, apart = self._replica.settings, partners_phi.to(phi.device) - phi
+        progress = (2 * pull - settings.gamma * apart) / settings.beta
+        return Seen(float(apart.square().mean()), float(progress.square().mean()), finding)
 
     def round_ended(self, peer: PeerId | None, seen: Seen | None) -> None:
         """Publish what follows; `peer` is the partner, None in a round alone."""

@@ -25,6 +25,11 @@ def sample_stride(parameters: int) -> int:
     return max(1, parameters // sampled)
 
 
+def sampled(values: torch.Tensor) -> torch.Tensor:
+    """The sample of a tensor [parameters]; a view."""
+    return values[:: sample_stride(values.numel())]
+
+
 class Offer:
     """Mutable state: what was sent with losses, until the round is over, and pieces that were encoded ahead."""
 
@@ -75,8 +80,7 @@ class Offer:
         bounds = self._replica.piece_bounds(index)
         encoded = self._encode_piece(part, index, bounds)
         if part == "z" and index == 0:
-            sample = self._replica.offered_phi(EVERYTHING)[:: sample_stride(self._replica.parameters)]
-            return [encoded, encode(sample, LOSSLESS)]
+            return [encoded, encode(sampled(self._replica.offered_phi(EVERYTHING)), LOSSLESS)]
         return [encoded]
 
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:

@@ -74,8 +74,8 @@ def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettin
     shape on one device and `mean_z` is left unchanged. Nothing of the tensors' size is allocated. Every
     member of the group must be given the same mean, codec losses included, or the members' means drift.
     """
-    delta.mul_(settings.alpha).add_(mean_z).sub_(phi, alpha=settings.gamma)
-    phi.add_(delta)
+    torch.add(mean_z, delta, alpha=settings.alpha, out=delta)
+    phi.add_(delta.sub_(phi, alpha=settings.gamma))
 
 
 def outer_step_reference(

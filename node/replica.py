@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,9 @@ from protocol.manifest import Manifest
 
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps
-CACHED_PARAMETERS = 2**16  # entries worked on at a time: several tensors' share of them stays in the cache
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
+
+Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,12 @@ class Replica:
         settings = replace(self.settings, beta=self.settings.beta * weight)
         return contribution(self.offered_theta(bounds), self.offered_phi(bounds), settings)
 
+    def _add_contribution(self, target: torch.Tensor, bounds: slice) -> torch.Tensor:
+        """target ← target + z over `bounds`, without memory for z."""
+        gain, gamma = self.settings.beta * self.weight, self.settings.gamma
+        target.add_(self.offered_theta(bounds), alpha=gain)
+        return target if gain == gamma else target.add_(self.offered_phi(bounds), alpha=gamma - gain)
+
     def leave_round(self, memory: torch.Tensor) -> None:
         """Begin the next round before this one's outer step is taken: what is offered stays as it is at this moment.
 
@@ -205,23 +213,23 @@ class Replica:
 
     def finish_round(self, mean_z: torch.Tensor) -> None:
         """The NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
-        self._finish(lambda bounds: mean_z[bounds])
+        self._finish(lambda _, bounds: mean_z[bounds])
 
-    def finish_round_with(self, pull: torch.Tensor) -> None:
-        """The outer step of a pair: the own z and `pull` [parameters] make its mean; see `node.averaging`."""
-        self._finish(lambda bounds: self.contribution(bounds).add_(pull[bounds]))
+    def finish_round_with(self, pull: Pieces) -> None:
+        """The outer step of a pair: own z and pull make its mean, see `node.averaging`; the pull is written over."""
+        self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
 
     def finish_round_alone(self) -> None:
         """The outer step of a group of one."""
-        self._finish(lambda bounds: self.contribution(bounds, is_alone=True))
+        self._finish(lambda _, bounds: self.contribution(bounds, is_alone=True))
 
     @torch.no_grad()
-    def _finish(self, mean_z: Callable[[slice], torch.Tensor]) -> None:
+    def _finish(self, mean_z: Pieces) -> None:
         """After `leave_round` the step comes late: θ keeps what it has gained since then."""
         values, left = self.flat.values, self._left
-        for start in range(0, self.parameters, CACHED_PARAMETERS):
-            bounds = slice(start, min(start + CACHED_PARAMETERS, self.parameters))
-            outer_step(self.phi[bounds], self.delta[bounds], mean_z(bounds), self.settings)
+        for index in range(self.pieces):  # a piece at a time stays in the cache
+            bounds = self.piece_bounds(index)
+            outer_step(self.phi[bounds], self.delta[bounds], mean_z(index, bounds), self.settings)
             if left is None:
                 values[bounds].copy_(self.phi[bounds])
             else:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from node.all_reduce import AllReduce
-from node.averaging import pull_of
+from node.averaging import Pull
 from node.compute import Priority
 from node.context import Context
 from node.exchange import Exchange
 from node.judgement import Judgement, Seen
 from node.matchmaker import Matchmaker
+from node.offer import sampled
 from node.pairing import Pair
 from node.replica import Replica
 from node.swap import Swap, cancelled
@@ -196,10 +197,10 @@ class Rounds:
         if swap is None:
             replica.finish_round_alone()
             return None
-        pull = pull_of(swap.offer, swap.partners, replica.device)
-        seen = self._judgement.meet(swap.pair.partner, pull, swap.phi_sample)
-        replica.finish_round_with(pull)
-        return seen
+        pull, phi = Pull(swap.offer, swap.partners, replica.device), sampled(replica.phi).clone()
+        finding = self._judgement.defend(swap.pair.partner, pull)
+        replica.finish_round_with(pull.piece)
+        return self._judgement.seen(pull.sample, phi, swap.phi_sample, finding)
 
     async def _average_with_all(self, began: float) -> None:
         context, replica, sent_before = self._context, self._replica, self.all_reduce.bytes_sent

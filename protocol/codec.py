@@ -50,7 +50,7 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a subnormal scale would los
 _LARGEST_SCALE = float(
     np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0)
 )  # times 127 is still finite
-_ROWS = 512  # blocks worked on at a time: the float32 temporaries of 512 KiB stay in the cache
+_ROWS = 1024  # blocks worked on at a time: the float32 temporaries of 1 MiB stay in the cache
 _rooms = threading.local()
 
 

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from node.defence import blocks_of
-from node.replica import Replica
+from node.replica import Pieces, Replica
 from protocol.manifest import Manifest
 
 Kind: TypeAlias = Literal["sign-flip", "noise", "constant", "collusion", "inner-product"]
@@ -78,7 +78,7 @@ class Attacker(Replica):
         return told
 
     @torch.no_grad()
-    def _finish(self, mean_z: Callable[[slice], torch.Tensor]) -> None:
+    def _finish(self, mean_z: Pieces) -> None:
         """Go on from the honest mean: its own part in `mean_z` is poison."""
         super()._finish(mean_z)
         self.phi.copy_(torch.stack([replica.phi for replica in self._honest()]).mean(0))

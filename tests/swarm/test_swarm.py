@@ -21,7 +21,7 @@ import torch
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.daemon import Node
 from node.pairing import Pair
-from node.replica import Replica, digest_of
+from node.replica import Pieces, Replica, digest_of
 from protocol.announcement import parse_announcement, stage_key
 from protocol.codec import encode
 from protocol.errors import ClockError, JoinError, NolocoError, Refused, StateError, TransportDown
@@ -185,8 +185,9 @@ def test_partners_pull_at_each_other_alike_also_with_a_lossy_codec() -> None:
     def remember(number: int, node: Node) -> None:
         finish = node.replica.finish_round_with
 
-        def finish_and_remember(pull: torch.Tensor) -> None:
-            pulls[number] = pull.clone()
+        def finish_and_remember(pull: Pieces) -> None:
+            replica = node.replica
+            pulls[number] = torch.cat([pull(i, replica.piece_bounds(i)) for i in range(replica.pieces)])
             finish(pull)
 
         node.replica.finish_round_with = finish_and_remember  # type: ignore[method-assign]

@@ -73,7 +73,7 @@ def test_an_attacker_goes_on_from_the_honest_mean() -> None:
     made = attacker(Attack("noise", strength=1e6), honest)
     poison = made.contribution()
     assert torch.equal(poison, made.contribution())  # the same for every piece of a round
-    made.finish_round_with(torch.zeros_like(poison))
+    made.finish_round_alone()
     assert torch.equal(made.phi, torch.stack([replica.phi for replica in honest]).mean(0))
     assert torch.equal(made.flat.values, made.phi)
     assert made.round == 1
