@@ -15,7 +15,7 @@ HONEST = 5
 
 async def attacked(clip: float) -> Any:
     """The last of six replicas averages with the reverse of its progress, ten times as long."""
-    swarm = micro_swarm(stages=1, outer__clip=clip, inner__total_steps=150)
+    swarm = micro_swarm(stages=1, outer__clip=clip, inner__total_steps=200)
 
     def honest() -> list[Replica]:
         return [swarm.nodes[number].replica for number in range(HONEST) if number in swarm.nodes]
