@@ -256,10 +256,10 @@ class Node:
         self.rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         self.rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
         self.rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
-        self.rpc.handle(Traffic.GOSSIP, Propose, self._rounds.matchmaker.on_propose)
-        self.rpc.handle(Traffic.GOSSIP, Ready, self._rounds.matchmaker.on_ready)
-        self.rpc.handle(Traffic.GOSSIP, Release, self._rounds.matchmaker.on_release)
-        self.rpc.handle(Traffic.GOSSIP, SitOut, self._rounds.matchmaker.on_sit_out)
+        self.rpc.handle(Traffic.PAIRING, Propose, self._rounds.matchmaker.on_propose)
+        self.rpc.handle(Traffic.PAIRING, Ready, self._rounds.matchmaker.on_ready)
+        self.rpc.handle(Traffic.PAIRING, Release, self._rounds.matchmaker.on_release)
+        self.rpc.handle(Traffic.PAIRING, SitOut, self._rounds.matchmaker.on_sit_out)
         self.rpc.handle(Traffic.GOSSIP, Contribute, self._rounds.on_contribute)
         if self.context.manifest.outer.method == "diloco":
             self.rpc.handle(Traffic.GOSSIP, Reduce, self._rounds.all_reduce.on_reduce)
@@ -350,6 +350,7 @@ def payload_limits(manifest: Manifest) -> dict[Traffic, int]:
     return {
         Traffic.CONTROL: 1024 * 1024,
         Traffic.PIPELINE: activations + 64 * 1024,
+        Traffic.PAIRING: 64 * 1024,
         Traffic.GOSSIP: 2 * piece + 64 * 1024,
         Traffic.STATE: 4 * piece + 64 * 1024,
     }

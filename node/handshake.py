@@ -85,7 +85,7 @@ class Handshake:
         began, has_met = loop.time(), peer in self._met
         deadline = self._deadline.seconds() if has_met else FIRST_DEADLINE
         try:
-            answer, _ = await self._rpc.call(peer, Traffic.GOSSIP, message, reply, deadline=deadline)
+            answer, _ = await self._rpc.call(peer, Traffic.PAIRING, message, reply, deadline=deadline)
         except DeadlineExceeded:
             if has_met:
                 self._deadline.note_missed()

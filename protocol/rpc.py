@@ -40,6 +40,7 @@ MAX_OFFENDERS = 4_096
 class Traffic(StrEnum):
     CONTROL = "control"
     PIPELINE = "pipeline"
+    PAIRING = "pairing"
     GOSSIP = "gossip"
     STATE = "state"
 

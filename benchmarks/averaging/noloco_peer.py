@@ -73,9 +73,9 @@ class NolocoPeer:
             counters=Counters(),
         )
         self._rounds = Rounds(self._context, self._replica, random.Random())
-        self._rpc.handle(Traffic.GOSSIP, Propose, self._rounds.matchmaker.on_propose)
-        self._rpc.handle(Traffic.GOSSIP, Ready, self._rounds.matchmaker.on_ready)
-        self._rpc.handle(Traffic.GOSSIP, Release, self._rounds.matchmaker.on_release)
+        self._rpc.handle(Traffic.PAIRING, Propose, self._rounds.matchmaker.on_propose)
+        self._rpc.handle(Traffic.PAIRING, Ready, self._rounds.matchmaker.on_ready)
+        self._rpc.handle(Traffic.PAIRING, Release, self._rounds.matchmaker.on_release)
         self._rpc.handle(Traffic.GOSSIP, Contribute, self._rounds.on_contribute)
         return {"peer": self._transport.peer_id, "addresses": self._transport.addresses()}
 

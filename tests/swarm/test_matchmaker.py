@@ -74,10 +74,10 @@ class Member:
         )  # fmt: skip
         replica: Any = self.replica
         self.matchmaker = Matchmaker(context, replica, self.rng, lambda pair: self.agreed.update([pair]))
-        self.rpc.handle(Traffic.GOSSIP, Propose, self.matchmaker.on_propose)
-        self.rpc.handle(Traffic.GOSSIP, Ready, self.matchmaker.on_ready)
-        self.rpc.handle(Traffic.GOSSIP, Release, self.matchmaker.on_release)
-        self.rpc.handle(Traffic.GOSSIP, SitOut, self.matchmaker.on_sit_out)
+        self.rpc.handle(Traffic.PAIRING, Propose, self.matchmaker.on_propose)
+        self.rpc.handle(Traffic.PAIRING, Ready, self.matchmaker.on_ready)
+        self.rpc.handle(Traffic.PAIRING, Release, self.matchmaker.on_release)
+        self.rpc.handle(Traffic.PAIRING, SitOut, self.matchmaker.on_sit_out)
         self.rpc.handle(Traffic.GOSSIP, Contribute, self.on_contribute)
 
     def meet(self, others: list[Member], forever: float = 1e6) -> None:
@@ -392,7 +392,7 @@ SOON: dict[str, float] = {"opens_in": 0.0, "due_in": 1.0, "ends_in": 60.0, "step
 async def propose(rpc: Rpc, member: Member, **changes: Any) -> Accept:
     fields = {"stage": 0, "round": member.replica.round, "pair": "p", **SOON, **changes}
     message = Propose(**fields)
-    accept, _ = await rpc.call(member.peer, Traffic.GOSSIP, message, Accept, deadline=5.0)
+    accept, _ = await rpc.call(member.peer, Traffic.PAIRING, message, Accept, deadline=5.0)
     return accept
 
 
@@ -446,8 +446,8 @@ def test_nobody_can_end_release_or_keep_the_pair_of_others() -> None:
         requests: list[Message] = [Ready(pair=pair.name), Ready(pair="unknown")]
         for request in requests:
             with pytest.raises(Refused, match="unknown-pair"):
-                await stranger.call(member.peer, Traffic.GOSSIP, request, Done, deadline=5.0)
-        await stranger.call(member.peer, Traffic.GOSSIP, Release(pair=pair.name), Done, deadline=5.0)
+                await stranger.call(member.peer, Traffic.PAIRING, request, Done, deadline=5.0)
+        await stranger.call(member.peer, Traffic.PAIRING, Release(pair=pair.name), Done, deadline=5.0)
         with pytest.raises(Refused, match="engaged"):
             await propose(stranger, member, pair=pair.name, ends_in=3.0)
         assert member.matchmaker.pair == pair
@@ -493,7 +493,7 @@ def test_one_that_asks_everybody_to_sit_out_keeps_nobody_alone_twice_in_a_row() 
                     for due in (2.0, 4.0, 6.0, 8.0):
                         message = SitOut(stage=0, **{**SOON, "opens_in": due, "due_in": due, "ends_in": due})
                         with contextlib.suppress(Refused):
-                            await stranger.call(member.peer, Traffic.GOSSIP, message, Done, deadline=5.0)
+                            await stranger.call(member.peer, Traffic.PAIRING, message, Done, deadline=5.0)
                 await asyncio.sleep(0.2)
 
         spoiling = asyncio.get_running_loop().create_task(spoil())

@@ -17,7 +17,10 @@ LARGE = load_preset("llama-6.8b")
 def test_what_fits_raises_nothing(tmp_path: Path) -> None:
     require_memory(load_preset("tiny"), 0)
     require_disk(load_preset("tiny"), 0, tmp_path)
-    require_memory(LARGE, 1, available=memory_needed(LARGE, 1))
+    needed = memory_needed(LARGE, 1)
+    require_memory(LARGE, 1, available=needed)
+    with pytest.raises(ResourceError):
+        require_memory(LARGE, 1, available=needed - 1)
 
 
 def test_too_little_memory_is_told_with_what_is_needed_what_is_there_and_what_to_do() -> None:
