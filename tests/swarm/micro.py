@@ -16,7 +16,11 @@ import torch
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data import Corpus
+from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.rpc import Rpc
+from protocol.transport.base import PeerId
+from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
 
@@ -136,3 +140,62 @@ def mean_losses(swarm: SimulatedSwarm, first: int, last: int) -> tuple[float, fl
     """Mean training loss over the `first` and the `last` steps that told one."""
     losses = [event["loss"] for event in events_of(swarm, "step") if event["loss"] is not None]
     return sum(losses[:first]) / first, sum(losses[-last:]) / last
+
+
+FOREVER = 10_000  # inner steps: more than any test waits for
+
+
+async def trained(replicas: int, **settings: Any) -> SimulatedSwarm:
+    """A swarm that was trained to its end."""
+    swarm: SimulatedSwarm = micro_swarm(**settings)
+    await swarm.start(replicas)
+    await swarm.finish()
+    return swarm
+
+
+async def training(replicas: int, step: int = 5, **settings: Any) -> SimulatedSwarm:
+    """A swarm in which every node has done `step` inner steps."""
+    swarm: SimulatedSwarm = micro_swarm(**settings)
+    await swarm.start(replicas)
+    await everyone_reaches(swarm, step)
+    return swarm
+
+
+async def everyone_reaches(swarm: SimulatedSwarm, step: int) -> None:
+    await until(lambda: all_reached(swarm.nodes.values(), step))
+
+
+async def everyone_goes_on(swarm: SimulatedSwarm, steps: int = 10) -> None:
+    """Each living node does that many more inner steps."""
+    goals = {number: step_of(node) + steps for number, node in swarm.nodes.items()}
+    await until(lambda: all(step_of(swarm.nodes[number]) >= goal for number, goal in goals.items()))
+
+
+async def guest_of(swarm: SimulatedSwarm, name: str = "guest") -> Rpc:
+    """A peer that is no node: it talks to the members as it pleases."""
+    transport = MemoryTransport(swarm.network, Identity.from_seed(name))
+    await transport.start()
+    return Rpc(transport)
+
+
+def peer_of(node: Node) -> PeerId:
+    return node.transport.peer_id
+
+
+def numbers_of_stage(swarm: SimulatedSwarm, stage: int) -> list[int]:
+    return [number for number, node in swarm.nodes.items() if node.context.stage == stage]
+
+
+def assert_exact_admission(node: Node) -> None:
+    batch = node.context.manifest.inner.microbatches
+    unfinished = node.context.counters.received - node.replica.step * batch
+    assert 0 <= unfinished <= batch
+
+
+async def fails_to_join(swarm: SimulatedSwarm, number: int) -> Exception:
+    task = swarm.tasks.pop(number)
+    await asyncio.wait([task])
+    del swarm.nodes[number]
+    error = task.exception()
+    assert isinstance(error, Exception)
+    return error
