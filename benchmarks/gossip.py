@@ -31,11 +31,13 @@ from statistics import mean, median
 
 from averaging.checks import EXACT, QUANTISED, RoundAlone, check_allreduce, check_pairs
 from averaging.coordination import Group, Message, Peer, PeerFailed
-from averaging.state import manifest_of, shapes_of
+from averaging.state import INNER_STEPS, manifest_of, shapes_of
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 PEERS = Path(__file__).with_name("averaging")
 MOST_ALONE = 5
+SHORT_STEP = 0.03  # seconds of a pretended inner step, in which the partner is found
+ROOM_FOR_PHI = 3.0  # of the time that φ needs on a link of its own: it takes half, once the pair is agreed
 LOOPBACK_BYTES = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 Place = tuple[str, list[str]]  # the address to listen on, and what to put before a command to run it there
@@ -56,6 +58,7 @@ METHODS: dict[str, tuple[str, Message, Check | None]] = {
 class Contest:
     """Groups of peers, one for each method, on the same places.
 
+    `step_seconds` is what a pretended inner step takes: φ that is sent early must fit into a round of them.
     `bytes_sent` says what all peers together have put on the network so far, `tell` is for people.
     """
 
@@ -63,11 +66,13 @@ class Contest:
         self,
         places: list[Place],
         megabytes: float,
+        step_seconds: float,
         bytes_sent: Callable[[], int],
         tell: Callable[[str], None],
     ) -> None:
         self._places = places
         self._megabytes = megabytes
+        self._step_seconds = step_seconds
         self._bytes_sent = bytes_sent
         self._tell = tell
         self._groups: dict[str, Group] = {}
@@ -77,6 +82,7 @@ class Contest:
         state = {"megabytes": self._megabytes, **settings}
         shared = {
             "state": state,
+            "step_seconds": self._step_seconds,
             "shapes": shapes_of(manifest_of(**state)),
             "threads": max(1, (os.cpu_count() or 1) // len(self._places)),
         }
@@ -121,7 +127,8 @@ class Contest:
 
 def two_peers(megabytes: float, repeats: int, tell: Callable[[str], None]) -> list[Message]:
     """All methods in turn, `repeats` times, on loopback."""
-    contest = Contest([("127.0.0.1", [])] * 2, megabytes, lambda: int(LOOPBACK_BYTES.read_text()), tell)
+    places: list[Place] = [("127.0.0.1", [])] * 2
+    contest = Contest(places, megabytes, SHORT_STEP, lambda: int(LOOPBACK_BYTES.read_text()), tell)
     results = []
     try:
         for method in METHODS:
@@ -143,10 +150,11 @@ def eight_peers(
 ) -> list[Message]:
     """One method after the other on shaped links, so that two cores hold eight peers only once."""
     by_method: dict[str, list[Message]] = {}
+    step_seconds = max(SHORT_STEP, ROOM_FOR_PHI * megabytes * 8 / shape.mbit / INNER_STEPS)
     with ShapedLinks(peers, shape) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(peers)]
         for method in ("hivemind", "plain", "overlapped"):
-            contest = Contest(places, megabytes, links.bytes_sent, tell)
+            contest = Contest(places, megabytes, step_seconds, links.bytes_sent, tell)
             try:
                 contest.start(method)
                 contest.measure(method)
@@ -189,7 +197,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=float, default=100.0, help="state of each of two peers")
-    parser.add_argument("--eight-megabytes", type=float, default=100.0, help="state of each of eight peers")
+    parser.add_argument("--eight-megabytes", type=float, default=25.0, help="state of each of eight peers")
     parser.add_argument("--mbit", type=float, default=100.0, help="of each of eight links, each way")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds one way, between eight peers")
     parser.add_argument("--only", choices=("two", "eight"), help="one part of it")

@@ -34,7 +34,7 @@ from protocol.rpc import Rpc, Traffic
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 FOR_EVER = 1e12
-STEP_SECONDS = 0.03  # of a pretended inner step, in which the partner is found
+POLL_SECONDS = 0.03
 CONNECT_DEADLINE = 60.0
 ARRIVAL_SECONDS = 1.0  # for the last pieces of φ that are under way, also on slow links
 QUIET_SECONDS = 1.0  # without a piece being sent, also on slow links
@@ -47,6 +47,7 @@ class NolocoPeer:
         self._settings = settings
         self._round: Message = {}
         self._trouble: list[str] = []
+        self._step_seconds: float = settings["step_seconds"]  # of a pretended inner step
         self._sent = 0  # bytes of contributions until the end of the last round
 
     async def start(self, folder: Path) -> Message:
@@ -92,17 +93,17 @@ class NolocoPeer:
         """Inner steps until the round may end with a partner, and until φ has gone, if it goes early."""
         while True:
             await self._compute.run(Priority.OPTIMIZER, self._work_step)
-            self._rounds.step_done(STEP_SECONDS)
+            self._rounds.step_done(self._step_seconds)
             await self._rounds.settle(wait=False)
             if self._rounds.must_end:
                 if self._rounds.has_partner:
                     break
                 await self._finish_round()
-            await asyncio.sleep(STEP_SECONDS)
+            await asyncio.sleep(self._step_seconds)
         if self._context.manifest.outer.overlap == "phi-early":
             phi_bytes = self._replica.parameters * 4
             while self._context.counters.gossip_bytes - self._sent < phi_bytes:  # noqa: ASYNC110  nothing tells
-                await asyncio.sleep(STEP_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
             await asyncio.sleep(ARRIVAL_SECONDS)
         self._trouble = []
         return {}
