@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from bootstrap.simulation.front import citation
 from node.outer import OuterSettings, stationary_variance
 from node.resources import memory_needed
 from node.stage import parameter_count
@@ -102,7 +103,7 @@ def report_on(manifest: Manifest, replicas: int, links: Links) -> Report:
         stability=stability_of(manifest, replicas),
         least_step_seconds=waiting * (1 - TOLERABLE) / TOLERABLE / inner_steps,
         notes=tuple(_notes(manifest)),
-        study=front_citation(manifest),
+        study=citation(manifest),
     )
 
 
@@ -131,11 +132,6 @@ def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
         return Stability(gamma, 2 * (1 + alpha), 0.0)
     spread = math.sqrt(stationary_variance(OuterSettings(*outer.coefficients), replicas))
     return Stability(gamma, gamma_bound(alpha), spread)
-
-
-def front_citation(manifest: Manifest) -> str | None:
-    """What the study in docs/learning.md says about settings like these; None where it says nothing."""
-    return None
 
 
 def _stage(manifest: Manifest, stage: int, replicas: int, links: Links) -> StageFigures:

@@ -77,6 +77,7 @@ class Setting:
             "clip": outer.clip,
             "gossip": manifest.wire.gossip,
             "progress": manifest.wire.progress,
+            "error_feedback": manifest.wire.error_feedback,
             "steps": manifest.inner.total_steps,
             "learning_rate": manifest.inner.learning_rate,
             "microbatches": manifest.inner.microbatches,

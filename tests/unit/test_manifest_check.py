@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from bootstrap import manifest_report
 from bootstrap.manifest_cli import app
 from bootstrap.manifest_report import Links, Report, report_on
+from bootstrap.simulation.front import read_points
 from node.resources import memory_needed
 from node.stage import parameter_count
 from protocol.codec import nbytes_of
@@ -171,12 +171,23 @@ def test_what_may_not_be_meant_is_noted(settings: dict[str, Any], said: str) -> 
     assert report().notes == ()
 
 
-def test_what_the_study_says_is_shown_when_it_says_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "study" not in told("--preset", "tiny")
-    monkeypatch.setattr(
-        manifest_report, "front_citation", lambda manifest: f"k = 5 is better for {manifest.name}"
-    )
-    assert "study k = 5 is better for tiny" in told("--preset", "tiny")
+def test_the_study_of_loss_against_bytes_is_cited_where_it_tried_something_similar() -> None:
+    published = {"outer__alpha": 0.5, "outer__beta": 0.7, "outer__gamma": 0.7}
+    said = report(**published, outer__inner_steps=25).study
+    assert said is not None
+    assert "noloco k=25 α=0.5 β=0.7 γ=0.7: +" in said
+    assert "of the bytes" in said
+    assert report(**published, outer__inner_steps=20).study == said  # the nearest that was tried
+    assert report(outer__method="diloco", outer__inner_steps=5000).study is None
+    assert "study" in told("--preset", "tiny")
+
+
+def test_where_the_study_knows_better_for_as_many_bytes_it_says_so() -> None:
+    said = report(outer__alpha=0.5, outer__beta=0.7, outer__gamma=0.7, outer__inner_steps=2).study
+    assert said is not None
+    assert "the best with no more bytes was" in said
+    best = min(read_points(), key=lambda point: point.loss)
+    assert best.share >= 0.5  # nothing beats sending everything
 
 
 # --- what is wrong ------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""What the study of docs/learning.md found: loss against bytes, kept with the package so that others can cite it.
+
+`benchmarks/front.py` runs the study and writes front.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from protocol.manifest import Manifest
+
+FILE = "front.json"
+FURTHEST = 2.0  # of `_distance`: a setting further from all that were tried is not spoken of
+USUAL_RATE = 2e-3  # the preset's learning rate
+WORTH_SAYING = 0.02  # nats: within what seeds differ by there is nothing better
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting that was tried, and what came of it, over its seeds."""
+
+    method: str
+    k: int
+    alpha: float
+    beta: float
+    gamma: float
+    overlap: str
+    gossip: str
+    progress: str
+    error_feedback: bool
+    learning_rate: float
+    seeds: int
+    loss: float  # nats per token
+    spread: float
+    bytes_per_token: float
+    share: float  # of the bytes of all-reduce in every step
+
+    @property
+    def name(self) -> str:
+        """Method, k, coefficients and codecs, as far as they matter."""
+        parts = ["all-reduce in every step"] if self.method == "all-reduce" else [self.method, f"k={self.k}"]
+        if self.method in ("noloco", "diloco"):
+            parts.append(f"α={self.alpha:g} β={self.beta:g} γ={self.gamma:g}")
+        if self.learning_rate != USUAL_RATE:
+            parts.append(f"lr={self.learning_rate:g}")
+        if self.overlap != "none":
+            parts.append(self.overlap)
+        if self.gossip != "fp32":
+            parts.append(f"z {self.gossip}")
+        if self.overlap == "phi-early" and self.progress != "fp32":
+            parts.append(f"Δ {self.progress}" + (" with error feedback" if self.error_feedback else ""))
+        return " ".join(parts)
+
+
+def write_points(points: Sequence[Point]) -> None:
+    """Into the package, one point a line."""
+    lines = ",\n".join(json.dumps(asdict(point), ensure_ascii=False) for point in points)
+    Path(str(files(__package__) / FILE)).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+@cache
+def read_points() -> tuple[Point, ...]:
+    known: list[dict[str, Any]] = json.loads((files(__package__) / FILE).read_text(encoding="utf-8"))
+    return tuple(Point(**point) for point in known)
+
+
+def citation(manifest: Manifest) -> str | None:
+    """What was found for settings like these and what was better for as many bytes; None far from all of them."""
+    points = read_points()
+    reference = next(point for point in points if point.method == "all-reduce")
+    like = min(points, key=lambda point: _distance(point, manifest))
+    if _distance(like, manifest) > FURTHEST:
+        return None
+
+    def told(point: Point) -> str:
+        return f"{point.name}: {point.loss - reference.loss:+.2f} nats for {point.share:.1%} of the bytes"
+
+    found = f"against all-reduce in every step, {told(like)}"
+    better = min(
+        (point for point in points if point.share <= max(like.share, 0.001) * 1.05),
+        key=lambda point: point.loss,
+    )
+    if better.loss < like.loss - WORTH_SAYING:
+        found += f"; the best with no more bytes was {told(better)}"
+    return f"{found} (1,000 steps of a small model, docs/learning.md; longer runs may differ)."
+
+
+def _distance(point: Point, manifest: Manifest) -> float:
+    """0 for the same outer settings; 1 for twice the k, or for coefficients that are 0.5 apart."""
+    outer, wire = manifest.outer, manifest.wire
+    kinds = ("noloco", "average")
+    if point.method != outer.method and not (point.method in kinds and outer.method in kinds):
+        return math.inf
+    if outer.method == "local":
+        return 0.0
+    own = (0.0, 1.0, 1.0) if point.method == "average" else (point.alpha, point.beta, point.gamma)
+    coefficients = sum(abs(one - other) for one, other in zip(own, outer.coefficients, strict=True))
+    differs = (point.overlap != outer.overlap) + (point.gossip != wire.gossip)
+    return abs(math.log2(point.k / outer.inner_steps)) + 2 * coefficients + 0.25 * differs
