@@ -82,7 +82,7 @@ def test_without_averaging_replicas_go_their_own_ways_and_nothing_is_sent() -> N
 
 def test_fixed_routing_makes_pipelines_of_their_own() -> None:
     async def main() -> None:
-        swarm = await trained(3, stages=2, routing="fixed")
+        swarm = await trained(3, stages=2, routing="fixed", inner__total_steps=60)
         receivers = [dict(node.context.counters.sent) for node in stage_nodes(swarm, 0)]
         favourites = [max(sent, key=lambda peer: sent[peer]) for sent in receivers]
         assert len(set(favourites)) == 3
