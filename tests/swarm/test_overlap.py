@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulated_swarm import SimulatedSwarm
 from node.replica import Replica
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
-    all_reached,
     events_of,
+    everyone_goes_on,
     mean_losses,
-    micro_swarm,
     run_swarm,
     stage_nodes,
-    step_of,
+    trained,
+    training,
     true_spread,
     until,
 )
@@ -30,25 +29,6 @@ MODES: list[dict[str, Any]] = [
     {"outer__overlap": "late"},
 ]
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
-
-
-async def trained(replicas: int, **settings: Any) -> SimulatedSwarm:
-    swarm: SimulatedSwarm = micro_swarm(**settings)
-    await swarm.start(replicas)
-    await swarm.finish()
-    return swarm
-
-
-async def training(replicas: int, step: int = 5, **settings: Any) -> SimulatedSwarm:
-    swarm: SimulatedSwarm = micro_swarm(**settings)
-    await swarm.start(replicas)
-    await until(lambda: all_reached(swarm.nodes.values(), step))
-    return swarm
-
-
-async def everyone_goes_on(swarm: SimulatedSwarm, steps: int = 20) -> None:
-    goals = {number: step_of(node) + steps for number, node in swarm.nodes.items()}
-    await until(lambda: all(step_of(swarm.nodes[number]) >= goal for number, goal in goals.items()))
 
 
 @every_mode
