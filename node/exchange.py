@@ -25,7 +25,7 @@ from protocol.rpc import Traffic
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
 # of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
-LETTER_BYTES = 2**20 + 2**16
+BUNDLE_BYTES = 2**20 + 2**16
 PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute thread once
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8
@@ -138,20 +138,20 @@ class Exchange:
             # with forward passes, not behind all of them: a busy stage would never send anything
             priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
             pieces = await self._context.compute.run(priority, swap.offer.encode, part, indices)
-            rest = deque(_letters(indices, pieces))
+            rest = deque(_bundles(indices, pieces))
             while rest and not swap.urgent.is_set():
                 await self._send_politely(swap, part, *rest[0])
                 rest.popleft()
-            await all_of(*(self._send_letter(swap, part, *letter) for letter in rest))
+            await all_of(*(self._send_bundle(swap, part, *bundle) for bundle in rest))
 
     async def _send_politely(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
-        """One letter of the exchange at a time, and after it a pause as long: half of the link at most."""
+        """One bundle of pieces at a time, and after it a pause as long: half of the link at most."""
         async with swap.turn:
             began = asyncio.get_running_loop().time()
-            await self._send_letter(swap, part, index, tensors)
+            await self._send_bundle(swap, part, index, tensors)
             await swap.make_way(asyncio.get_running_loop().time() - began)
 
-    async def _send_letter(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+    async def _send_bundle(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
         """Pieces from `index` on. Once more when the stream breaks: a repeated piece is harmless."""
         offset, total = index * PIECE_PARAMETERS, self._replica.parameters
         message = Contribute(pair=swap.pair.name, part=part, offset=offset, total=total)
@@ -247,20 +247,20 @@ class Exchange:
         swap.phi_sample[first : first + len(picked)].copy_(picked)
 
 
-def _letters(
+def _bundles(
     indices: Sequence[int], pieces: Sequence[Sequence[Encoded]]
 ) -> Iterator[tuple[int, list[Encoded]]]:
-    """Pieces that follow one another, as many to a message as are at most `LETTER_BYTES`, with the first's index.
+    """Pieces that follow one another, as many to a message as are at most `BUNDLE_BYTES`, with the first's index.
 
     A piece with a sample of φ beside it goes by itself.
     """
-    first, letter, has_sample = indices[0], list[Encoded](), False
+    first, bundle, has_sample = indices[0], list[Encoded](), False
     for index, tensors in zip(indices, pieces, strict=True):
-        nbytes = sum(tensor.nbytes for tensor in (*letter, *tensors))
-        is_full = nbytes > LETTER_BYTES or len(letter) == MAX_TENSORS
-        if letter and (is_full or has_sample):
-            yield first, letter
-            first, letter = index, []
-        letter.extend(tensors)
+        nbytes = sum(tensor.nbytes for tensor in (*bundle, *tensors))
+        is_full = nbytes > BUNDLE_BYTES or len(bundle) == MAX_TENSORS
+        if bundle and (is_full or has_sample):
+            yield first, bundle
+            first, bundle = index, []
+        bundle.extend(tensors)
         has_sample = len(tensors) > 1
-    yield first, letter
+    yield first, bundle

@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec left out of this round's progress goes with the next round's.
+"""Error feedback, where `wire.error_feedback` asks for it: what a lossy codec left out goes with the next round's Δ.
 
     sent = Q(Δ + e),   e ← Δ + e − sent
 
