@@ -15,43 +15,57 @@ import torch
 
 from node.contribution import Contribution
 from node.offer import Offer, sample_stride, sampled
+from node.replica import PIECE_PARAMETERS
 
 
 class Pull:
-    """½(ẑ_j − ẑ_i), made when it is asked for, so that a piece is still in the cache when it is used.
+    """½(ẑ_j − ẑ_i), a piece at a time, so that it is still in the cache when it is used.
 
-    Mutable state: which pieces are made, and the sample of them. They are in the memory of the partner's
-    contribution, and on a GPU in a tensor of their own.
+    Mutable state: room for a piece, all pieces once they were asked for, and the sample of those made.
     """
 
     def __init__(self, offer: Offer, partners: Contribution, device: torch.device) -> None:
         self._offer = offer
         self._partners = partners
-        self._on_cpu = device.type == "cpu"
-        self._values = partners.total if self._on_cpu else torch.empty_like(partners.total, device=device)
-        self._made: set[int] = set()
-        self.sample = torch.empty_like(sampled(self._values))  # of the pieces as they were made
+        self._device = device
+        self._room = torch.empty(PIECE_PARAMETERS)
+        self._values: torch.Tensor | None = None
+        self._stride = sample_stride(partners.total.numel())
+        self.sample = torch.empty_like(
+            sampled(partners.total), device=device
+        )  # of the pieces as they were made
 
     @torch.no_grad()
     def piece(self, index: int, bounds: slice) -> torch.Tensor:
-        """Piece `index`, the entries of `bounds`; its user may write over it.
+        """Piece `index`, the entries of `bounds`, on the device of the own weights; as `whole` was left, if it was.
 
-        Halves are subtracted: the difference of two finite numbers may not be finite.
+        Its user may write over it; it lasts until the next one is asked for.
         """
-        values = self._values[bounds]
-        if index not in self._made:
-            self._made.add(index)
-            half = self._partners.finish(index, bounds)
-            if not self._on_cpu:
-                values.copy_(half)
-            self._offer.add_as_sent(index, bounds, values, -0.5)
-            stride = sample_stride(self._values.numel())
-            picked, first = values[-bounds.start % stride :: stride], -(-bounds.start // stride)
-            self.sample[first : first + len(picked)].copy_(picked)
-        return values
+        if self._values is not None:
+            return self._values[bounds]
+        return self._make(index, bounds, self._room[: bounds.stop - bounds.start])
 
+    @torch.no_grad()
     def whole(self) -> torch.Tensor:
-        """All of it, [parameters], on the device of the own weights; what is written to it counts."""
-        for index, bounds in self._offer.pieces():
-            self.piece(index, bounds)
+        """All of it, [parameters], in the memory of the partner's contribution where that is on the same device.
+
+        What is written to it counts.
+        """
+        if self._values is None:
+            total = self._partners.total
+            values = total if self._device.type == "cpu" else torch.empty_like(total, device=self._device)
+            for index, bounds in self._offer.pieces():
+                made = self._make(index, bounds, total[bounds])
+                if values is not total:
+                    values[bounds].copy_(made)
+            self._values = values
         return self._values
+
+    def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
+        """Halves are subtracted: the difference of two finite numbers may not be finite."""
+        self._partners.read(index, bounds, room)
+        values = room.to(self._device)
+        self._offer.add_as_sent(index, bounds, values, -0.5)
+        picked, first = values[-bounds.start % self._stride :: self._stride], -(-bounds.start // self._stride)
+        self.sample[first : first + len(picked)].copy_(picked)
+        return values

@@ -19,6 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from node.memory import keep_freed_memory
+from protocol import kernels
 from protocol.errors import TransportDown
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,8 @@ class ComputeThread(Compute):
 
     def _work(self) -> None:
         torch.set_num_threads(self._torch_threads)
+        keep_freed_memory()
+        kernels.load()
         while True:
             _, _, job = self._queue.get()
             if job is None:

@@ -89,19 +89,19 @@ class Contribution:
             torch.mul(read, weight, out=target)
         self._summed[part].add(index)
 
-    def finish(self, index: int, bounds: slice) -> torch.Tensor:
-        """Piece `index` of ½z, once all of its parts are there; a view that may be written to."""
-        target = self.total[bounds]
+    def read(self, index: int, bounds: slice, target: torch.Tensor) -> None:
+        """Piece `index` of ½z into `target`, once all of its parts are there; that may be the piece of `total`."""
         if not any(index in known for known in self._summed.values()):
             target.zero_()
+        elif target.data_ptr() != self.total[bounds].data_ptr():
+            target.copy_(self.total[bounds])
         for part, weight in self._weights.items():
             if index in self._compressed[part]:
                 add_scaled(target, self._compressed[part][index], weight)
-        return target
 
     @property
     def total(self) -> torch.Tensor:
-        """½z [parameters], without what came compressed and is not finished."""
+        """½z [parameters], without what came compressed."""
         if self._sum is None:
             self._sum = self._buffers.take()
         return self._sum

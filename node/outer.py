@@ -29,10 +29,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protocol import kernels
 from protocol.stability import gamma_bound as stability_bound
 
 __all__ = [
     "OuterSettings",
+    "add_weighted",
     "contribution",
     "covariance_recursion",
     "outer_step",
@@ -71,11 +73,28 @@ def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettin
     """Eq. (5) and (2) in place on φ and δ; the caller then copies φ to θ, eq. (3).
 
     `mean_z` is the mean over the group, oneself included; one's own z alone is a group of one. All have one
-    shape on one device and `mean_z` is left unchanged. Nothing of the tensors' size is allocated. Every
-    member of the group must be given the same mean, codec losses included, or the members' means drift.
+    shape and type on one device and are contiguous; `mean_z` is left unchanged. Nothing of the tensors' size is
+    allocated. Every member of the group must be given the same mean, codec losses included, or the members'
+    means drift.
     """
+    if phi.device.type == "cpu":
+        slow, momentum, mean = (tensor.view(-1).numpy() for tensor in (phi, delta, mean_z))
+        number = slow.dtype.type
+        kernels.outer_step(slow, momentum, mean, number(settings.alpha), number(settings.gamma))
+        return
     torch.add(mean_z, delta, alpha=settings.alpha, out=delta)
     phi.add_(delta.sub_(phi, alpha=settings.gamma))
+
+
+@torch.no_grad()
+def add_weighted(target: Tensor, first: Tensor, a: float, second: Tensor, b: float) -> Tensor:
+    """target ← target + a·first + b·second, in one pass where there is a compiled one. Returns `target`."""
+    if target.device.type != "cpu":
+        return target.add_(first, alpha=a).add_(second, alpha=b)
+    sum_, one, other = (tensor.view(-1).numpy() for tensor in (target, first, second))
+    number = sum_.dtype.type
+    kernels.add_weighted(sum_, one, number(a), other, number(b))
+    return target
 
 
 def outer_step_reference(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from node.flat import FlatParameters
-from node.outer import OuterSettings, contribution, outer_step
+from node.outer import OuterSettings, add_weighted, contribution, outer_step
 from node.residual import Residual
 from node.schedule import learning_rate
 from node.stage import Stage
@@ -198,8 +198,7 @@ class Replica:
     def _add_contribution(self, target: torch.Tensor, bounds: slice) -> torch.Tensor:
         """target ← target + z over `bounds`, without memory for z."""
         gain, gamma = self.settings.beta * self.weight, self.settings.gamma
-        target.add_(self.offered_theta(bounds), alpha=gain)
-        return target if gain == gamma else target.add_(self.offered_phi(bounds), alpha=gamma - gain)
+        return add_weighted(target, self.offered_theta(bounds), gain, self.offered_phi(bounds), gamma - gain)
 
     def leave_round(self, memory: torch.Tensor) -> None:
         """Begin the next round before this one's outer step is taken: what is offered stays as it is at this moment.

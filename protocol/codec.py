@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from protocol.errors import CodecError
+from protocol.kernels import BLOCK, add_quantised, quantise
 
 if sys.byteorder != "little":
     raise ImportError("noloco-node sends tensors as little-endian bytes; this machine is big-endian.")
@@ -43,13 +44,13 @@ _DTYPES = {**_FLOATS, **_INTEGERS}
 FLOATING = (*_FLOATS, "int8")
 CODECS = (*FLOATING, *_INTEGERS)
 
-BLOCK = 256  # values that share an int8 scale: the scales add 1.6 % to the bytes
 MAX_DIMS = 8
 MAX_VALUES = 2**40  # keeps every product and stride far from the end of int64, also in shapes with a zero
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a subnormal scale would lose the digits the bound needs
 _LARGEST_SCALE = float(
     np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0)
 )  # times 127 is still finite
+_NOT_FINITE = "NaN or infinite values cannot be sent as int8"
 _ROWS = 1024  # blocks worked on at a time: the float32 temporaries of 1 MiB stay in the cache
 _rooms = threading.local()
 
@@ -167,12 +168,7 @@ def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
         target.add_(as_read(encoded).view(target.shape), alpha=factor)
         return
     scales, values = _int8_parts(encoded)
-    flat = target.view(-1)
-    work = _scratch(min(flat.numel(), _ROWS * BLOCK), flat.device)
-    for start, end, width in _runs(flat.numel()):
-        first = start // BLOCK
-        rows = work[: end - start].view(-1, width).copy_(values[start:end].view(-1, width))
-        flat[start:end].view(-1, width).addcmul_(rows, scales[first : first + len(rows), None], value=factor)
+    add_quantised(target.view(-1).numpy(), values.numpy(), scales.numpy(), factor)
 
 
 def require_finite_values(encoded: Encoded) -> None:
@@ -235,13 +231,23 @@ def _quantise(flat: Tensor) -> tuple[memoryview, memoryview]:
         raise CodecError(f"int8 carries floating-point tensors, not {flat.dtype}")
     values = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
     scales = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32, device=flat.device)
+    if flat.device.type == "cpu":
+        whole = flat.to(torch.float32).contiguous().numpy()
+        if not quantise(whole, scales.numpy(), values.numpy(), _SMALLEST_SCALE, _LARGEST_SCALE):
+            raise CodecError(_NOT_FINITE)
+        return _bytes_of(scales), _bytes_of(values)
+    return _quantise_there(flat, scales, values)
+
+
+def _quantise_there(flat: Tensor, scales: Tensor, values: Tensor) -> tuple[memoryview, memoryview]:
+    """The same on another device, bit for bit; `scales` and `values` are there too."""
     work = _scratch(min(flat.numel(), _ROWS * BLOCK), flat.device)
     for start, end, width in _runs(flat.numel()):
         rows = flat[start:end].to(torch.float32).view(-1, width)
         room = work[: end - start].view(-1, width)
         scale = torch.abs(rows, out=room).amax(dim=1, keepdim=True).div_(127)
         if not torch.isfinite(scale).all():
-            raise CodecError("NaN or infinite values cannot be sent as int8")
+            raise CodecError(_NOT_FINITE)
         scale.clamp_(max=_LARGEST_SCALE)
         first = start // BLOCK
         scales[first : first + len(rows)] = scale.where(scale >= _SMALLEST_SCALE, 0).view(-1)
@@ -263,11 +269,8 @@ def _int8_parts(encoded: Encoded) -> tuple[Tensor, Tensor]:
 
 
 def _dequantise(values: Tensor, scales: Tensor) -> Tensor:
-    result = torch.empty(values.numel(), dtype=torch.float32)
-    for start, end, width in _runs(values.numel()):
-        rows = result[start:end].view(-1, width)
-        first = start // BLOCK
-        rows.copy_(values[start:end].view(-1, width)).mul_(scales[first : first + len(rows), None])
+    result = torch.zeros(values.numel(), dtype=torch.float32)
+    add_quantised(result.numpy(), values.numpy(), scales.numpy(), 1.0)
     return result
 
 

@@ -133,7 +133,9 @@ def test_partners_pull_at_each_other_alike_also_with_a_lossy_codec() -> None:
 
         def finish_and_remember(pull: Pieces) -> None:
             replica = node.replica
-            pulls[number] = torch.cat([pull(i, replica.piece_bounds(i)) for i in range(replica.pieces)])
+            pulls[number] = torch.cat(
+                [pull(i, replica.piece_bounds(i)).clone() for i in range(replica.pieces)]
+            )
             finish(pull)
 
         node.replica.finish_round_with = finish_and_remember  # type: ignore[method-assign]

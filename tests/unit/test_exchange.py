@@ -62,7 +62,7 @@ class Agreed:
 
 
 def whole_of(pieces: Pieces, replica: Replica) -> torch.Tensor:
-    return torch.cat([pieces(index, replica.piece_bounds(index)) for index in range(replica.pieces)])
+    return torch.cat([pieces(index, replica.piece_bounds(index)).clone() for index in range(replica.pieces)])
 
 
 class End:
@@ -360,7 +360,8 @@ def receive(end: End, partner: End, pieces: list[tuple[str, int, Encoded]]) -> t
     assert exchange.of(pair).received.is_set()
     partners = exchange.of(pair).partners
     for index in range(end.replica.pieces):
-        partners.finish(index, end.replica.piece_bounds(index))
+        bounds = end.replica.piece_bounds(index)
+        partners.read(index, bounds, partners.total[bounds])
     return partners.total.clone()
 
 
