@@ -1,0 +1,107 @@
+"""What a pipeline over the network costs: two stages on two cores against a plain PyTorch loop on the same cores.
+
+Two `noloco-node` processes as they ship, one torch thread each, each with its own p2pd, train a Llama of eight layers
+cut in the middle. The plain loop trains the whole model with two torch threads: the same microbatches, AdamW and
+clipping, no network. They take turns within each repeat. Ratios `hidden_128`, `hidden_256` and `hidden_512` are tokens
+per second of the two stages by those of the loop, medians over the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from functools import partial
+from statistics import median
+
+import torch
+from pipelines.chain import Chain, ChainFailed, manifest_of
+
+from node.data import load_corpus
+from node.replica import Replica
+
+HIDDEN = (128, 256, 512)
+WARM_UP_STEPS = 4
+PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3
+
+
+def plain_loop(hidden: int, seconds: float, threads: int) -> float:
+    """Tokens per second of the whole model in this process."""
+    torch.set_num_threads(threads)
+    manifest = manifest_of(hidden)
+    whole = Replica(manifest.model_copy(update={"stages": 1}), 0)
+    corpus, inner = load_corpus("python-stdlib"), manifest.inner
+    began, steps = 0.0, -1  # the first step warms up
+    while steps < 2 or time.perf_counter() - began < seconds:
+        if steps == 0:
+            began = time.perf_counter()
+        for index in range(inner.microbatches):
+            batch = corpus.draw(
+                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
+            )
+            whole.loss_and_backward(*batch)
+        whole.inner_step(inner.microbatches)
+        steps += 1
+    tokens = steps * inner.microbatches * manifest.tokens_per_microbatch
+    return tokens / (time.perf_counter() - began)
+
+
+def plain(hidden: int, seconds: float, threads: int) -> float:
+    """The same in a process of its own, which leaves no threads behind."""
+    command = [sys.executable, __file__, "--plain", str(hidden), str(seconds), str(threads)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def chained(hidden: int, seconds: float) -> float:
+    with Chain(manifest_of(hidden), PLACES) as chain:
+        return chain.tokens_per_second(WARM_UP_STEPS, seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
+    parser.add_argument("--hidden", type=int, action="append", help=f"only this size; default {HIDDEN}")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.plain:
+        hidden, seconds, threads = arguments.plain
+        print(plain_loop(int(hidden), float(seconds), int(threads)))
+        return
+    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    results = []
+    for hidden in arguments.hidden or HIDDEN:
+        for _ in range(arguments.repeats):
+            loop = plain(hidden, arguments.seconds, 2)
+            pipeline = chained(hidden, arguments.seconds)
+            result = {
+                "hidden": hidden,
+                "plain_loop": round(loop),
+                "pipeline": round(pipeline),
+                "ratio": round(pipeline / loop, 3),
+            }
+            results.append(result)
+            tell(
+                f"hidden {hidden}   plain loop {loop:8,.0f} tokens/s   pipeline {pipeline:8,.0f}   "
+                f"{pipeline / loop:.3f}"
+            )
+    ratios = {
+        f"hidden_{hidden}": median(row["ratio"] for row in results if row["hidden"] == hidden)
+        for hidden in arguments.hidden or HIDDEN
+    }
+    if arguments.json:
+        print(json.dumps({"benchmark": "pipeline", "ratios": ratios, "results": results}))
+    for name, value in ratios.items() if not arguments.json else ():
+        print(f"{name}: {value:.3f} (median of {arguments.repeats})")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ChainFailed as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,179 @@
+"""One replica of each stage as real daemons, and how fast they train: for benchmarks of the pipeline."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from protocol.manifest import Manifest
+
+START_SECONDS = 90.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.1
+
+Place = tuple[str, list[str]]  # the address to listen on, and what to put before a command to run it there
+
+
+class ChainFailed(Exception):
+    """A process ended, or training did not begin; the text holds its last words."""
+
+
+def manifest_of(hidden: int, **wire: str) -> Manifest:
+    """A Llama of eight layers in two stages; eight microbatches of 4 × 256 tokens make an inner step."""
+    return Manifest.model_validate(
+        {
+            "name": f"hidden-{hidden}",
+            "stages": 2,
+            "model": {
+                "vocab_size": 256,
+                "hidden_size": hidden,
+                "layers": 8,
+                "heads": max(2, hidden // 64),
+                "intermediate_size": hidden * 8 // 3 // 64 * 64,
+            },
+            "data": {"source": "python-stdlib", "sequence_tokens": 256},
+            "inner": {
+                "learning_rate": 1e-3,
+                "min_learning_rate": 1e-4,
+                "warmup_steps": 20,
+                "total_steps": 100_000,
+                "microbatches": 8,
+                "sequences": 4,
+            },
+            "outer": {"inner_steps": 50},
+            "wire": wire,
+        }
+    )
+
+
+class Chain:
+    """Mutable state: a seed peer and a node for each stage, until the end of the `with` block.
+
+    `places` are for the seed peer first, then for the stages in order.
+    """
+
+    def __init__(self, manifest: Manifest, places: Sequence[Place], options: Sequence[str] = ()) -> None:
+        self._manifest = manifest
+        self._places = places
+        self._options = options
+        self._folder = tempfile.TemporaryDirectory(prefix="noloco-bench-")
+        self._processes: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def __enter__(self) -> Chain:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process, _ in reversed(self._processes):
+            process.send_signal(signal.SIGINT)
+        ends = time.monotonic() + STOP_SECONDS
+        for process, _ in self._processes:
+            try:
+                process.wait(max(0.1, ends - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._folder.name)
+
+    def _start(self) -> None:
+        (self.directory / "manifest.toml").write_text(_toml(self._manifest.model_dump()))
+        host, prefix = self._places[0]
+        seed = self._run(
+            "seed",
+            [*prefix, sys.executable, "-m", "bootstrap.found_cli", "--manifest", f"{self.directory}/manifest.toml",
+             "--dir", f"{self.directory}/run", "--host", host, "--port", "0"],
+        )  # fmt: skip
+        address = self._wait_for(lambda: _address_in(seed))
+        for stage in range(self._manifest.stages):
+            host, prefix = self._places[1 + stage]
+            self._run(
+                f"stage{stage}",
+                [*prefix, sys.executable, "-m", "node.cli", "--join", address, "--stage", str(stage), "--state-dir",
+                 f"{self.directory}/stage{stage}", "--host", host, "--no-relay", "--threads", "1",
+                 "--device", "cpu", "--checkpoint-minutes", "60", *self._options],
+            )  # fmt: skip
+
+    def _run(self, name: str, command: list[str]) -> Path:
+        log = self.directory / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self._processes.append((process, log))
+        return log
+
+    def _wait_for(self, look: Any) -> Any:
+        ends = time.monotonic() + START_SECONDS
+        while not (found := look()):
+            self._require_alive()
+            if time.monotonic() > ends:
+                raise ChainFailed(f"nothing happened in {START_SECONDS:.0f} s")
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _require_alive(self) -> None:
+        for process, log in self._processes:
+            if process.poll() is not None:
+                raise ChainFailed(f"{log.stem} ended: {log.read_text(errors='replace')[-800:]}")
+
+    def step_times(self) -> list[float]:
+        """When the first stage's inner steps ended, in seconds."""
+        events = self.directory / "stage0" / "events.jsonl"
+        if not events.exists():
+            return []
+        times = []
+        for line in events.read_text().splitlines():
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the last line, half written
+            if event["event"] == "step":
+                times.append(float(event["time"]))
+        return times
+
+    def tokens_per_second(self, warm_up_steps: int, seconds: float) -> float:
+        """Of the steps of the first stage within about `seconds` after the first `warm_up_steps`."""
+        self._wait_for(lambda: len(self.step_times()) > warm_up_steps)
+        began = len(self.step_times()) - 1
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends or len(self.step_times()) < began + 3:
+            self._require_alive()
+            time.sleep(POLL_SECONDS)
+        times = self.step_times()[began:]
+        tokens = self._manifest.inner.microbatches * self._manifest.tokens_per_microbatch
+        return (len(times) - 1) * tokens / (times[-1] - times[0])
+
+
+def _address_in(log: Path) -> str:
+    found = re.search(r"/ip4/\S+/p2p/\w+", log.read_text(errors="replace"))
+    return found.group() if found else ""
+
+
+def _toml(values: dict[str, Any]) -> str:
+    """Plain values first, then a table for each section."""
+    lines = [f"{name} = {_literal(value)}" for name, value in values.items() if not isinstance(value, dict)]
+    for section, entries in values.items():
+        if isinstance(entries, dict):
+            lines += [f"[{section}]", *(f"{name} = {_literal(value)}" for name, value in entries.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value)
