@@ -1,9 +1,9 @@
 """What a pipeline over the network costs: two stages on two cores against a plain PyTorch loop on the same cores.
 
-Two `noloco-node` processes as they ship, one torch thread each, each with its own p2pd, train a Llama of eight layers
-cut in the middle. The plain loop trains the whole model with two torch threads: the same microbatches, AdamW and
-clipping, no network. They take turns within each repeat. Ratios `hidden_128`, `hidden_256` and `hidden_512` are tokens
-per second of the two stages by those of the loop, medians over the repeats.
+Two `noloco-node` processes as they ship, one torch thread each, each with its own p2pd, train a Llama of eight
+layers cut in the middle. The plain loop trains the whole model with two torch threads: the same microbatches, AdamW
+and clipping, no network. They take turns within each repeat. Ratios `hidden_128`, `hidden_256` and `hidden_512` are
+tokens per second of the two stages by those of the loop, medians over the repeats.
 """
 
 from __future__ import annotations

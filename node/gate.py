@@ -12,11 +12,15 @@ QUEUE_BATCHES = 2  # microbatches that may wait here, in batches of an inner ste
 
 
 class Gate:
-    """Mutable state: the admission, a future for each waiting microbatch, and whether the gate is held."""
+    """Mutable state: the admission, a future for each microbatch that waits for its forward or its backward pass,
+    and whether the gate is held or everything passes since no step will come any more.
+    """
 
     def __init__(self, batch: int) -> None:
         self._admission = Admission(batch, QUEUE_BATCHES * batch)
         self._turns: dict[str, asyncio.Future[None]] = {}
+        self._backward_turns: dict[str, asyncio.Future[None]] = {}
+        self._draining = False
         self._complete = asyncio.Event()
         self._idle = asyncio.Event()
         self._held = False
@@ -30,26 +34,47 @@ class Gate:
         return bool(self._admission.running or self._admission.waiting)
 
     async def enter(self, microbatch: str) -> None:
-        """Return once the microbatch is admitted to a step. Raises `Refused` "busy" when too many wait."""
+        """Return once its forward pass may run. Raises `Refused` "busy" when too many wait."""
         if self._held:
             raise Refused("busy", "this replica is at the end of its round")
         decision = self._admission.request(microbatch)
         if decision is Decision.FULL:
             raise Refused("busy", f"{self.waiting} microbatches wait here already")
-        if decision is Decision.ADMITTED:
+        if decision is not Decision.QUEUED:
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turns[microbatch] = turn
         try:
-            await turn
+            await self._wait(self._turns, microbatch)
         except BaseException:
             self._wake(self._admission.release(microbatch))
             raise
+
+    async def backward(self, microbatch: str) -> None:
+        """Return once its backward pass may run: in the step that takes its gradient.
+
+        Raises `Refused` "busy" when that is not soon: another replica takes it.
+        """
+        if self._draining or self._admission.is_of_this_step(microbatch):
+            return
+        if self._held:
+            raise Refused("busy", "this replica is at the end of its round")
+        await self._wait(self._backward_turns, microbatch)
+
+    async def _wait(self, turns: dict[str, asyncio.Future[None]], microbatch: str) -> None:
+        turn = turns[microbatch] = asyncio.get_running_loop().create_future()
+        try:
+            await turn
         finally:
-            self._turns.pop(microbatch, None)
+            turns.pop(microbatch, None)
+
+    def allow_ahead(self, microbatches: int) -> None:
+        """How many microbatches of the next step may run forward from now on."""
+        self._admission.ahead = microbatches
 
     def done(self, microbatch: str) -> None:
         """Its gradient is in."""
+        if self._draining and not self._admission.is_of_this_step(microbatch):
+            self.give_up(microbatch)
+            return
         self._admission.done(microbatch)
         if self._admission.complete:
             self._complete.set()
@@ -79,7 +104,10 @@ class Gate:
         self._turn_away(Refused("busy", "this replica is at the end of its round"))
 
     async def idle(self) -> None:
-        """Wait until nothing that was admitted is still running."""
+        """Wait until nothing that was admitted is still running. No step comes any more: all may run backward."""
+        self._draining = True
+        for turn in list(self._backward_turns.values()):
+            _release(turn)
         self._idle.clear()
         if self._admission.running:
             await self._idle.wait()
@@ -89,16 +117,21 @@ class Gate:
         self._turn_away(TransportDown("this node is leaving"))
 
     def _turn_away(self, reason: NolocoError) -> None:
-        for turn in list(self._turns.values()):
+        for turn in [*self._turns.values(), *self._backward_turns.values()]:
             if not turn.done():
                 turn.set_exception(reason)
 
-    def _wake(self, admitted: Sequence[str]) -> None:
-        for microbatch in admitted:
-            turn = self._turns.get(microbatch)
-            if turn is not None and not turn.done():
-                turn.set_result(None)
+    def _wake(self, moved: Sequence[str]) -> None:
+        for microbatch in moved:
+            _release(self._turns.get(microbatch))
+            if self._admission.is_of_this_step(microbatch):
+                _release(self._backward_turns.get(microbatch))
 
     def _tell_when_idle(self) -> None:
         if not self._admission.running:
             self._idle.set()
+
+
+def _release(turn: asyncio.Future[None] | None) -> None:
+    if turn is not None and not turn.done():
+        turn.set_result(None)

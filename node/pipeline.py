@@ -12,6 +12,7 @@ from node.gate import Gate
 from node.onward import Onward
 from node.replica import Replica
 from node.stage_work import Load, StageWork
+from node.window import Window
 from protocol.codec import Encoded
 from protocol.errors import Refused
 from protocol.messages import Forward, Gradient
@@ -29,6 +30,7 @@ class Pipeline:
         self._work = work
         self._gate = Gate(context.manifest.inner.microbatches)
         self._onward = Onward(context, rng)
+        self._window = Window(context.manifest.inner.microbatches)
         self._answers: dict[str, asyncio.Task[Answer]] = {}
         self._losses: list[float] = []
         self.serving = True
@@ -47,8 +49,12 @@ class Pipeline:
         self._gate.next_step()
 
     def hold(self) -> None:
-        """Send waiting microbatches elsewhere and refuse new ones until the next step."""
-        self._gate.hold()
+        """Send waiting microbatches elsewhere and refuse new ones until the next step.
+
+        Those that the first stage has drawn itself stay: nobody else would take them.
+        """
+        if self._context.stage > 0:
+            self._gate.hold()
 
     @property
     def is_busy(self) -> bool:
@@ -118,9 +124,19 @@ class Pipeline:
     async def _train_through(self, microbatch: str, load: Load) -> tuple[float, list[Encoded]]:
         context = self._context
         leaf, outputs, parcel = await context.compute.run(Priority.FORWARD, self._work.forward, load)
+        sent = asyncio.get_running_loop().time()
         loss, gradient = await self._onward.send(microbatch, parcel)
+        self._look_ahead(asyncio.get_running_loop().time() - sent)
+        await self._gate.backward(microbatch)
         answer = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
         return loss, answer
+
+    def _look_ahead(self, seconds: float) -> None:
+        """A gradient came back after `seconds`: run as many microbatches ahead as hide such a time."""
+        context = self._context
+        if context.manifest.inner.staleness:
+            computing = context.compute.busy_seconds / (context.counters.received + 1)
+            self._gate.allow_ahead(self._window.ahead(seconds, computing))
 
     def _remember(self, name: str, task: asyncio.Task[Answer]) -> None:
         """Keep the last answers for repeated deliveries: a few batches of them, never those that failed."""

@@ -16,6 +16,7 @@ from node.pipeline import Pipeline
 from node.replica import Replica
 from node.rounds import Rounds
 from node.state_transfer import download_state
+from node.swap import cancelled
 from protocol.errors import JoinError, NolocoError, TransportDown
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a pa
 
 
 class Trainer:
-    """Mutable state: whether to stop, and the loop time at which training began."""
+    """Mutable state: whether to stop, the microbatches drawn ahead, and the loop time at which training began."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Trainer:
         self._max_seconds = max_seconds
         self._began = asyncio.get_running_loop().time()
         self._stopping = asyncio.Event()
+        self._drawn_ahead: list[asyncio.Task[object]] = []  # the next step's microbatches, at stage 0
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
@@ -58,31 +60,40 @@ class Trainer:
         while not self._stopping.is_set():
             if self._finished_here():
                 self._pipeline.serving = False  # nobody would step any more
+                await cancelled(self._drawn_ahead)
                 await self._last_round()
                 return True
             began = asyncio.get_running_loop().time()
-            draws = self._draw_batch() if self._corpus is not None else []
+            draws = self._draw() if self._corpus is not None else []
             try:
                 whole = await self._wait_for_batch(draws)
             except TransportDown as reason:
+                await cancelled([*draws, *self._drawn_ahead])
                 if not self._stopping.is_set():
                     raise
                 logger.debug("Giving up the microbatches in flight: %s", reason)
                 return False
-            finally:
-                for draw in draws:
-                    draw.cancel()
-                await asyncio.gather(*draws, return_exceptions=True)
+            except BaseException:
+                await cancelled([*draws, *self._drawn_ahead])
+                raise
             if not whole:
                 continue
             await self._step(began)
+        await cancelled(self._drawn_ahead)
         await self._pipeline.drain()
         return False
 
-    def _draw_batch(self) -> list[asyncio.Task[object]]:
-        """Stage 0: start the microbatches of one inner step."""
+    def _draw(self) -> list[asyncio.Task[object]]:
+        """Stage 0: the microbatches of this inner step, started by now; with staleness the next step's too."""
+        step, inner = self._replica.step, self._context.manifest.inner
+        draws = self._drawn_ahead or self._draw_batch(step)
+        is_last = step + 1 >= inner.total_steps
+        self._drawn_ahead = self._draw_batch(step + 1) if inner.staleness and not is_last else []
+        return draws
+
+    def _draw_batch(self, step: int) -> list[asyncio.Task[object]]:
         assert self._corpus is not None
-        context, step = self._context, self._replica.step
+        context = self._context
         inner, data = context.manifest.inner, context.manifest.data
         tasks: list[asyncio.Task[object]] = []
         for index in range(inner.microbatches):

@@ -88,6 +88,9 @@ class Inner(Section):
     clip_norm: Positive = 1.0
     microbatches: Annotated[int, Field(ge=1, le=4_096)]  # admitted to one inner step of a replica
     sequences: Annotated[int, Field(ge=1, le=65_536)]  # in one microbatch
+    # 1: forward passes of the next step may run before this one is applied, so that no stage waits for the last
+    # gradients of a step; their backward passes then use the new weights. 0: nothing of the next step runs before.
+    staleness: Literal[0, 1] = 0
 
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:

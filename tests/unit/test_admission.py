@@ -71,25 +71,32 @@ def test_nobody_overtakes_the_queue() -> None:
 class Crowd(RuleBasedStateMachine):
     """Requests, gradients, failures and steps in any order."""
 
-    @initialize(batch=st.integers(1, 4), queue=st.integers(0, 5))
-    def begin(self, batch: int, queue: int) -> None:
-        self.admission = Admission(batch, queue)
+    @initialize(batch=st.integers(1, 4), queue=st.integers(0, 5), ahead=st.integers(0, 5))
+    def begin(self, batch: int, queue: int, ahead: int) -> None:
+        self.admission = Admission(batch, queue, ahead)
+        self.most_ahead = min(ahead, batch)
         self.running: list[str] = []
+        self.ahead: list[str] = []
         self.done: list[str] = []
         self.waiting: list[str] = []
         self.count = 0
 
     def moved_up(self, names: list[str]) -> None:
-        assert names == self.waiting[: len(names)], "the queue keeps its order"
-        del self.waiting[: len(names)]
-        self.running += names
+        for name in names:
+            before = self.ahead if name in self.ahead else self.waiting
+            assert before.pop(0) == name, "the order is kept"
+            (self.running if self.admission.is_of_this_step(name) else self.ahead).append(name)
 
     @rule()
     def request(self) -> None:
         self.count += 1
         name = f"m{self.count}"
         decision = self.admission.request(name)
-        places = {Decision.ADMITTED: self.running, Decision.QUEUED: self.waiting}
+        places = {
+            Decision.ADMITTED: self.running,
+            Decision.AHEAD: self.ahead,
+            Decision.QUEUED: self.waiting,
+        }
         if decision is Decision.FULL:
             assert len(self.waiting) == self.admission.queue_limit
         else:
@@ -110,6 +117,13 @@ class Crowd(RuleBasedStateMachine):
         self.running.remove(name)
         self.moved_up(self.admission.release(name))
 
+    @precondition(lambda self: self.ahead)
+    @rule(data=st.data())
+    def failure_ahead(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.ahead))
+        self.ahead.remove(name)
+        self.moved_up(self.admission.release(name))
+
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())
     def patience_ends(self, data: st.DataObject) -> None:
@@ -127,11 +141,15 @@ class Crowd(RuleBasedStateMachine):
     @invariant()
     def the_counts_agree_and_the_batch_is_never_exceeded(self) -> None:
         admission = self.admission
-        assert (admission.running, admission.waiting) == (len(self.running), len(self.waiting))
+        running = len(self.running) + len(self.ahead)
+        assert (admission.running, admission.waiting) == (running, len(self.waiting))
         assert admission.gradients == len(self.done)
         assert len(self.running) + len(self.done) <= admission.batch
         assert admission.complete == (len(self.done) == admission.batch)
-        if self.waiting:  # no place is left empty while somebody waits
+        assert len(self.ahead) <= self.most_ahead
+        if self.waiting:
+            assert len(self.ahead) == self.most_ahead
+        if self.waiting or self.ahead:  # no place is left empty while somebody waits
             assert len(self.running) + len(self.done) == admission.batch
 
 
