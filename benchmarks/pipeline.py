@@ -3,7 +3,8 @@
 Two `noloco-node` processes as they ship, one torch thread each, each with its own p2pd, train a Llama of eight
 layers cut in the middle. The plain loop trains the whole model with two torch threads: the same microbatches, AdamW
 and clipping, no network. They take turns within each repeat. Ratios `hidden_128`, `hidden_256` and `hidden_512` are
-tokens per second of the two stages by those of the loop, medians over the repeats.
+tokens per second of the two stages by those of the loop, medians over the repeats; with `_synchronous` those of the
+same stages with `staleness` 0, where each inner step waits for its last gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from node.data import load_corpus
 from node.replica import Replica
 
 HIDDEN = (128, 256, 512)
-WARM_UP_STEPS = 4
+WARM_UP_STEPS = 2
+STALENESS = {"pipeline": 1, "synchronous": 0}  # the setting of the presets, and nothing ahead
 PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3
 
 
@@ -54,8 +56,8 @@ def plain(hidden: int, seconds: float, threads: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def chained(hidden: int, seconds: float) -> float:
-    with Chain(manifest_of(hidden), PLACES) as chain:
+def chained(hidden: int, seconds: float, staleness: int) -> float:
+    with Chain(manifest_of(hidden, staleness), PLACES) as chain:
         return chain.tokens_per_second(WARM_UP_STEPS, seconds)
 
 
@@ -78,21 +80,18 @@ def main() -> None:
     for hidden in arguments.hidden or HIDDEN:
         for _ in range(arguments.repeats):
             loop = plain(hidden, arguments.seconds, 2)
-            pipeline = chained(hidden, arguments.seconds)
-            result = {
-                "hidden": hidden,
-                "plain_loop": round(loop),
-                "pipeline": round(pipeline),
-                "ratio": round(pipeline / loop, 3),
-            }
-            results.append(result)
+            rates = {name: chained(hidden, arguments.seconds, value) for name, value in STALENESS.items()}
+            results.append({"hidden": hidden, "plain_loop": loop, **rates})
             tell(
-                f"hidden {hidden}   plain loop {loop:8,.0f} tokens/s   pipeline {pipeline:8,.0f}   "
-                f"{pipeline / loop:.3f}"
+                f"hidden {hidden}   plain loop {loop:8,.0f} tokens/s"
+                + "".join(f"   {name} {rate:8,.0f} ({rate / loop:.3f})" for name, rate in rates.items())
             )
     ratios = {
-        f"hidden_{hidden}": median(row["ratio"] for row in results if row["hidden"] == hidden)
+        f"hidden_{hidden}{suffix}": round(
+            median(row[name] / row["plain_loop"] for row in results if row["hidden"] == hidden), 3
+        )
         for hidden in arguments.hidden or HIDDEN
+        for name, suffix in (("pipeline", ""), ("synchronous", "_synchronous"))
     }
     if arguments.json:
         print(json.dumps({"benchmark": "pipeline", "ratios": ratios, "results": results}))

@@ -16,7 +16,7 @@ from typing import Any
 
 from protocol.manifest import Manifest
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
 
@@ -27,7 +27,7 @@ class ChainFailed(Exception):
     """A process ended, or training did not begin; the text holds its last words."""
 
 
-def manifest_of(hidden: int, **wire: str) -> Manifest:
+def manifest_of(hidden: int, staleness: int = 0, **wire: str) -> Manifest:
     """A Llama of eight layers in two stages; eight microbatches of 4 × 256 tokens make an inner step."""
     return Manifest.model_validate(
         {
@@ -48,6 +48,7 @@ def manifest_of(hidden: int, **wire: str) -> Manifest:
                 "total_steps": 100_000,
                 "microbatches": 8,
                 "sequences": 4,
+                "staleness": staleness,
             },
             "outer": {"inner_steps": 50},
             "wire": wire,

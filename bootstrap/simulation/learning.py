@@ -52,10 +52,10 @@ class Setting:
     @property
     def key(self) -> str:
         """The same for the same setting, for studies that go on where they stopped."""
-        manifest = self.manifest.model_dump()
-        if not self.manifest.inner.staleness:  # younger than kept results
-            del manifest["inner"]["staleness"]
-        text = json.dumps(self.facts() | {"manifest": manifest}, sort_keys=True)
+        facts, manifest = self.facts(), self.manifest.model_dump()
+        if not self.manifest.inner.staleness:  # a setting that is younger than outcomes that were kept
+            del facts["staleness"], manifest["inner"]["staleness"]
+        text = json.dumps(facts | {"manifest": manifest}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -90,7 +90,7 @@ class Setting:
             "mbit": self.mbit,
             "validation_sequences": self.validation_sequences,
             "seed": self.seed,
-            **({"staleness": manifest.inner.staleness} if manifest.inner.staleness else {}),
+            "staleness": manifest.inner.staleness,
         }
 
 

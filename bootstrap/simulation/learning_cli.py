@@ -45,6 +45,7 @@ def learning(
     beta: Annotated[str | None, typer.Option(help="Gain on the pair's progress.")] = None,
     gamma: Annotated[str | None, typer.Option(help="Pull toward the pair's mean.")] = None,
     overlap: Annotated[str | None, typer.Option(help="none, phi-early, late.")] = None,
+    staleness: Annotated[str | None, typer.Option(help="0 or 1 inner steps.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     microbatches: Annotated[int, typer.Option(min=1, help="Of one inner step of a replica.")] = 1,
     sequences: Annotated[int, typer.Option(min=1, help="Of one microbatch.")] = 2,
@@ -78,6 +79,7 @@ def learning(
             "overlap": choices("--overlap", overlap, ("none", "phi-early", "late"))
             if overlap
             else [base.outer.overlap],
+            "staleness": numbers("--staleness", staleness, int, 0) if staleness else [base.inner.staleness],
             "slow": numbers("--slow", slow, float, 1),
             "latency": [ms / 1000 for ms in numbers("--latency", latency, float, 0)],
             "mbit": numbers("--mbit", mbit, float, 0),
@@ -120,6 +122,7 @@ def one_setting(
     latency: float = 0.0,
     mbit: float = 0.0,
     validation_sequences: int = 512,
+    staleness: int = 0,
     wire: dict[str, Any] | None = None,
     inner: dict[str, Any] | None = None,
     **outer: Any,
@@ -132,6 +135,7 @@ def one_setting(
         warmup_steps=min(contents["inner"]["warmup_steps"], steps - 1),
         microbatches=microbatches,
         sequences=sequences,
+        staleness=staleness,
         **(inner or {}),
     )
     contents["wire"].update(wire or {})

@@ -83,11 +83,10 @@ def grouped(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
 
 def varied(outcomes: Sequence[Outcome]) -> list[str]:
     """The facts in which the outcomes differ, the seed aside: the columns that a table needs."""
-    if not outcomes:
-        return []
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.setting)
     return [
         name
-        for name in outcomes[0].setting
+        for name in names
         if name != "seed" and len({json.dumps(outcome.setting.get(name)) for outcome in outcomes}) > 1
     ]
 
@@ -105,7 +104,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         loss, deviation = spread_over_seeds([outcome.loss for outcome in group])
         first = group[0]
         result.append(
-            {name: first.setting[name] for name in columns}
+            {name: first.setting.get(name) for name in columns}
             | {
                 "loss": round(loss, 4),
                 "loss_deviation": round(deviation, 4),

@@ -1,0 +1,102 @@
+"""What hiding the way to the next stage costs in learning: loss with and without staleness and the default codec.
+
+The daemon's own code for 4 replicas × 2 stages in one process under virtual time, 50 ms one way between any two peers
+(`noloco simulate learning`): the tiny preset, about a million tokens, random routing. Two shapes of an inner step: one
+microbatch of two sequences, where every gradient of the first stage is a step old, and four of one. Against fp32 with
+no staleness stand bf16 alone, staleness alone, and both. Outcomes are kept in docs/data/staleness.jsonl; those that are
+there are not run again. Ratios are differences of the mean loss over the seeds, in nats, and the steps per virtual
+second, where latency is modelled and computing takes made-up times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from bootstrap.simulation.learning import Outcome, Setting
+from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.study import run_study
+from protocol.manifest import load_preset
+
+RESULTS = Path(__file__).parents[1] / "docs" / "data" / "staleness.jsonl"
+SHAPES = {"one": (1000, 1, 2), "four": (500, 4, 1)}  # steps, microbatches, sequences
+WIRES = {
+    "fp32": {"activations": "fp32", "gradients": "fp32"},
+    "bf16": {"activations": "bf16", "gradients": "bf16"},
+}
+VARIANTS = [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
+LATENCY = 0.05
+
+
+def setting(shape: str, codec: str, staleness: int, seed: int) -> Setting:
+    steps, microbatches, sequences = SHAPES[shape]
+    return one_setting(
+        load_preset("tiny"),
+        steps,
+        microbatches,
+        sequences,
+        staleness=staleness,
+        wire=WIRES[codec],
+        latency=LATENCY,
+        seed=seed,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    wanted = {
+        (shape, codec, staleness, seed): setting(shape, codec, staleness, seed)
+        for seed in range(arguments.seeds)
+        for shape in SHAPES
+        for codec, staleness in VARIANTS
+    }
+
+    def told(outcome: Outcome, done: int, total: int) -> None:
+        tell(f"{done}/{total}  loss {outcome.loss:.4f}  ({outcome.wall_seconds:.0f} s)")
+
+    found = dict(
+        zip(wanted, run_study(list(wanted.values()), arguments.results, arguments.jobs, told), strict=True)
+    )
+    ratios, results = {}, []
+    for shape in SHAPES:
+        for codec, staleness in VARIANTS:
+            outcomes = [found[shape, codec, staleness, seed] for seed in range(arguments.seeds)]
+            plain = [found[shape, "fp32", 0, seed] for seed in range(arguments.seeds)]
+            loss = fmean(o.loss for o in outcomes)
+            speed = fmean(
+                max(o.steps_per_second) / max(p.steps_per_second)
+                for o, p in zip(outcomes, plain, strict=True)
+            )
+            difference = loss - fmean(o.loss for o in plain)
+            result = {
+                "step": shape,
+                "codec": codec,
+                "staleness": staleness,
+                "loss": round(loss, 4),
+                "by_seed": [round(o.loss, 4) for o in outcomes],
+                "difference": round(difference, 4),
+                "speed": round(speed, 3),
+            }
+            results.append(result)
+            tell("   ".join(f"{name} {value}" for name, value in result.items()))
+            if (codec, staleness) != VARIANTS[0]:
+                ratios[f"{shape}_{codec}_staleness_{staleness}_loss"] = round(difference, 4)
+                ratios[f"{shape}_{codec}_staleness_{staleness}_speed"] = round(speed, 3)
+    if arguments.json:
+        print(json.dumps({"benchmark": "staleness", "ratios": ratios, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
