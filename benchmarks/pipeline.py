@@ -58,7 +58,8 @@ def plain(hidden: int, seconds: float, threads: int) -> float:
 
 def chained(hidden: int, seconds: float, staleness: int) -> float:
     with Chain(manifest_of(hidden, staleness), PLACES) as chain:
-        return chain.tokens_per_second(WARM_UP_STEPS, seconds)
+        chain.wait_for_steps(WARM_UP_STEPS)
+        return chain.tokens_per_second(seconds)
 
 
 def main() -> None:

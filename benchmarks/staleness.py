@@ -1,11 +1,11 @@
 """What hiding the way to the next stage costs in learning: loss with and without staleness and the default codec.
 
-The daemon's own code for 4 replicas × 2 stages in one process under virtual time, 50 ms one way between any two peers
-(`noloco simulate learning`): the tiny preset, about a million tokens, random routing. Two shapes of an inner step: one
-microbatch of two sequences, where every gradient of the first stage is a step old, and four of one. Against fp32 with
-no staleness stand bf16 alone, staleness alone, and both. Outcomes are kept in docs/data/staleness.jsonl; those that are
-there are not run again. Ratios are differences of the mean loss over the seeds, in nats, and the steps per virtual
-second, where latency is modelled and computing takes made-up times.
+The daemon's own code for 4 replicas × 2 stages in one process under virtual time, 50 ms one way between any two
+peers (`noloco simulate learning`): the tiny preset, about a million tokens, random routing. Two shapes of an inner
+step: one microbatch of two sequences, where every gradient of the first stage is a step old, and four of one. Against
+fp32 with no staleness stand bf16 alone, staleness alone, and both. Outcomes are kept in docs/data/staleness.jsonl;
+those that are there are not run again. Ratios are differences of the mean loss over the seeds, in nats, and the steps
+per virtual second, where latency is modelled and computing takes made-up times.
 """
 
 from __future__ import annotations

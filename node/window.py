@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-MEASURED = 64
+MEASURED = 16
 LEAST = 2  # one is computed while the next is fetched, whatever was measured
 
 

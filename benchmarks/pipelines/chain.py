@@ -149,15 +149,18 @@ class Chain:
                 times.append(float(event["time"]))
         return times
 
-    def tokens_per_second(self, warm_up_steps: int, seconds: float) -> float:
-        """Of the steps of the first stage within about `seconds` after the first `warm_up_steps`."""
-        self._wait_for(lambda: len(self.step_times()) > warm_up_steps)
-        began = len(self.step_times()) - 1
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends or len(self.step_times()) < began + 3:
+    def wait_for_steps(self, steps: int) -> None:
+        """Until the first stage has done so many in all."""
+        self._wait_for(lambda: len(self.step_times()) >= steps)
+
+    def tokens_per_second(self, seconds: float, least_steps: int = 2) -> float:
+        """Of the inner steps of the first stage that begin and end within about `seconds` from now."""
+        first, ends = len(self.step_times()), time.monotonic() + seconds
+        self.wait_for_steps(first + 1)
+        while time.monotonic() < ends or len(self.step_times()) <= first + least_steps:
             self._require_alive()
             time.sleep(POLL_SECONDS)
-        times = self.step_times()[began:]
+        times = self.step_times()[first:]
         tokens = self._manifest.inner.microbatches * self._manifest.tokens_per_microbatch
         return (len(times) - 1) * tokens / (times[-1] - times[0])
 

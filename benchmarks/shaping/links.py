@@ -12,6 +12,7 @@ Needs root, the `ip` and `tc` commands, and no kernel module that Debian's cloud
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ _CLEAN_UP_SECONDS = 10.0
 class Shape:
     """One peer's link; latencies add up to `one_way` seconds from any peer to any other."""
 
-    mbit: float  # per second, each way at the same time
+    mbit: float  # per second, each way at the same time; infinite: as fast as the machine
     one_way: float  # seconds
 
 
@@ -100,6 +101,9 @@ class ShapedLinks:
         _run("ip", "netns", "add", self._middle)
         for peer in range(self._peers):
             self._lay_cable(peer)
+        self._start_relay()
+
+    def _start_relay(self) -> None:
         command = ["ip", "netns", "exec", self._middle, sys.executable, "-S", str(_RELAY)]
         command += ["--delay", str(self._shape.one_way)]
         command += [f"wan{peer}" for peer in range(self._peers)]
@@ -121,7 +125,20 @@ class ShapedLinks:
             _run("ip", "-n", namespace, "link", "set", interface, "up")
             self._narrow(namespace, interface)
 
+    def reshape(self, shape: Shape) -> None:
+        """Other links from now on; what was under way is lost, and TCP sends it again."""
+        self._shape = shape
+        self._stop_relay()
+        for peer in range(self._peers):
+            self._narrow(self.namespace(peer), "eth0")
+            self._narrow(self._middle, f"wan{peer}")
+        self._start_relay()
+
     def _narrow(self, namespace: str, interface: str) -> None:
+        if math.isinf(self._shape.mbit):
+            with suppress(subprocess.CalledProcessError):  # it was not narrow
+                _run("tc", "-n", namespace, "qdisc", "delete", "dev", interface, "root")
+            return
         _run(
             "tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root",
             "tbf", "rate", f"{self._shape.mbit}mbit", "burst", str(_BURST_BYTES),
@@ -129,15 +146,18 @@ class ShapedLinks:
         )  # fmt: skip
 
     def _tear_down(self) -> None:
+        self._stop_relay()
+        for name in [self.namespace(peer) for peer in range(self._peers)] + [self._middle]:
+            with suppress(subprocess.CalledProcessError):
+                _run("ip", "netns", "delete", name)
+
+    def _stop_relay(self) -> None:
         if self._relay is not None:
             self._relay.terminate()
             self._relay.wait(_CLEAN_UP_SECONDS)
             assert self._relay.stdout is not None
             self._relay.stdout.close()
             self._relay = None
-        for name in [self.namespace(peer) for peer in range(self._peers)] + [self._middle]:
-            with suppress(subprocess.CalledProcessError):
-                _run("ip", "netns", "delete", name)
 
 
 def why_unavailable() -> str:
