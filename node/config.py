@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,6 +42,19 @@ class NodeConfig(BaseModel):
         bool, Field(description="Reach peers behind NAT through libp2p relays, and map the port by UPnP.")
     ] = True
     device: Annotated[str, Field(description="Torch device: auto, cpu, cuda, cuda:1 …")] = "auto"
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Field(description="Of the arithmetic: auto, fp32 or bf16; auto takes bf16 where the device has it."),
+    ] = "auto"
+    recompute: Annotated[
+        Literal["auto", "on", "off"],
+        Field(
+            description="Compute activations again in the backward pass: auto (if they do not fit), on, off."
+        ),
+    ] = "auto"
+    compile: Annotated[bool, Field(description="Compile the stage with torch.compile; slow to start.")] = (
+        False
+    )
     threads: Annotated[int, Field(ge=0, description="Torch threads; 0 leaves the choice to torch.")] = 0
     max_minutes: Annotated[
         float, Field(ge=0, description="Stop training after this many minutes; 0 trains to the end.")

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from node.checkpoints import Checkpoints
 from node.compute import Compute, Priority
 from node.config import NodeConfig
@@ -17,6 +19,7 @@ from node.data import Corpus, load_corpus
 from node.discovery import Discovery
 from node.evaluation import EvaluationService
 from node.events import Events
+from node.execution import choose_execution, described
 from node.greeting import serve_greeting
 from node.joining import find_run, find_stage
 from node.membership import View
@@ -24,7 +27,7 @@ from node.pipeline import Pipeline
 from node.portrait import announcement, statistics
 from node.ports import tcp_port
 from node.replica import PIECE_PARAMETERS, Replica
-from node.resources import require_disk, require_memory
+from node.resources import free_memory, require_disk, require_memory
 from node.rounds import Rounds
 from node.stage_work import StageWork
 from node.state_directory import Checkpoint, StateDirectory
@@ -133,7 +136,11 @@ class Node:
         stage = await find_stage(
             self._config, self.transport, self.rpc, self.signed, self.view, me, previous, self._events
         )
-        require_memory(manifest, stage)
+        config, device = self._config, torch.device(self._config.device)
+        require_memory(manifest, stage, recomputes=config.recompute != "off")
+        execution = choose_execution(
+            manifest, stage, device, free_memory(device), config.precision, config.recompute, config.compile
+        )
         if state is not None:
             require_disk(manifest, stage, state.path)
         corpus = self._load_corpus() if stage == 0 else None
@@ -142,6 +149,8 @@ class Node:
         self.replica = await self._compute.run(
             Priority.OPTIMIZER, self.surroundings.replica, manifest, stage, self._config.device
         )
+        self.replica.execute(execution)
+        self._events.say(f"Stage {stage} {described(execution, manifest, stage)}.", "execution")
         await self._take_up_training(stage, checkpoint, corpus)
 
     def _make_context(self, stage: int) -> Context:

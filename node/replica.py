@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
+from node.execution import Execution
 from node.flat import FlatParameters
 from node.outer import OuterSettings, add_weighted, contribution, outer_step
 from node.residual import Residual
@@ -82,7 +83,15 @@ class Replica:
         self.round = 0  # outer steps done
         self.steps_in_round = 0
         self._left: LeftRound | None = None
+        self._execution = Execution()
+        self._compute: Callable[[torch.Tensor], torch.Tensor] = self.stage
         self._build_optimizer()
+
+    def execute(self, execution: Execution) -> None:
+        """How forward and backward passes are computed from now on; float32 with nothing recomputed until then."""
+        self._execution = execution
+        self.stage.recomputes = execution.recomputes
+        self._compute = torch.compile(self.stage) if execution.compiles else self.stage
 
     def _build_optimizer(self) -> None:
         inner = self.manifest.inner
@@ -115,7 +124,8 @@ class Replica:
         leaf = inputs.to(self.device)
         if not self.stage.is_first:
             leaf = leaf.detach().requires_grad_()
-        return leaf, self.stage(leaf)
+        with self._execution.autocast(self.device):
+            return leaf, self._compute(leaf)
 
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import psutil
+import torch
 
 from node.stage import parameter_count
 from protocol.errors import ResourceError
@@ -17,21 +18,46 @@ COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new 
 GIB = 2**30
 
 
-def memory_needed(manifest: Manifest, stage: int) -> int:
-    """Bytes for the stage's state and for the activations of the microbatches in one inner step."""
+def memory_needed(manifest: Manifest, stage: int, recomputes: bool = False) -> int:
+    """Bytes for the stage's state and for the activations of the microbatches in flight."""
+    return memory_of_state(manifest, stage) + memory_of_activations(manifest, stage, recomputes)
+
+
+def memory_of_state(manifest: Manifest, stage: int) -> int:
+    """Bytes of weights, gradients, optimizer and averaging."""
+    return parameter_count(manifest, stage) * 4 * COPIES_IN_MEMORY
+
+
+def memory_of_activations(manifest: Manifest, stage: int, recomputes: bool = False) -> int:
+    """Bytes kept for the backward passes of all microbatches that may be in flight.
+
+    With `recomputes` those are the inputs of layers, and one layer's activations at a time.
+    """
     model, inner = manifest.model, manifest.inner
+    layers, is_last = len(manifest.layers_of(stage)), stage == manifest.stages - 1
+    in_flight = inner.microbatches * (1 + inner.staleness)
     # kept for backward per layer: about 34 values per token and hidden unit (Korthikanti et al., arXiv
     # 2205.05198, eq. 1, fp16 bytes), and attention in blocks keeps no score matrix
     per_layer = manifest.tokens_per_microbatch * model.hidden_size * 34 * 2
-    activations = inner.microbatches * len(manifest.layers_of(stage)) * per_layer
-    if stage == manifest.stages - 1:
+    kept = manifest.tokens_per_microbatch * model.hidden_size * 4 if recomputes else per_layer
+    activations = in_flight * layers * kept + (per_layer if recomputes else 0)
+    if is_last:
         activations += manifest.tokens_per_microbatch * model.vocab_size * 4 * 3
-    return parameter_count(manifest, stage) * 4 * COPIES_IN_MEMORY + activations
+    return activations
 
 
-def require_memory(manifest: Manifest, stage: int, available: int | None = None) -> None:
+def free_memory(device: torch.device) -> int:
+    """Bytes that nobody uses at present, of the device's own memory where it has some."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
+
+
+def require_memory(
+    manifest: Manifest, stage: int, available: int | None = None, recomputes: bool = False
+) -> None:
     """Raises `ResourceError` when the stage does not fit into the memory that is free now."""
-    needed = memory_needed(manifest, stage)
+    needed = memory_needed(manifest, stage, recomputes)
     free = psutil.virtual_memory().available if available is None else available
     if needed > free:
         raise ResourceError(

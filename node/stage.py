@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -53,6 +55,7 @@ class Stage(nn.Module):
         self.index = index
         self.is_first = index == 0
         self.is_last = index == manifest.stages - 1
+        self.recomputes = False  # keep the inputs of layers only, for the backward pass
         if self.is_first:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleDict(
@@ -74,7 +77,11 @@ class Stage(nn.Module):
         positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotary = self.rotary(hidden, position_ids=positions)
         for layer in self.layers.values():
-            hidden = layer(hidden, attention_mask=None, position_embeddings=rotary)
+            run = partial(layer, attention_mask=None, position_embeddings=rotary)
+            if self.recomputes and torch.is_grad_enabled():
+                hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden = run(hidden)
         return self.lm_head(self.norm(hidden)) if self.is_last else hidden
 
     def checkpoint_name(self, name: str) -> str:

@@ -1,0 +1,72 @@
+"""How a stage is computed on its device: precision, recomputation, compilation. The weights are float32 in any case."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from node.resources import memory_of_activations, memory_of_state, size
+from protocol.errors import UserError
+from protocol.manifest import Manifest
+
+# of the memory that is left beside the state, for activations: kernels and the allocator need some of their own
+USABLE = 0.8
+
+
+@dataclass(frozen=True)
+class Execution:
+    """`bf16` is torch's autocast over float32 weights.
+
+    `recomputes` keeps only the inputs of layers for the backward pass and computes the rest again (Chen et al.,
+    arXiv 1604.06174): a third more arithmetic, a tenth of the memory.
+    """
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    recomputes: bool = False
+    compiles: bool = False
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def choose_execution(
+    manifest: Manifest,
+    stage: int,
+    device: torch.device,
+    free_bytes: int,
+    precision: str = "auto",
+    recompute: str = "auto",
+    compiles: bool = False,
+) -> Execution:
+    """What the volunteer asked for; with "auto" bf16 where the device has it, and recomputation where activations
+    would not fit into `free_bytes` beside the stage's state. Raises `UserError` for a precision that it lacks.
+    """
+    if precision == "auto":
+        precision = "bf16" if has_bf16(device) else "fp32"
+    elif precision == "bf16" and device.type == "cuda" and not has_bf16(device):
+        raise UserError(f"The device {device} has no bf16. Use --precision fp32, or auto.")
+    room = (free_bytes - memory_of_state(manifest, stage)) * USABLE
+    needed = memory_of_activations(manifest, stage)
+    recomputes = recompute == "on" or (recompute == "auto" and needed > room)
+    return Execution("bf16" if precision == "bf16" else "fp32", recomputes, compiles)
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether bf16 is faster there than float32: GPUs from compute capability 8.0 on. CPUs can do it, slowly."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def described(execution: Execution, manifest: Manifest, stage: int) -> str:
+    """For people, at the start."""
+    parts = [f"computes in {execution.precision}"]
+    if execution.recomputes:
+        kept = size(memory_of_activations(manifest, stage))
+        parts.append(f"computes activations twice instead of keeping {kept} of them")
+    if execution.compiles:
+        parts.append("compiled; the first microbatch takes minutes")
+    return ", ".join(parts)

@@ -1,0 +1,99 @@
+"""How a stage is computed: other ways to the same gradients, and the choice between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.execution import Execution, choose_execution
+from node.replica import Replica
+from node.resources import GIB, memory_needed, memory_of_activations, memory_of_state
+from protocol.errors import UserError
+from protocol.manifest import Manifest, load_preset
+
+CPU = torch.device("cpu")
+LARGE = load_preset("llama-1.3b")
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return load_preset("tiny").model_copy(update={"stages": 1})
+
+
+def gradients_of(manifest: Manifest, execution: Execution) -> tuple[float, torch.Tensor]:
+    torch.manual_seed(3)
+    replica = Replica(manifest, 0)
+    replica.execute(execution)
+    tokens = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(1))
+    loss, _ = replica.loss_and_backward(tokens[:, :-1], tokens[:, 1:])
+    return loss, replica.flat.gradients.clone()
+
+
+def test_recomputed_activations_give_the_same_gradients(manifest: Manifest) -> None:
+    loss, gradients = gradients_of(manifest, Execution())
+    again, recomputed = gradients_of(manifest, Execution(recomputes=True))
+    assert again == loss
+    assert torch.allclose(recomputed, gradients, rtol=1e-5, atol=1e-8)
+
+
+def test_recomputation_keeps_less(manifest: Manifest) -> None:
+    """Of what autograd saves: counted, not estimated."""
+
+    def kept(execution: Execution) -> int:
+        replica, total = Replica(manifest, 0), 0
+        replica.execute(execution)
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            replica.forward(torch.zeros(4, 128, dtype=torch.long))
+        return total
+
+    assert kept(Execution(recomputes=True)) < kept(Execution()) / 4
+
+
+def test_bf16_computes_nearly_the_same_with_float32_weights_and_gradients(manifest: Manifest) -> None:
+    loss, gradients = gradients_of(manifest, Execution())
+    rounded, coarse = gradients_of(manifest, Execution(precision="bf16"))
+    assert rounded == pytest.approx(loss, abs=0.02)
+    assert coarse.dtype == torch.float32
+    assert not torch.equal(coarse, gradients)
+    similarity = torch.nn.functional.cosine_similarity(coarse, gradients, dim=0)
+    assert float(similarity) > 0.99
+
+
+def test_a_stage_in_bf16_hands_on_activations_and_takes_gradients(manifest: Manifest) -> None:
+    two = manifest.model_copy(update={"stages": 2})
+    first, second = Replica(two, 0), Replica(two, 1)
+    for replica in (first, second):
+        replica.execute(Execution(precision="bf16", recomputes=True))
+    tokens = torch.randint(0, 256, (2, 17))
+    leaf, outputs = first.forward(tokens[:, :-1])
+    _, by_inputs = second.loss_and_backward(outputs.detach().float(), tokens[:, 1:])
+    assert by_inputs is not None
+    first.backward(leaf, outputs, by_inputs)
+    assert float(first.flat.gradients.abs().max()) > 0
+
+
+def test_auto_recomputes_only_what_does_not_fit() -> None:
+    state, activations = memory_of_state(LARGE, 1), memory_of_activations(LARGE, 1)
+    roomy = choose_execution(LARGE, 1, CPU, state + 2 * activations)
+    tight = choose_execution(LARGE, 1, CPU, state + activations // 2)
+    assert (roomy.recomputes, tight.recomputes) == (False, True)
+    assert not choose_execution(LARGE, 1, CPU, state, recompute="off").recomputes
+    assert choose_execution(LARGE, 1, CPU, 1000 * GIB, recompute="on").recomputes
+    assert memory_needed(LARGE, 1, recomputes=True) < state + activations / 5
+
+
+def test_auto_stays_with_float32_where_bf16_is_not_faster() -> None:
+    assert choose_execution(LARGE, 1, CPU, 1000 * GIB).precision == "fp32"
+    assert choose_execution(LARGE, 1, CPU, 1000 * GIB, precision="bf16").precision == "bf16"
+
+
+def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(UserError, match="--precision fp32"):
+        choose_execution(LARGE, 1, torch.device("cuda"), 1000 * GIB, precision="bf16")
