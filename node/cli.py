@@ -17,6 +17,7 @@ from node.events import Events, JsonLines
 from node.joining import NO_ADDRESS
 from node.log import set_up_logging
 from node.ports import port_is_free
+from node.several import devices_of, run_several
 from node.signals import on_interrupt
 from node.state_directory import StateDirectory
 from protocol.errors import JoinError, NolocoError, ResourceError, UserError
@@ -39,7 +40,16 @@ def node(
         settings = build_config(flags, file=config)
     except NolocoError as error:
         fail(error)
-    run_async(serve(settings))
+    run_async(start(settings))
+
+
+async def start(config: NodeConfig) -> None:
+    """One node, or one for each of several devices."""
+    devices = devices_of(config.device)
+    if len(devices) > 1:
+        await run_several(config, devices)
+    else:
+        await serve(config.model_copy(update={"device": devices[0]}))
 
 
 async def serve(config: NodeConfig) -> None:

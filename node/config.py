@@ -41,7 +41,10 @@ class NodeConfig(BaseModel):
     relay: Annotated[
         bool, Field(description="Reach peers behind NAT through libp2p relays, and map the port by UPnP.")
     ] = True
-    device: Annotated[str, Field(description="Torch device: auto, cpu, cuda, cuda:1 …")] = "auto"
+    device: Annotated[
+        str,
+        Field(description="Torch device: auto, cpu, cuda:1 …; all, or cuda:0,cuda:1, is a node for each."),
+    ] = "auto"
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
         Field(description="Of the arithmetic: auto, fp32 or bf16; auto takes bf16 where the device has it."),

@@ -1,4 +1,4 @@
-"""How a stage is computed on its device: precision, recomputation, compilation. The weights are float32 in any case."""
+"""How a stage is computed: precision, recomputation, compilation. The weights are float32 in any case."""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""One command for several devices: which nodes it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from node.config import NodeConfig, build_config
+from node.several import arguments_of, config_of, devices_of
+from protocol.errors import UserError
+
+
+def test_all_devices_are_the_gpus_or_else_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert devices_of("all") == ["cuda:0", "cuda:1", "cuda:2"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert devices_of("all") == ["cpu"]
+
+
+def test_a_list_names_them_and_one_alone_stays_as_it_is() -> None:
+    assert devices_of("cuda:0, cuda:2") == ["cuda:0", "cuda:2"]
+    assert devices_of("auto") == ["auto"]
+    with pytest.raises(UserError, match="empty name"):
+        devices_of("cuda:0,,cuda:1")
+
+
+def test_each_node_has_a_state_directory_and_a_port_of_its_own() -> None:
+    config = NodeConfig(join=("x",), port=4000)
+    parts = [config_of(config, index, "cpu") for index in range(3)]
+    assert len({part.state_dir for part in parts}) == 3
+    assert [part.port for part in parts] == [4000, 4001, 4002]
+    assert [config_of(NodeConfig(), index, "cpu").port for index in range(2)] == [0, 0]
+
+
+def test_the_flags_of_a_node_give_its_settings_again() -> None:
+    config = NodeConfig(
+        join=("/ip4/1.2.3.4/tcp/5", "/ip4/1.2.3.4/tcp/6"),
+        relay=False,
+        state_dir=Path("a b"),
+        stage=2,
+        device="cpu",
+    )
+    flags: dict[str, object] = {}
+    for argument in arguments_of(config):
+        name, _, value = argument.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not value:
+            flags[name.removeprefix("no_")] = not name.startswith("no_")
+        elif "tuple" in str(NodeConfig.model_fields[name].annotation):
+            flags[name] = (*flags.get(name, ()), value)  # type: ignore[misc]
+        else:
+            flags[name] = value
+    assert build_config(flags, {}) == config
