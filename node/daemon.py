@@ -29,6 +29,7 @@ from node.rounds import Rounds
 from node.stage_work import StageWork
 from node.state_directory import Checkpoint, StateDirectory
 from node.state_transfer import StateService
+from node.trace import NO_TRACE, Trace
 from node.trainer import Trainer
 from protocol.announcement import Announcement, State
 from protocol.errors import DataError
@@ -66,6 +67,7 @@ class Surroundings:
     state: StateDirectory | None = None
     corpus: Callable[[Manifest, Sequence[str]], Corpus] | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
+    trace: Trace = NO_TRACE
 
 
 class Node:
@@ -76,7 +78,7 @@ class Node:
         self.surroundings = surroundings
         self._events = surroundings.events
         self.transport = surroundings.transport
-        self.rpc = Rpc(self.transport)
+        self.rpc = Rpc(self.transport, watch=surroundings.trace.frames())
         self.view = View()
         self.public_state: State = "joining"
         self.context: Context
@@ -140,12 +142,14 @@ class Node:
         self._compute = self.surroundings.compute()
         self.context = self._make_context(stage)
         self.replica = await self._compute.run(
-            Priority.OPTIMIZER, self.surroundings.replica, manifest, stage, self._config.device
-        )
+            Priority.SERVE, self.surroundings.replica, manifest, stage, self._config.device
+        )  # nothing else waits yet; it is no training
         await self._take_up_training(stage, checkpoint, corpus)
 
     def _make_context(self, stage: int) -> Context:
         assert self._compute is not None
+        trace = self.surroundings.trace
+        trace.name_process(f"stage {stage} …{self.transport.peer_id[-8:]}")
         return Context(
             me=self.transport.peer_id,
             run_id=self.signed.run_id,
@@ -157,6 +161,7 @@ class Node:
             compute=self._compute,
             events=self._events,
             counters=Counters(),
+            trace=trace,
         )
 
     async def _take_up_training(

@@ -12,6 +12,7 @@ from node.gate import Gate
 from node.onward import Onward
 from node.replica import Replica
 from node.stage_work import Load, StageWork
+from node.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import Refused
 from protocol.messages import Forward, Gradient
@@ -95,7 +96,8 @@ class Pipeline:
         in the gradients and its place in the step is free again.
         """
         context = self._context
-        await self._gate.enter(microbatch)
+        with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch):
+            await self._gate.enter(microbatch)
         began = asyncio.get_running_loop().time()
         try:
             if context.is_last:
@@ -118,7 +120,8 @@ class Pipeline:
     async def _train_through(self, microbatch: str, load: Load) -> tuple[float, list[Encoded]]:
         context = self._context
         leaf, outputs, parcel = await context.compute.run(Priority.FORWARD, self._work.forward, load)
-        loss, gradient = await self._onward.send(microbatch, parcel)
+        with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
+            loss, gradient = await self._onward.send(microbatch, parcel)
         answer = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
         return loss, answer
 
