@@ -113,7 +113,9 @@ class LocalSwarm:
         except StateError as error:
             self._console.print(f"{error}", soft_wrap=True)
         else:
-            self._console.print(f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev.", soft_wrap=True)
+            self._console.print(
+                f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev.", soft_wrap=True
+            )
 
     async def _until(self, work: Awaitable[None]) -> None:
         """Do the work unless Ctrl-C comes first."""

@@ -63,16 +63,14 @@ def _events(path: Path) -> Iterator[str]:
         return
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            event = line.strip()
-            if event.endswith(","):
-                yield event[:-1]
-            elif event.startswith("{") and _is_whole(event):  # the last one
-                yield event
+            if line.endswith(",\n"):
+                yield line[:-2]
+            elif _is_whole(line):  # the last one, which a kill may have cut
+                yield line.rstrip()
 
 
-def _is_whole(event: str) -> bool:
+def _is_whole(line: str) -> bool:
     try:
-        json.loads(event)
+        return isinstance(json.loads(line), dict)
     except ValueError:
         return False
-    return True
