@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def tell_the_same(summary: dict[str, Any], trace: list[dict[str, Any]]) -> None:
         node = summary["nodes"][name]
         events = [event for event in trace if event["pid"] == process]
         jobs = sorted((e for e in events if e.get("cat") == "compute thread"), key=lambda e: e["ts"])
-        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in zip(jobs, jobs[1:], strict=False))
+        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(jobs))
         is_first = node["stage"] == 0
         assert {"inner step", "outer step", *(("forward", "backward") if is_first else ("last stage",))} <= {
             job["name"] for job in jobs

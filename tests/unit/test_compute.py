@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_training_counts_and_serving_does_not(tmp_path: Path) -> None:
     assert [job["name"] for job in jobs] == ["sleep", "outer step", "sleep", "<lambda>"]
     assert [job["args"]["priority"] for job in jobs] == ["serve", "optimizer", "serve", "forward"]
     assert all(0.19 < job["dur"] / 1e6 < 2 for job in jobs[1:3])
-    assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in zip(jobs, jobs[1:], strict=False))
+    assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(jobs))
 
 
 def test_work_without_a_name_is_called_by_its_type() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_frames_that_move_at_once_get_rows_of_their_own(tmp_path: Path) -> None:
     for event in sent:
         rows.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
     for row in rows.values():
-        assert all(before[1] <= after[0] for before, after in zip(row, row[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in pairwise(row))
     assert len(rows) == 3
     assert sent[0]["args"] == {"traffic": "pipeline", "peer": "abcdefgh", "bytes": 10}
 
@@ -196,7 +197,7 @@ def test_a_disk_that_fills_later_ends_the_trace_with_one_warning(
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
     trace = TraceFile(tmp_path / "t.json")
-    good, trace._file = trace._file, Path("/dev/full").open("wb", buffering=0)
+    good, trace._file = trace._file, Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115  the trace closes it
     with caplog.at_level(logging.WARNING):
         trace.complete(Track.COMPUTE, "job", 0, 1)
         trace._writer.join(10)
