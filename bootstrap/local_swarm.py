@@ -21,8 +21,9 @@ from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
+from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
 from node.data import Corpus, load_corpus
-from protocol.errors import NolocoError, UserError
+from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
@@ -46,6 +47,7 @@ class Plan:
     validation_sequences: int
     summary: Path
     picture: Path | None = None
+    trace: Path | None = None  # of all nodes
 
 
 class LocalSwarm:
@@ -75,6 +77,8 @@ class LocalSwarm:
     async def run(self) -> Summary:
         """Train to the end or until stopped. Leaves no child process behind, whatever happens."""
         plan = self._plan
+        if plan.trace is not None:
+            require_writable(plan.trace)
         founded = found(plan.directory, plan.manifest)
         self._summary.run_id = founded.signed.run_id
         seed = SeedPeer(
@@ -96,7 +100,22 @@ class LocalSwarm:
             self._summary.write(plan.summary)
             await self._children.stop()
             await seed.close()
+            await self._gather_traces()
         return self._summary
+
+    async def _gather_traces(self) -> None:
+        """The nodes have ended: make one file of theirs. A failure costs that file, not what was measured."""
+        plan = self._plan
+        if plan.trace is None:
+            return
+        try:
+            await asyncio.to_thread(merge_traces, self._children.all, plan.directory, plan.trace)
+        except StateError as error:
+            self._console.print(f"{error}", soft_wrap=True)
+        else:
+            self._console.print(
+                f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev.", soft_wrap=True
+            )
 
     async def _until(self, work: Awaitable[None]) -> None:
         """Do the work unless Ctrl-C comes first."""
@@ -124,6 +143,9 @@ class LocalSwarm:
                 "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay", "--threads", "1",
                 "--device", "cpu", "--max-minutes", str(plan.minutes),
             ]  # fmt: skip
+            if plan.trace is not None:
+                (state / FILE_NAME).unlink(missing_ok=True)  # of an earlier swarm in the same directory
+                command += ["--trace", str(state / FILE_NAME)]
             await self._children.start(name, command, state / "output.log")
         self._console.print(
             f"Started {len(self._children.all)} nodes: {plan.manifest.stages} stages × {plan.replicas} replicas, "

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bootstrap.table import percent
 from protocol.messages import NodeStats
 
 
@@ -42,6 +43,8 @@ class Summary:
             "tokens_per_second": round(stats.tokens / stats.uptime, 1) if stats.uptime else 0.0,
             "seconds_blocked_in_gossip": round(stats.blocked_seconds, 3),
             "gossip_bytes": stats.gossip_bytes,
+            "compute_fraction": stats.compute_fraction,  # of the time since the node joined
+            "recent_compute_fraction": stats.recent_compute_fraction,
             "replica_spread_expected": stats.expected_spread,
         }
 
@@ -72,4 +75,18 @@ class Summary:
                 f"export           {self.export['directory']}: transformers {self.export['loss']:.6f}, "
                 f"swarm {self.export['swarm_loss']:.6f}, difference {self.export['difference']:.1e}"
             )
+        if self.nodes:
+            lines.append(f"computing        {self._computing()} of the time since joining")
         return lines
+
+    def _computing(self) -> str:
+        """The fraction of time in training work, as a mean over each stage's replicas."""
+        stages: dict[int, list[float]] = {}
+        for node in self.nodes.values():
+            known = stages.setdefault(node["stage"], [])
+            if node["compute_fraction"] is not None:
+                known.append(node["compute_fraction"])
+        return ", ".join(
+            f"stage {stage} {percent(sum(known) / len(known) if known else None)}"
+            for stage, known in sorted(stages.items())
+        )

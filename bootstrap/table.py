@@ -69,6 +69,7 @@ COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("round", "right"),
     ("loss", "right"),
     ("tok/s", "right"),
+    ("busy", "right"),
     ("partner", "left"),
     ("pairs", "right"),
     ("resent", "right"),
@@ -145,10 +146,16 @@ def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
         str(stats.round),
         _number(stats.loss, 3),
         f"{stats.tokens_per_second:,.0f}",
+        percent(stats.recent_compute_fraction),
         partner if stats.round else "",
         str(stats.pair_averagings),
         str(stats.resends),
     ]
+
+
+def percent(fraction: float | None) -> str:
+    """A dash for what a node of an earlier version does not tell."""
+    return "-" if fraction is None else f"{fraction:.0%}"
 
 
 def _number(value: float | None, digits: int) -> str:

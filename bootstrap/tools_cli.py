@@ -60,6 +60,9 @@ def swarm(
     summary: Annotated[Path, typer.Option(help="Where the summary goes.")] = Path("summary.json"),
     picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
     validation_sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write where all nodes' time goes to this file, for ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Train one model with a whole swarm of real peers on this machine, and export it."""
     torch.set_num_threads(1)  # the nodes need the cores
@@ -69,7 +72,7 @@ def swarm(
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary, picture)
+    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary, picture, trace)
     result = run_async(_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     console.print(f"summary          {summary}", soft_wrap=True, highlight=False)

@@ -20,6 +20,7 @@ from node.ports import port_is_free
 from node.several import devices_of, run_several
 from node.signals import on_interrupt
 from node.state_directory import StateDirectory
+from node.trace import NO_TRACE, Trace, TraceFile
 from protocol.errors import JoinError, NolocoError, ResourceError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -58,6 +59,7 @@ async def serve(config: NodeConfig) -> None:
     state = StateDirectory(config.state_dir)
     if not config.join and not state.exists():
         raise JoinError(NO_ADDRESS)
+    trace = TraceFile(config.trace) if config.trace is not None else NO_TRACE
     state.open()
     set_up_logging(config.verbose, state.path / "node.log")
     identity = state.identity()
@@ -65,16 +67,18 @@ async def serve(config: NodeConfig) -> None:
     lines = JsonLines(state.path / "events.jsonl")
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda: make_compute(config),
+        compute=lambda: make_compute(config, trace),
         events=Events(transport.now, lines),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
+        trace=trace,
     )
     daemon = Node(config, surroundings)
     on_interrupt(daemon.stop)
     try:
         await daemon.run()
     finally:
+        trace.close()
         lines.close()
         state.close()
 
@@ -92,8 +96,8 @@ def choose_device(device: str) -> str:
     return device
 
 
-def make_compute(config: NodeConfig) -> Compute:
-    return ComputeThread(config.threads or torch.get_num_threads())
+def make_compute(config: NodeConfig, trace: Trace) -> Compute:
+    return ComputeThread(config.threads or torch.get_num_threads(), trace)
 
 
 def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:

@@ -13,13 +13,16 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from node.busy import Busy
 from node.memory import keep_freed_memory
+from node.trace import NO_TRACE, Trace, Track
 from protocol import kernels
 from protocol.errors import TransportDown
 
@@ -38,7 +41,11 @@ class Priority(IntEnum):
 
 
 class Compute(abc.ABC):
-    busy_seconds: float = 0.0
+    """Runs pieces of work one after another, and keeps account of the time they take."""
+
+    def __init__(self, clock: Callable[[], float], trace: Trace) -> None:
+        self.busy = Busy(clock)  # with training work: all but `Priority.SERVE`
+        self.trace = trace
 
     @abc.abstractmethod
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -51,11 +58,30 @@ class Compute(abc.ABC):
     async def close(self) -> None:
         """Finish the work at hand, refuse the rest."""
 
+    def _begin(self, priority: int) -> float:
+        if priority != Priority.SERVE:
+            self.busy.begin()
+        return self.trace.now()
+
+    def _end(self, priority: int, work: Callable[..., Any], queued: float, began: float) -> None:
+        """What was queued and began at these times of the trace's clock has ended."""
+        if priority != Priority.SERVE:
+            self.busy.end()
+        self.trace.complete(
+            Track.COMPUTE,
+            job_name(work),
+            began,
+            self.trace.now(),
+            priority=Priority(priority).name.lower(),
+            waited_ms=round((began - queued) * 1e3, 3),
+        )
+
 
 class ComputeThread(Compute):
-    """The real one. Mutable state: the priority queue, and the seconds spent computing."""
+    """The real one. Mutable state: the priority queue."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, trace: Trace = NO_TRACE) -> None:
+        super().__init__(time.monotonic, trace)  # the loop's clock stands still while it waits for events
         self._loop = asyncio.get_running_loop()
         self._queue: queue.PriorityQueue[tuple[int, int, Any]] = queue.PriorityQueue()
         self._order = itertools.count()
@@ -68,7 +94,8 @@ class ComputeThread(Compute):
         if self._closed:
             raise TransportDown("the compute thread has ended")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put((priority, next(self._order), (future, work, args, kwargs)))
+        queued = self.trace.now()
+        self._queue.put((priority, next(self._order), (future, queued, work, args, kwargs)))
         return await future
 
     async def close(self) -> None:
@@ -82,39 +109,42 @@ class ComputeThread(Compute):
         keep_freed_memory()
         kernels.load()
         while True:
-            _, _, job = self._queue.get()
+            priority, _, job = self._queue.get()
             if job is None:
                 return
-            future, work, args, kwargs = job
+            future, queued, work, args, kwargs = job
             if future.cancelled():
                 continue
-            began = self._loop.time()
+            began = self._begin(priority)
             try:
                 result, error = work(*args, **kwargs), None
             except BaseException as raised:  # noqa: BLE001  it is raised again where it was asked for
                 result, error = None, raised
-            self.busy_seconds += self._loop.time() - began
+            self._end(priority, work, queued, began)
             self._loop.call_soon_threadsafe(_settle, future, result, error)
 
 
 class InlineCompute(Compute):
     """For simulations: the work runs on the loop at once, and `cost(priority)` virtual seconds pass."""
 
-    def __init__(self, cost: Callable[[Priority], float]) -> None:
+    def __init__(self, cost: Callable[[Priority], float], trace: Trace = NO_TRACE) -> None:
+        super().__init__(asyncio.get_running_loop().time, trace)
         self._cost = cost
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._busy = False
 
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        queued = self.trace.now()
         await self._turn(priority)
+        began = self._begin(priority)
         try:
             seconds = self._cost(priority)
             result = work(*args, **kwargs)
-            self.busy_seconds += seconds
             await asyncio.sleep(seconds)
             return result
         finally:
+            self._end(priority, work, queued, began)
             self._pass_on()
 
     async def close(self) -> None:
@@ -142,6 +172,12 @@ class InlineCompute(Compute):
                 self._busy = True
                 turn.set_result(None)
                 return
+
+
+def job_name(work: Callable[..., Any]) -> str:
+    """What a piece of work is called in a trace: `_work_outer_step` is "outer step"."""
+    name: str = getattr(work, "__name__", type(work).__name__)
+    return name.strip("_").removeprefix("work_").replace("_", " ")
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

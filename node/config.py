@@ -65,6 +65,9 @@ class NodeConfig(BaseModel):
     checkpoint_minutes: Annotated[
         float, Field(gt=0, description="Most minutes between checkpoints; small stages save more often.")
     ] = 5
+    trace: Annotated[
+        Path | None, Field(description="Write where the time goes to this file, for ui.perfetto.dev.")
+    ] = None
     verbose: Annotated[bool, Field(description="Log what the network does, too.")] = False
 
 

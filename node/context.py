@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from node.compute import Compute
 from node.events import Events
 from node.membership import View
+from node.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc
 from protocol.transport.base import PeerId, Transport
@@ -57,6 +58,7 @@ class Context:
     compute: Compute
     events: Events
     counters: Counters
+    trace: Trace = NO_TRACE
 
     @property
     def is_last(self) -> bool:

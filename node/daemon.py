@@ -32,6 +32,7 @@ from node.rounds import Rounds
 from node.stage_work import StageWork
 from node.state_directory import Checkpoint, StateDirectory
 from node.state_transfer import StateService
+from node.trace import NO_TRACE, Trace
 from node.trainer import Trainer
 from protocol.announcement import Announcement, State
 from protocol.errors import DataError
@@ -69,6 +70,7 @@ class Surroundings:
     state: StateDirectory | None = None
     corpus: Callable[[Manifest, Sequence[str]], Corpus] | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
+    trace: Trace = NO_TRACE
 
 
 class Node:
@@ -79,7 +81,7 @@ class Node:
         self.surroundings = surroundings
         self._events = surroundings.events
         self.transport = surroundings.transport
-        self.rpc = Rpc(self.transport)
+        self.rpc = Rpc(self.transport, watch=surroundings.trace.frames())
         self.view = View()
         self.public_state: State = "joining"
         self.context: Context
@@ -147,14 +149,16 @@ class Node:
         self._compute = self.surroundings.compute()
         self.context = self._make_context(stage)
         self.replica = await self._compute.run(
-            Priority.OPTIMIZER, self.surroundings.replica, manifest, stage, self._config.device
-        )
+            Priority.SERVE, self.surroundings.replica, manifest, stage, self._config.device
+        )  # nothing else waits yet; it is no training
         self.replica.execute(execution)
         self._events.say(f"Stage {stage} {described(execution, manifest, stage)}.", "execution")
         await self._take_up_training(stage, checkpoint, corpus)
 
     def _make_context(self, stage: int) -> Context:
         assert self._compute is not None
+        trace = self.surroundings.trace
+        trace.name_process(f"stage {stage} …{self.transport.peer_id[-8:]}")
         return Context(
             me=self.transport.peer_id,
             run_id=self.signed.run_id,
@@ -166,6 +170,7 @@ class Node:
             compute=self._compute,
             events=self._events,
             counters=Counters(),
+            trace=trace,
         )
 
     async def _take_up_training(

@@ -12,6 +12,7 @@ from node.gate import Gate
 from node.onward import Onward
 from node.replica import Replica
 from node.stage_work import Load, StageWork
+from node.trace import Track
 from node.window import Window
 from protocol.codec import Encoded
 from protocol.errors import Refused
@@ -101,7 +102,8 @@ class Pipeline:
         in the gradients and its place in the step is free again.
         """
         context = self._context
-        await self._gate.enter(microbatch)
+        with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch):
+            await self._gate.enter(microbatch)
         began = asyncio.get_running_loop().time()
         try:
             if context.is_last:
@@ -125,9 +127,11 @@ class Pipeline:
         context = self._context
         leaf, outputs, parcel = await context.compute.run(Priority.FORWARD, self._work.forward, load)
         sent = asyncio.get_running_loop().time()
-        loss, gradient = await self._onward.send(microbatch, parcel)
+        with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
+            loss, gradient = await self._onward.send(microbatch, parcel)
         self._look_ahead(asyncio.get_running_loop().time() - sent)
-        await self._gate.backward(microbatch)
+        with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
+            await self._gate.backward(microbatch)
         answer = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
         return loss, answer
 
@@ -135,7 +139,7 @@ class Pipeline:
         """A gradient came back after `seconds`: run as many microbatches ahead as hide such a time."""
         context = self._context
         if context.manifest.inner.staleness:
-            computing = context.compute.busy_seconds / (context.counters.received + 1)
+            computing = context.compute.busy.seconds() / (context.counters.received + 1)
             self._gate.allow_ahead(self._window.ahead(seconds, computing))
 
     def _remember(self, name: str, task: asyncio.Task[Answer]) -> None:

@@ -44,4 +44,6 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         resends=counters.resends,
         blocked_seconds=counters.blocked_seconds,
         uptime=context.transport.now() - since,
+        compute_fraction=round(context.compute.busy.fraction(), 4),
+        recent_compute_fraction=round(context.compute.busy.recent_fraction(), 4),
     )

@@ -23,6 +23,7 @@ from node.offer import sampled
 from node.pairing import Pair
 from node.replica import Replica
 from node.swap import Swap, cancelled
+from node.trace import Track
 from protocol.errors import CodecError, Refused
 from protocol.messages import Contribute, Done
 from protocol.rpc import Answer, Request
@@ -51,6 +52,7 @@ class Rounds:
         self._is_over = False  # the matchmaker is still with the round that has ended
         self._left: torch.Tensor | None = None  # memory of `leave_round`, to be used again
         self._outer = context.manifest.outer
+        self._round_began = context.trace.now()
         self.all_reduce = AllReduce(context, replica)  # of the method "diloco"
         self.matchmaker = Matchmaker(
             context,
@@ -97,6 +99,10 @@ class Rounds:
         group is this replica alone. With the overlap "late" the step is left to `settle`, but not that of the
         last round of a run nor that of a round without a partner.
         """
+        with self._context.trace.span(Track.ROUND_END, "end of the round"):
+            await self._end_round(is_last)
+
+    async def _end_round(self, is_last: bool) -> None:
         await self.settle()
         began = asyncio.get_running_loop().time()
         if self._outer.method == "diloco":
@@ -109,7 +115,11 @@ class Rounds:
         elif self._is_late and not is_last:
             await self._leave(swap, began)
         else:
-            await self._take_step(swap, await self._exchange.finish(swap, urgent=True), began)
+            with self._context.trace.span(
+                Track.ROUND_END, "wait for the partner", partner=swap.pair.partner[-8:]
+            ):
+                averaged = await self._exchange.finish(swap, urgent=True)
+            await self._take_step(swap, averaged, began)
         self._is_over = True
         self._begin_next()
 
@@ -118,7 +128,9 @@ class Rounds:
         pending, began = self._pending, asyncio.get_running_loop().time()
         if pending is not None and (wait or pending.exchange.done()):
             pending.swap.urgent.set()
-            averaged = await pending.exchange
+            partner = pending.swap.pair.partner
+            with self._context.trace.span(Track.ROUND_END, "wait for the partner", partner=partner[-8:]):
+                averaged = await pending.exchange
             self._pending = None
             await self._take_step(pending.swap, averaged, began, pending)
         self._begin_next()
@@ -166,14 +178,14 @@ class Rounds:
     async def _leave(self, swap: Swap, began: float) -> None:
         """Let the exchange go on by itself while the next round trains."""
         try:
-            await self._context.compute.run(Priority.OPTIMIZER, self._work_leave, swap)
+            await self._context.compute.run(Priority.OPTIMIZER, self._work_leave_round, swap)
         except CodecError:
             await self._take_step(None, False, began)
             return
         exchange = asyncio.get_running_loop().create_task(self._exchange.finish(swap, urgent=False))
         self._pending = Pending(swap, exchange, asyncio.get_running_loop().time() - began)
 
-    def _work_leave(self, swap: Swap) -> None:
+    def _work_leave_round(self, swap: Swap) -> None:
         swap.offer.encode_ahead("z")
         if self._left is None:
             self._left = torch.empty_like(self._replica.phi)
@@ -184,14 +196,16 @@ class Rounds:
     ) -> None:
         context = self._context
         await self._exchange.still()
-        seen = await context.compute.run(Priority.OPTIMIZER, self._work_step, swap if averaged else None)
+        seen = await context.compute.run(
+            Priority.OPTIMIZER, self._work_outer_step, swap if averaged else None
+        )
         self._judgement.round_ended(swap.pair.partner if swap is not None and averaged else None, seen)
         blocked = asyncio.get_running_loop().time() - began + (pending.blocked_seconds if pending else 0.0)
         self._record(swap, averaged, blocked)
         if swap is not None:
             self._exchange.forget(swap, averaged)
 
-    def _work_step(self, swap: Swap | None) -> Seen | None:
+    def _work_outer_step(self, swap: Swap | None) -> Seen | None:
         """With what the partner gave, or alone. Returns what the meeting told, if there was one."""
         replica = self._replica
         if swap is None:
@@ -205,7 +219,8 @@ class Rounds:
     async def _average_with_all(self, began: float) -> None:
         context, replica, sent_before = self._context, self._replica, self.all_reduce.bytes_sent
         z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
-        mean = await self.all_reduce.mean(z)
+        with context.trace.span(Track.ROUND_END, "wait for all replicas"):
+            mean = await self.all_reduce.mean(z)
         await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
         sent = self.all_reduce.bytes_sent - sent_before
         context.counters.gossip_bytes += sent
@@ -223,8 +238,18 @@ class Rounds:
         self._tell(partner, blocked_seconds, swap.bytes_sent if swap is not None else 0)
 
     def _tell(self, partner: PeerId | None, blocked_seconds: float, gossip_bytes: int) -> None:
-        counters = self._context.counters
+        counters, trace = self._context.counters, self._context.trace
         counters.blocked_seconds += blocked_seconds
+        began, self._round_began = self._round_began, trace.now()
+        trace.complete(
+            Track.ROUNDS,
+            f"round {self._replica.round}",
+            began,
+            self._round_began,
+            partner=partner[-8:] if partner else "alone",
+            gossip_bytes=gossip_bytes,
+            blocked_ms=round(blocked_seconds * 1e3, 3),
+        )
         self._context.events.emit(
             "round",
             round=self._replica.round,

@@ -21,7 +21,7 @@ import torch
 from protocol.codec import Encoded, TensorSpec, as_read, describe, parse_spec
 from protocol.errors import WireError
 from protocol.messages import Message, parse_message
-from protocol.transport.base import Buffer, Stream
+from protocol.transport.base import Buffer, PeerId, Stream
 
 MAGIC = b"NLC1"
 MAX_HEADER_BYTES = 256 * 1024
@@ -43,6 +43,7 @@ class Frame:
     body: Any  # msgpack value; a message's fields, or a refusal's reason
     specs: tuple[TensorSpec, ...]
     payload: bytes | bytearray
+    began: float = 0.0  # when its first bytes came, on the clock of the `FrameWatch`
 
     def message(self) -> Message:
         return parse_message(self.kind, self.body)
@@ -59,6 +60,22 @@ class Frame:
             tensors.append(Encoded(spec.codec, spec.shape, (view[start : start + spec.nbytes],)))
             start += spec.nbytes
         return tensors
+
+
+class FrameWatch:
+    """Is told of every frame that was moved, with when that began. This one has no clock and does nothing."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def sent(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
+        """A frame was handed to the network, all of it."""
+
+    def received(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
+        """A frame was read, all of it."""
+
+
+UNWATCHED = FrameWatch()
 
 
 async def write_frame(
@@ -81,13 +98,14 @@ async def write_frame(
     return len(prefix) + len(header) + payload_bytes
 
 
-async def read_frame(stream: Stream, max_payload: int) -> Frame:
+async def read_frame(stream: Stream, max_payload: int, watch: FrameWatch = UNWATCHED) -> Frame:
     """The next frame of the stream; waits for it without a deadline.
 
     Raises `WireError` when it is malformed or larger than allowed: the stream is then out of step and must
     be closed. Raises `PeerUnreachable` when the stream ends.
     """
     magic, type_code, header_bytes, payload_bytes = _PREFIX.unpack(await stream.read(_PREFIX.size))
+    began = watch.now()
     if magic != MAGIC:
         raise WireError(f"not a noloco frame: it begins with {magic!r}")
     if header_bytes > MAX_HEADER_BYTES:
@@ -100,7 +118,7 @@ async def read_frame(stream: Stream, max_payload: int) -> Frame:
         frame_type = FrameType(type_code)
     except ValueError:
         raise WireError(f"unknown frame type {type_code}") from None
-    return Frame(frame_type, request_id, kind, body, specs, payload)
+    return Frame(frame_type, request_id, kind, body, specs, payload, began)
 
 
 def _parse_header(raw: bytes | bytearray, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:

@@ -14,6 +14,7 @@ from protocol.errors import WireError
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
@@ -70,6 +71,8 @@ class NodeStats(Message):
     resends: Natural = 0
     blocked_seconds: Number = 0.0  # in which a round's exchange kept the replica from training
     uptime: Number = 0.0
+    compute_fraction: Fraction | None = None  # of the time since the start, in training work; None: not told
+    recent_compute_fraction: Fraction | None = None  # of the last minute
 
 
 # --- microbatches -------------------------------------------------------------------------------

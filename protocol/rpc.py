@@ -24,7 +24,7 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
-from protocol.frames import Frame, FrameType, read_frame, write_frame
+from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch, read_frame, write_frame
 from protocol.messages import Message
 from protocol.transport.base import PeerId, Stream, Transport
 
@@ -84,6 +84,8 @@ class _Channel:
     """The calling side of one stream: matches replies to requests by their number."""
 
     stream: Stream
+    traffic: Traffic
+    watch: FrameWatch
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: dict[int, asyncio.Future[Frame]] = field(default_factory=dict)
     next_id: int = 0
@@ -95,7 +97,7 @@ class _Channel:
         reason: NolocoError = PeerUnreachable("the stream was closed")
         try:
             while True:
-                frame = await read_frame(self.stream, max_payload)
+                frame = await self.read(max_payload)
                 future = self.waiting.pop(frame.request_id, None)
                 if future is not None and not future.done():
                     future.set_result(frame)
@@ -105,6 +107,11 @@ class _Channel:
                 breached()
         finally:
             self.fail(reason)
+
+    async def read(self, max_payload: int) -> Frame:
+        frame = await read_frame(self.stream, max_payload, self.watch)
+        self.watch.received(self.traffic, self.stream.remote, frame.kind, len(frame.payload), frame.began)
+        return frame
 
     def fail(self, reason: NolocoError) -> None:
         self.broken = True
@@ -122,8 +129,14 @@ class Rpc:
     strikes of peers that broke the protocol.
     """
 
-    def __init__(self, transport: Transport, payloads: dict[Traffic, int] | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        payloads: dict[Traffic, int] | None = None,
+        watch: FrameWatch = UNWATCHED,
+    ) -> None:
         self.transport = transport
+        self._watch = watch
         self._payloads = DEFAULT_PAYLOADS | (payloads or {})
         self._handlers: dict[tuple[Traffic, str], tuple[type[Message], RequestHandler]] = {}
         self._channels: dict[tuple[PeerId, Traffic], _Channel] = {}
@@ -217,12 +230,13 @@ class Rpc:
             async with channel.write_lock:
                 if channel.broken:
                     raise PeerUnreachable("the stream was closed")
-                whole = False
+                whole, began = False, self._watch.now()
                 try:
-                    await write_frame(
+                    nbytes = await write_frame(
                         channel.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
                     )
                     whole = True
+                    self._watch.sent(channel.traffic, channel.stream.remote, message.kind, nbytes, began)
                 finally:
                     if not whole:
                         channel.fail(PeerUnreachable("the stream broke while sending"))
@@ -237,7 +251,7 @@ class Rpc:
             if channel is not None and not channel.broken:
                 return channel
             stream = await self.transport.open(peer, traffic.protocol, deadline)
-            channel = _Channel(stream)
+            channel = _Channel(stream, traffic, self._watch)
             channel.reader = self._spawn(
                 channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
             )
@@ -267,11 +281,11 @@ class Rpc:
         if self.is_banned(peer) or self._streams_from.get(peer, 0) >= MAX_STREAMS_PER_PEER:
             return
         self._streams_from[peer] = self._streams_from.get(peer, 0) + 1
-        slots, answers = asyncio.Semaphore(MAX_IN_FLIGHT), _Channel(stream)
+        slots, answers = asyncio.Semaphore(MAX_IN_FLIGHT), _Channel(stream, traffic, self._watch)
         try:
             while not self.is_banned(peer):
                 await slots.acquire()
-                frame = await read_frame(stream, self._payloads[traffic])
+                frame = await answers.read(self._payloads[traffic])
                 task = self._spawn(self._answer(answers, traffic, frame))
                 task.add_done_callback(lambda _: slots.release())
         except WireError as error:

@@ -6,7 +6,9 @@ import json
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -46,8 +48,9 @@ def said(directory: Path) -> str:
 @pytest.mark.timeout(400)
 def test_six_peers_train_one_model(tmp_path: Path) -> None:
     process = start(
-        tmp_path, "--steps", "220", "--validation-sequences", "32", "--picture", str(tmp_path / "t.svg")
-    )
+        tmp_path, "--steps", "220", "--validation-sequences", "32", "--picture", str(tmp_path / "t.svg"),
+        "--trace", str(tmp_path / "trace.json"),
+    )  # fmt: skip
     assert process.wait(380) == 0, said(tmp_path)
     assert "bigram" in said(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -65,12 +68,53 @@ def test_six_peers_train_one_model(tmp_path: Path) -> None:
             assert node["steps"] == 220
     assert (tmp_path / "t.svg").read_text().startswith("<svg")
 
+    tell_the_same(summary, json.loads((tmp_path / "trace.json").read_text()))
+
     # the export is what the swarm evaluated, by code that knows nothing of us
     assert summary["export"]["difference"] < 1e-3
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export", dtype=torch.float32)
     held_out = torch.from_numpy(load_corpus("python-stdlib").held_out[:128].copy()).long()[None]
     loss = model(input_ids=held_out, labels=held_out).loss.item()
     assert loss < summary["unigram_entropy"] + 0.5
+
+
+def tell_the_same(summary: dict[str, Any], trace: list[dict[str, Any]]) -> None:
+    """The merged trace has what each node did, and says of its time what the node said of itself."""
+    labels = {e["pid"]: e["args"]["labels"] for e in trace if e["name"] == "process_labels"}
+    assert sorted(labels.values()) == sorted(summary["nodes"])
+    assert all(event["dur"] >= 0 for event in trace if event["ph"] == "X")
+    for process, name in labels.items():
+        node = summary["nodes"][name]
+        events = [event for event in trace if event["pid"] == process]
+        jobs = sorted((e for e in events if e.get("cat") == "compute thread"), key=lambda e: e["ts"])
+        assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(jobs))
+        is_first = node["stage"] == 0
+        assert {"inner step", "outer step", *(("forward", "backward") if is_first else ("last stage",))} <= {
+            job["name"] for job in jobs
+        }
+        sent = [e for e in events if e.get("cat") == "send"]
+        kind = "forward" if is_first else "gradient"
+        assert any(e["name"] == f"pipeline: {kind}" and e["args"]["bytes"] > 1_000 for e in sent)
+        assert any(e["name"] == "gossip: contribute" for e in sent)
+        waits_of_one_microbatch_end_after_they_begin(events, is_first)
+
+        # The node's clock began with its first job in the queue. It was asked a few times after training; the
+        # summary has one of the answers. Two stopwatches around each job differ by microseconds of milliseconds.
+        began = jobs[0]["ts"] - jobs[0]["args"]["waited_ms"] * 1e3
+        trained = sum(job["dur"] for job in jobs if job["args"]["priority"] != "serve")
+        asked = [e["ts"] for e in sent if e["name"] == "control: node-stats"][-6:]
+        assert trained / (asked[-1] - began) - 0.02 <= node["compute_fraction"]
+        assert node["compute_fraction"] <= trained / (asked[0] - began) + 0.02
+        assert 0 < node["compute_fraction"] < 1
+
+
+def waits_of_one_microbatch_end_after_they_begin(events: list[dict[str, Any]], is_first: bool) -> None:
+    begun = {(e["cat"], e["id"]): e for e in events if e["ph"] == "b"}
+    ended = {(e["cat"], e["id"]): e for e in events if e["ph"] == "e"}
+    assert begun.keys() == ended.keys()
+    assert all(ended[wait]["ts"] >= begun[wait]["ts"] for wait in begun)
+    assert {cat for cat, _ in begun} == ({"gate", "gradient"} if is_first else {"gate"})
+    assert all(e["args"]["microbatch"] for e in begun.values())
 
 
 def wait_for_nodes(process: subprocess.Popen[bytes], count: int) -> list[psutil.Process]:

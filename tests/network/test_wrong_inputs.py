@@ -54,8 +54,22 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
         (("--join", NOBODY, "--device", "gpu"), ("gpu", "--device cpu")),
         (("--join", NOBODY, "--stage", "-7"), ("--stage",)),
         (("--join", NOBODY, "--config", "missing.toml"), ("missing.toml",)),
+        (
+            ("--join", NOBODY, "--trace", "missing/t.json"),
+            ("Cannot write the trace missing/t.json", "--trace"),
+        ),
+        (("--join", NOBODY, "--trace", "/dev/full"), ("No space left", "Free some space", "--trace")),
     ],
-    ids=["no address", "bad address", "nobody there", "bad device", "bad stage", "no settings file"],
+    ids=[
+        "no address",
+        "bad address",
+        "nobody there",
+        "bad device",
+        "bad stage",
+        "no settings file",
+        "no trace folder",
+        "full disk",
+    ],
 )
 def test_a_node_that_cannot_join_says_what_to_do(
     arguments: tuple[str, ...], said: tuple[str, ...], tmp_path: Path

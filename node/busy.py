@@ -1,0 +1,81 @@
+"""The fraction of time in which a node computed: since it started, and over the last minute."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+WINDOW_SECONDS = 60.0
+MARK_SECONDS = 1.0  # how finely the last minute is known
+
+
+class Busy:
+    """Told of the beginning and the end of each piece of work, one after another; asked from any thread.
+
+    Mutable state: busy seconds so far, when the work at hand began, and marks (time, busy seconds until then),
+    about one a second and as many as the last minute needs.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._start = clock()
+        self._done = 0.0
+        self._since: float | None = None
+        self._marks = deque([(self._start, 0.0)])
+
+    def begin(self) -> None:
+        with self._lock:
+            self._since = self._clock()
+            self._mark(self._since)
+
+    def end(self) -> None:
+        with self._lock:
+            now = self._clock()
+            self._done, self._since = self._seconds(now), None
+            self._mark(now)
+
+    def seconds(self) -> float:
+        """Since the start, until now."""
+        with self._lock:
+            return self._seconds(self._clock())
+
+    def fraction(self) -> float:
+        """Between 0 and 1; 0 before any time has passed. Work that goes on counts until now."""
+        with self._lock:
+            now = self._clock()
+            return _ratio(self._seconds(now), now - self._start)
+
+    def recent_fraction(self) -> float:
+        """The same over the last `WINDOW_SECONDS`, or since the start while that is less long ago."""
+        with self._lock:
+            now = self._clock()
+            began = max(self._start, now - WINDOW_SECONDS)
+            return _ratio(self._seconds(now) - self._seconds_at(began), now - began)
+
+    def _seconds(self, now: float) -> float:
+        return self._done + (now - self._since if self._since is not None else 0.0)
+
+    def _seconds_at(self, time: float) -> float:
+        """Busy seconds until `time`, which lies between two marks, or after the last one and before now."""
+        before = self._marks[0]
+        now = self._clock()
+        for after in [*self._marks, (now, self._seconds(now))]:
+            if after[0] >= time:
+                share = (time - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 1.0
+                return before[1] + share * (after[1] - before[1])
+            before = after
+        return before[1]
+
+    def _mark(self, now: float) -> None:
+        """Between marks further apart than `MARK_SECONDS` it was one piece of work, or none, all the time."""
+        if now - self._marks[-1][0] < MARK_SECONDS:
+            return
+        self._marks.append((now, self._seconds(now)))
+        while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_SECONDS:
+            self._marks.popleft()
+
+
+def _ratio(part: float, whole: float) -> float:
+    return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
