@@ -176,18 +176,20 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--messages", type=int, default=30, help="of 8 MB, in each repeat of each method")
     parser.add_argument("--in-flight", type=int, default=4, help="messages not yet answered, of every method")
-    parser.add_argument("--only", nargs="+", choices=list(METHODS), help="these methods beside this project's")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(METHODS), help="these methods beside this project's"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
     methods = [
-        method
-        for method in METHODS
-        if not arguments.only or method == "noloco" or method in arguments.only
+        method for method in METHODS if not arguments.only or method == "noloco" or method in arguments.only
     ]
     results = measure(methods, arguments.messages, arguments.in_flight, arguments.repeats, tell)
     ratios = ratios_of(results)
-    tell(f"\n{arguments.messages} messages of 8 MB, {arguments.in_flight} in flight, medians of {len(results)}")
+    tell(
+        f"\n{arguments.messages} messages of 8 MB, {arguments.in_flight} in flight, medians of {len(results)}"
+    )
     tell(table(results))
     tell("\n".join(f"{name}: {value:.3f}" for name, value in ratios.items()))
     if arguments.json:

@@ -29,7 +29,6 @@ from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
 from hivemind.proto import runtime_pb2
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.streaming import combine_from_streaming, split_for_streaming
-
 from hops.activations import (
     SMALL_BYTES,
     bytes_of,

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 import uvloop
 from averaging.coordination import Message
-
 from hops.activations import (
     NBYTES,
     bytes_of,
@@ -21,6 +20,7 @@ from hops.activations import (
     round_trip_during,
 )
 from hops.serving import serve_commands
+
 from node.memory import keep_freed_memory
 from protocol.codec import encode
 from protocol.identity import Identity

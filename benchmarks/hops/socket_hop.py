@@ -1,4 +1,4 @@
-"""One end of a hop over one bare asyncio connection on uvloop: no encryption, no p2pd, 8 bytes back for each message."""
+"""One end of a hop over one bare asyncio connection on uvloop: no encryption, no p2pd, 8 bytes back each time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections import deque
 
 import uvloop
 from averaging.coordination import Message
-
 from hops.activations import NBYTES, bytes_of, checksum, keep_in_flight, make_activations
 from hops.serving import serve_commands
 
