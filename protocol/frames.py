@@ -42,7 +42,7 @@ class Frame:
     kind: str
     body: Any  # msgpack value; a message's fields, or a refusal's reason
     specs: tuple[TensorSpec, ...]
-    payload: bytes | bytearray
+    payload: Buffer
     began: float = 0.0  # when its first bytes came, on the clock of the `FrameWatch`
 
     def message(self) -> Message:
@@ -121,7 +121,7 @@ async def read_frame(stream: Stream, max_payload: int, watch: FrameWatch = UNWAT
     return Frame(frame_type, request_id, kind, body, specs, payload, began)
 
 
-def _parse_header(raw: bytes | bytearray, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:
+def _parse_header(raw: Buffer, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:
     try:
         header = msgpack.unpackb(raw, strict_map_key=False, max_array_len=4_096, max_map_len=4_096)
         request_id, kind, body, raw_specs = header

@@ -26,11 +26,14 @@ from protocol.errors import (
 )
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch, read_frame, write_frame
 from protocol.messages import Message
+from protocol.places import MOST, Places, places_for
 from protocol.transport.base import PeerId, Stream, Transport
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT = 64  # requests of one stream handled at once; further ones stay in the network's buffers
+MAX_IN_FLIGHT = (
+    MOST  # requests of one peer and class handled at once; further ones stay in the network's buffers
+)
 MAX_STREAMS_PER_PEER = 8
 BAN_AFTER_STRIKES = 10
 BAN_SECONDS = 300.0
@@ -127,6 +130,10 @@ class Rpc:
 
     Mutable state: one outgoing channel per (peer, traffic), the tasks that serve incoming streams, and the
     strikes of peers that broke the protocol.
+
+    What one peer makes this one hold is bounded, whether or not it reads its answers. For each class of traffic:
+    `places_for(payload)` requests with their answers, and one more request for each of its streams, of which
+    there are at most `MAX_STREAMS_PER_PEER` in all.
     """
 
     def __init__(
@@ -142,6 +149,7 @@ class Rpc:
         self._channels: dict[tuple[PeerId, Traffic], _Channel] = {}
         self._opening: dict[tuple[PeerId, Traffic], asyncio.Lock] = {}
         self._streams_from: dict[PeerId, int] = {}
+        self._places: dict[tuple[PeerId, Traffic], Places] = {}
         self._strikes: dict[PeerId, int] = {}
         self._banned_until: dict[PeerId, float] = {}
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict keeps their order: closing is deterministic
@@ -281,23 +289,44 @@ class Rpc:
         if self.is_banned(peer) or self._streams_from.get(peer, 0) >= MAX_STREAMS_PER_PEER:
             return
         self._streams_from[peer] = self._streams_from.get(peer, 0) + 1
-        slots, answers = asyncio.Semaphore(MAX_IN_FLIGHT), _Channel(stream, traffic, self._watch)
+        places = self._places.setdefault((peer, traffic), Places())
+        places.streams += 1
         try:
-            while not self.is_banned(peer):
-                await slots.acquire()
-                frame = await answers.read(self._payloads[traffic])
-                task = self._spawn(self._answer(answers, traffic, frame))
-                task.add_done_callback(lambda _: slots.release())
+            await self._read_requests(traffic, stream, places)
         except WireError as error:
             logger.warning("Peer %s sent something malformed: %s", peer[-8:], error)
             self.strike(peer)
         except PeerUnreachable:
             logger.debug("Peer %s closed its %s stream", peer[-8:], traffic)
         finally:
-            answers.broken = True
             self._streams_from[peer] -= 1
             if not self._streams_from[peer]:
                 del self._streams_from[peer]
+            places.streams -= 1
+            self._drop_places(peer, traffic)
+
+    async def _read_requests(self, traffic: Traffic, stream: Stream, places: Places) -> None:
+        """Until the stream ends. Nothing more is read while all places are taken, so the peer has to wait."""
+        answers = _Channel(stream, traffic, self._watch)
+
+        def answered(_: asyncio.Task[None]) -> None:
+            places.give_back()
+            self._drop_places(stream.remote, traffic)
+
+        try:
+            while not self.is_banned(stream.remote):
+                frame = await answers.read(self._payloads[traffic])
+                await places.take(places_for(self._payloads[traffic]))
+                self._spawn(self._answer(answers, traffic, frame)).add_done_callback(answered)
+                del frame  # or the last request would be held until the next one comes
+        finally:
+            answers.broken = True
+
+    def _drop_places(self, peer: PeerId, traffic: Traffic) -> None:
+        """Not before the last answer: a peer that closes its streams and comes back finds no fresh places."""
+        places = self._places.get((peer, traffic))
+        if places is not None and places.is_unused:
+            del self._places[peer, traffic]
 
     async def _answer(self, channel: _Channel, traffic: Traffic, frame: Frame) -> None:
         try:

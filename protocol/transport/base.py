@@ -30,7 +30,7 @@ class Stream(abc.ABC):
     remote: PeerId
 
     @abc.abstractmethod
-    async def read(self, size: int) -> bytes | bytearray:
+    async def read(self, size: int) -> Buffer:
         """Exactly `size` bytes, which belong to the caller. No deadline of its own.
 
         Raises `PeerUnreachable` when the stream ends before.

@@ -39,7 +39,7 @@ class Libp2pStream(Stream):
                 f"{self.remote} did not accept the stream within {deadline:g} s"
             ) from error
 
-    async def read(self, size: int) -> bytes | bytearray:
+    async def read(self, size: int) -> Buffer:
         if self._socket.is_closing():
             raise PeerUnreachable("the stream is closed")
         try:

@@ -10,10 +10,15 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
+
 from protocol.transport.base import Buffer
 
 READ_AHEAD = 1 << 20  # bytes that Python holds unasked before p2pd, and so the sender, has to wait
 _SCRATCH = 64 << 10  # bytes taken from the kernel at once when nobody waits for them
+_BULK = (
+    64 << 10
+)  # bytes from which memory is taken as it is; what is smaller costs nothing to fill with zeros
 
 
 class P2pdSocket(asyncio.BufferedProtocol):
@@ -42,7 +47,7 @@ class P2pdSocket(asyncio.BufferedProtocol):
 
     # --- reading
 
-    async def readexactly(self, size: int) -> bytes | bytearray:
+    async def readexactly(self, size: int) -> Buffer:
         """A cancelled call takes nothing. Raises `EOFError` or `OSError` when the connection ended before."""
         if self._reader is not None:
             raise RuntimeError("another task reads from this connection already")
@@ -51,7 +56,7 @@ class P2pdSocket(asyncio.BufferedProtocol):
             return self._take(size)
         if self._ended is not None:
             raise self._ended
-        memory = bytearray(size)
+        memory = _memory(size)
         memory[:have] = self._take(have)
         self._missing = memoryview(memory)[have:]
         self._reader = self._loop.create_future()
@@ -133,6 +138,11 @@ class P2pdSocket(asyncio.BufferedProtocol):
         self._ended = self._ended or how
         if self._reader is not None and not self._reader.done():
             self._reader.set_exception(self._ended)
+
+
+def _memory(size: int) -> bytearray | memoryview:
+    """Writable, with whatever was in it: bytearray fills it with zeros, which takes 0.1 ms or more for 8 MB."""
+    return bytearray(size) if size < _BULK else np.empty(size, np.uint8).data
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:
