@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
     parser.add_argument("--hidden", type=int, action="append", help=f"only this size; default {HIDDEN}")
+    parser.add_argument("--without-synchronous", action="store_true", help="leave out staleness 0")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -77,11 +78,12 @@ def main() -> None:
         print(plain_loop(int(hidden), float(seconds), int(threads)))
         return
     tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    variants = {"pipeline": 1} if arguments.without_synchronous else STALENESS
     results = []
     for hidden in arguments.hidden or HIDDEN:
         for _ in range(arguments.repeats):
             loop = plain(hidden, arguments.seconds, 2)
-            rates = {name: chained(hidden, arguments.seconds, value) for name, value in STALENESS.items()}
+            rates = {name: chained(hidden, arguments.seconds, value) for name, value in variants.items()}
             results.append({"hidden": hidden, "plain_loop": loop, **rates})
             tell(
                 f"hidden {hidden}   plain loop {loop:8,.0f} tokens/s"
@@ -93,6 +95,7 @@ def main() -> None:
         )
         for hidden in arguments.hidden or HIDDEN
         for name, suffix in (("pipeline", ""), ("synchronous", "_synchronous"))
+        if name in variants
     }
     if arguments.json:
         print(json.dumps({"benchmark": "pipeline", "ratios": ratios, "results": results}))
