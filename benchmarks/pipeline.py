@@ -1,10 +1,10 @@
 """What a pipeline over the network costs: two stages on two cores against a plain PyTorch loop on the same cores.
 
 Two `noloco-node` processes as they ship, one torch thread each, each with its own p2pd, train a Llama of eight
-layers cut in the middle. The plain loop trains the whole model with two torch threads: the same microbatches, AdamW
-and clipping, no network. They take turns within each repeat. Ratios `hidden_128`, `hidden_256` and `hidden_512` are
-tokens per second of the two stages by those of the loop, medians over the repeats; with `_synchronous` those of the
-same stages with `staleness` 0, where each inner step waits for its last gradient.
+layers cut in the middle, eight microbatches of 4 × 256 tokens to an inner step. The plain loop trains the whole model
+with two torch threads: the same microbatches, AdamW and clipping, no network. They take turns within each repeat.
+Ratios `hidden_128`, `hidden_256` and `hidden_512` are tokens per second of the two stages by those of the loop, medians
+over the repeats; with `_stale` those of the same stages with a staleness of one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from node.replica import Replica
 
 HIDDEN = (128, 256, 512)
 WARM_UP_STEPS = 2
-STALENESS = {"pipeline": 1, "synchronous": 0}  # the setting of the presets, and nothing ahead
+STALENESS = {"pipeline": 0, "stale": 1}  # the setting of the presets, and forward passes ahead of the step
 PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3
 
 
@@ -57,7 +57,7 @@ def plain(hidden: int, seconds: float, threads: int) -> float:
 
 
 def chained(hidden: int, seconds: float, staleness: int) -> float:
-    with Chain(manifest_of(hidden, staleness), PLACES) as chain:
+    with Chain(manifest_of(hidden, staleness=staleness), PLACES) as chain:
         chain.wait_for_steps(WARM_UP_STEPS)
         return chain.tokens_per_second(seconds)
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
     parser.add_argument("--hidden", type=int, action="append", help=f"only this size; default {HIDDEN}")
-    parser.add_argument("--without-synchronous", action="store_true", help="leave out staleness 0")
+    parser.add_argument("--stale", action="store_true", help="with a staleness of one, too")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
         print(plain_loop(int(hidden), float(seconds), int(threads)))
         return
     tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
-    variants = {"pipeline": 1} if arguments.without_synchronous else STALENESS
+    variants = STALENESS if arguments.stale else {"pipeline": 0}
     results = []
     for hidden in arguments.hidden or HIDDEN:
         for _ in range(arguments.repeats):
@@ -94,7 +94,7 @@ def main() -> None:
             median(row[name] / row["plain_loop"] for row in results if row["hidden"] == hidden), 3
         )
         for hidden in arguments.hidden or HIDDEN
-        for name, suffix in (("pipeline", ""), ("synchronous", "_synchronous"))
+        for name, suffix in (("pipeline", ""), ("stale", "_stale"))
         if name in variants
     }
     if arguments.json:

@@ -5,7 +5,8 @@ links are shaped to 1000, 300, 100 and 30 Mbit/s each way and 10, 50 and 150 ms 
 and gradients, and between any two of these they are not shaped at all: that is what a shape is compared with. Needs
 root. The bound of a shape is the unshaped speed, or what the codec's bytes leave of the bandwidth if that is less.
 
-Ratios, medians over the repeats: `worst_vs_unshaped` among the shapes whose bandwidth allows 1.3 times the unshaped
+An inner step has 32 microbatches, and nothing of the next one runs before it is applied (staleness 0), so each step
+waits once for a round trip. Ratios, medians over the repeats: `worst_vs_unshaped` among the shapes whose bandwidth allows 1.3 times the unshaped
 speed, and `worst_vs_bound` among all.
 """
 
@@ -30,8 +31,8 @@ MBIT = (1000.0, 300.0, 100.0, 30.0)
 ONE_WAY_MS = (10.0, 50.0, 150.0)
 CODECS = ("fp32", "bf16", "int8")
 UNSHAPED = Shape(math.inf, 0.0)
-WARM_UP_STEPS = 4
-SETTLE_STEPS = 3  # after the links have changed, until TCP and the window have found out
+WARM_UP_STEPS = 2
+SETTLE_STEPS = 2  # after the links have changed, in which TCP finds out
 SPARE = 1.3
 
 
@@ -43,7 +44,9 @@ def bandwidth_bound(codec: str, hidden: int, mbit: float) -> float:
 
 def measure(codec: str, arguments: argparse.Namespace, tell: Any) -> list[dict[str, Any]]:
     """All shapes for one codec, each beside the unshaped run before it."""
-    manifest = manifest_of(arguments.hidden, staleness=1, activations=codec, gradients=codec)
+    manifest = manifest_of(
+        arguments.hidden, arguments.microbatches, arguments.staleness, activations=codec, gradients=codec
+    )
     shapes = list(itertools.product(arguments.mbit, arguments.latency))
     results = []
     with ShapedLinks(PEERS, UNSHAPED) as links:
@@ -103,6 +106,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--microbatches", type=int, default=32, help="of an inner step, 1024 tokens each")
+    parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")
     parser.add_argument("--codec", nargs="+", default=CODECS)

@@ -27,8 +27,8 @@ class ChainFailed(Exception):
     """A process ended, or training did not begin; the text holds its last words."""
 
 
-def manifest_of(hidden: int, staleness: int = 0, **wire: str) -> Manifest:
-    """A Llama of eight layers in two stages; eight microbatches of 4 × 256 tokens make an inner step."""
+def manifest_of(hidden: int, microbatches: int = 8, staleness: int = 0, **wire: str) -> Manifest:
+    """A Llama of eight layers in two stages; a microbatch has 4 × 256 tokens."""
     return Manifest.model_validate(
         {
             "name": f"hidden-{hidden}",
@@ -46,7 +46,7 @@ def manifest_of(hidden: int, staleness: int = 0, **wire: str) -> Manifest:
                 "min_learning_rate": 1e-4,
                 "warmup_steps": 20,
                 "total_steps": 100_000,
-                "microbatches": 8,
+                "microbatches": microbatches,
                 "sequences": 4,
                 "staleness": staleness,
             },
@@ -123,13 +123,18 @@ class Chain:
     def _wait_for(self, look: Any) -> Any:
         ends = time.monotonic() + START_SECONDS
         while not (found := look()):
-            self._require_alive()
+            self.require_alive()
             if time.monotonic() > ends:
                 raise ChainFailed(f"nothing happened in {START_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
         return found
 
-    def _require_alive(self) -> None:
+    def pids(self) -> list[int]:
+        """Of the seed peer and the stages' nodes."""
+        return [process.pid for process, _ in self._processes]
+
+    def require_alive(self) -> None:
+        """Raises `ChainFailed` when a process has ended."""
         for process, log in self._processes:
             if process.poll() is not None:
                 raise ChainFailed(f"{log.stem} ended: {log.read_text(errors='replace')[-800:]}")
@@ -158,7 +163,7 @@ class Chain:
         first, ends = len(self.step_times()), time.monotonic() + seconds
         self.wait_for_steps(first + 1)
         while time.monotonic() < ends or len(self.step_times()) <= first + least_steps:
-            self._require_alive()
+            self.require_alive()
             time.sleep(POLL_SECONDS)
         times = self.step_times()[first:]
         tokens = self._manifest.inner.microbatches * self._manifest.tokens_per_microbatch
