@@ -30,6 +30,8 @@ CURVE_POINTS = 20
 CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
+# Facts that older results do not name, and what these had. Keys have them from the manifest.
+LATER_FACTS = {"activations": "fp32", "gradients": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Setting:
     @property
     def key(self) -> str:
         """The same for the same setting, for studies that go on where they stopped."""
-        text = json.dumps(self.facts() | {"manifest": self.manifest.model_dump()}, sort_keys=True)
+        facts = {name: value for name, value in self.facts().items() if name not in LATER_FACTS}
+        text = json.dumps(facts | {"manifest": self.manifest.model_dump()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -75,6 +78,8 @@ class Setting:
             "pace": outer.pace,
             "weighting": outer.weighting,
             "clip": outer.clip,
+            "activations": manifest.wire.activations,
+            "gradients": manifest.wire.gradients,
             "gossip": manifest.wire.gossip,
             "progress": manifest.wire.progress,
             "error_feedback": manifest.wire.error_feedback,
