@@ -3,7 +3,8 @@
 Compiled by numba at their first use, some seconds, and kept on disk after that. They run without the interpreter's
 lock. Every array is one-dimensional and contiguous; nothing is checked: the callers are `protocol.codec`,
 `protocol.eden` and `node`.
-The inner loops have a constant length, for only then they are vectorised: six to nine times faster.
+The inner loops have a constant length and index by their counter alone, for only then they are vectorised: six to
+nine times faster.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def _rotate_and_quantise_blocks(
         rms = np.sqrt(squares / np.float32(BLOCK))
         centroid = room
         for i in range(BLOCK):
-            level[i] = 0
+            level[i] = is_negative if x[i] < np.float32(0) else np.uint8(0)
             centroid[i] = magnitudes[0]
         for j in range(
             bounds.size
@@ -228,20 +229,22 @@ def _rotate_and_quantise_blocks(
             bound, step = bounds[j] * rms, magnitudes[j + 1] - magnitudes[j]
             for i in range(BLOCK):
                 is_above = abs(x[i]) > bound
-                level[i] += np.uint8(is_above)
+                level[i] += np.uint8(1) if is_above else np.uint8(0)
                 centroid[i] += step if is_above else np.float32(0)
         product = np.float32(0)
         for i in range(BLOCK):
             product += abs(x[i]) * centroid[i]
-            level[i] |= is_negative if x[i] < np.float32(0) else np.uint8(0)
         scales[block] = squares / product * power if squares > np.float32(0) else np.float32(0)
 
         for first in range(0, block_bytes, _LANES):
+            packed, codes_of_part = result[first : first + _LANES], level[first : first + _LANES]
             for i in range(_LANES):
-                result[first + i] = level[first + i]
+                packed[i] = codes_of_part[i]
             for part in range(1, 8 // np.int64(code_bits)):
+                start, shift = part * block_bytes + first, np.uint8(part * code_bits)
+                codes_of_part = level[start : start + _LANES]
                 for i in range(_LANES):
-                    result[first + i] |= level[part * block_bytes + first + i] << np.uint8(part * code_bits)
+                    packed[i] |= codes_of_part[i] << shift
     return all_sendable
 
 
@@ -260,9 +263,10 @@ def _add_rotated_blocks(
         for part in range(8 // np.int64(code_bits)):
             shift = np.uint8(part * code_bits)
             for first in range(0, block_bytes, _LANES):
+                start = part * block_bytes + first
+                packed, read = coded[first : first + _LANES], x[start : start + _LANES]
                 for i in range(_LANES):
-                    code = (coded[first + i] >> shift) & mask
-                    x[part * block_bytes + first + i] = centroids[code] * scale
+                    read[i] = centroids[(packed[i] >> shift) & mask] * scale
         _rotate(x, room)
         for i in range(BLOCK):
             row[i] += x[i] * signs[i]
