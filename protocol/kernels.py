@@ -93,8 +93,8 @@ def add_quantised(target: Floats, quantised: Bytes, scales: Floats, factor: floa
 
 
 def rotate_and_quantise(
-    values: Floats, scales: Floats, codes: Codes, signs: Floats, magnitudes: Floats, bounds: Floats, bits: int,
-    smallest: float, largest: float,
+    values: Floats, scales: Floats, codes: Codes, signs: Floats, magnitudes: Floats, bounds: Floats,
+    bits: int, smallest: float, largest: float,
 ) -> bool:  # fmt: skip
     """Fill `codes`, of `bits` each, and `scales`, as `protocol.eden` says; False when a value is too large or NaN.
 
