@@ -3,8 +3,8 @@
 Two `noloco-node` processes as they ship, one torch thread each, each with its own p2pd, train a Llama of eight
 layers cut in the middle, eight microbatches of 4 × 256 tokens to an inner step. The plain loop trains the whole model
 with two torch threads: the same microbatches, AdamW and clipping, no network. They take turns within each repeat.
-Ratios `hidden_128`, `hidden_256` and `hidden_512` are tokens per second of the two stages by those of the loop, medians
-over the repeats; with `_stale` those of the same stages with a staleness of one.
+Ratios `hidden_128`, `hidden_256` and `hidden_512` are tokens per second of the two stages by those of the loop,
+medians over the repeats; with `_stale` those of the same stages with a staleness of one.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ and gradients, and between any two of these they are not shaped at all: that is 
 root. The bound of a shape is the unshaped speed, or what the codec's bytes leave of the bandwidth if that is less.
 
 An inner step has 32 microbatches, and nothing of the next one runs before it is applied (staleness 0), so each step
-waits once for a round trip. Ratios, medians over the repeats: `worst_vs_unshaped` among the shapes whose bandwidth allows 1.3 times the unshaped
-speed, and `worst_vs_bound` among all.
+waits once for a round trip. Ratios, medians over the repeats: `worst_vs_unshaped` among the shapes whose bandwidth
+allows 1.3 times the unshaped speed, and `worst_vs_bound` among all.
 """
 
 from __future__ import annotations

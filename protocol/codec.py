@@ -8,11 +8,20 @@ A tensor goes over the wire as a `TensorSpec` inside a message header and raw li
 | fp16 | 2 | 2⁻¹¹·abs(x) down to 6e-5; beyond 65504 it becomes infinite |
 | bf16 | 2 | 2⁻⁸·abs(x), the whole range of float32 |
 | int8 | 1 + 1/64 | absmax/254, absmax being the largest magnitude among the 256 values of its block |
+| eden4 | 0.5 + 1/64 | root mean square 0.098 of its block's (squared: 0.0096) |
+| eden2 | 0.25 + 1/64 | root mean square 0.365 of its block's (squared: 0.133) |
 | int32, int64 | 4, 8 | none; token ids |
 
 The int8 bytes are one float32 scale (absmax/127) per block of 256 values in row-major order, the last block
 possibly shorter, then one signed byte per value. Its bound holds up to the rounding of float32 (a relative
 2e-5) for absmax ≥ 1.5e-36; a block smaller than that is sent as zeros.
+
+The bytes of eden4 and eden2 (`protocol.eden`) are one float32 scale per block of 256 values, then 128 or 64 bytes
+per block, the last one filled up with zeros. The errors in the table are expected ones, of 16 and 4 Lloyd-Max
+centroids on a Gaussian (D = 0.0095 and 0.1175, as D/(1 − D)). A rotated block is close to that whatever it was
+before, constant and heavy-tailed ones included; a block with few values other than zero comes out better. In blocks
+made against the fixed rotation the error is at most 0.76·norm and 4.9·norm. Magnitudes lie between 3e-36 and 3e35:
+a smaller block is sent as zeros, larger values are refused.
 
 Everything that raises here raises `CodecError`, whatever a peer sent; nothing here does I/O.
 """
@@ -30,6 +39,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protocol import eden
 from protocol.errors import CodecError
 from protocol.kernels import BLOCK, add_quantised, quantise
 
@@ -41,7 +51,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _INTEGERS = {"int32": torch.int32, "int64": torch.int64}
 _DTYPES = {**_FLOATS, **_INTEGERS}
-FLOATING = (*_FLOATS, "int8")
+_IN_BLOCKS = ("int8", *eden.GRIDS)  # scales, then the rest
+FLOATING = (*_FLOATS, *_IN_BLOCKS)
 CODECS = (*FLOATING, *_INTEGERS)
 
 MAX_DIMS = 8
@@ -86,6 +97,8 @@ def nbytes_of(codec: str, shape: Sequence[int]) -> int:
     values = _count(shape)
     if codec == "int8":
         return 4 * -(-values // BLOCK) + values
+    if codec in eden.GRIDS:
+        return eden.GRIDS[codec].nbytes_of(values)
     dtype = _DTYPES.get(codec)
     if dtype is None:
         raise CodecError(f"unknown codec {codec[:20]!r}; known are {', '.join(CODECS)}")
@@ -100,7 +113,8 @@ def describe(encoded: Encoded) -> list[object]:
 def parse_spec(obj: object, max_bytes: int) -> TensorSpec:
     """Check what a peer sent as `describe` and return it; no memory is allocated for the tensor.
 
-    `max_bytes` bounds the bytes on the wire. The tensor of an int8 spec takes four times as much.
+    `max_bytes` bounds the bytes on the wire. The tensor of an int8 spec takes four times as much,
+    of an eden4 spec eight and of an eden2 spec fifteen times.
     Raises `CodecError` unless codec, shape and nbytes are well-formed and fit together exactly.
     """
     if not isinstance(obj, list | tuple) or len(obj) != 3:
@@ -120,13 +134,17 @@ def encode(tensor: Tensor, codec: str) -> Encoded:
     """The bytes of `tensor`, of any shape and device, in `codec`; see `Encoded` for shared memory.
 
     Float codecs take floating tensors and convert them, integer codecs take integer tensors.
-    Raises `CodecError` for other types, for integers that do not fit, and for NaN or infinity in int8.
+    Raises `CodecError` for other types, for integers that do not fit, and for NaN or infinity in int8,
+    eden4 and eden2.
     """
     shape = tuple(tensor.shape)
     nbytes_of(codec, shape)  # refuses here what parse_spec would refuse there
     flat = tensor.detach().reshape(-1)
     if codec == "int8":
         return Encoded(codec, shape, _quantise(flat))
+    if codec in eden.GRIDS:
+        scales, codes = eden.rotated(flat, codec)
+        return Encoded(codec, shape, (_bytes_of(scales.cpu()), _bytes_of(codes.cpu())))
     if codec in _INTEGERS:
         _require_integers(flat, _INTEGERS[codec])
     elif not flat.is_floating_point():
@@ -135,10 +153,11 @@ def encode(tensor: Tensor, codec: str) -> Encoded:
 
 
 def decode(spec: TensorSpec, data: Buffer) -> Tensor:
-    """The tensor in `data`, exactly `spec.nbytes` bytes: float32 for int8, else of the codec's own type.
+    """The tensor in `data`, exactly `spec.nbytes` bytes: of the codec's own type, float32 where that is in blocks.
 
     Shares memory with `data` when that is writable (a bytearray) and aligned to the type, and keeps it
-    alive; read-only bytes are copied, for torch has no read-only tensors. int8 always makes a new tensor.
+    alive; read-only bytes are copied, for torch has no read-only tensors. int8, eden4 and eden2 always make a new
+    tensor.
     The values are whatever the peer sent, NaN included: see `require_finite`.
     Raises `CodecError` when spec and data do not fit together.
     """
@@ -147,10 +166,11 @@ def decode(spec: TensorSpec, data: Buffer) -> Tensor:
     view = memoryview(data)
     if not view.c_contiguous or view.nbytes != spec.nbytes:
         raise CodecError(f"{view.nbytes} bytes received for a tensor of {spec.nbytes}")
-    if spec.codec != "int8":
+    if spec.codec not in _IN_BLOCKS:
         return _tensor_over(view, _DTYPES[spec.codec]).reshape(spec.shape)
-    scales, values = _int8_parts(Encoded(spec.codec, spec.shape, (view,)))
-    return _dequantise(values, scales).reshape(spec.shape)
+    result = torch.zeros(spec.shape)
+    add_scaled(result, Encoded(spec.codec, spec.shape, (view,)), 1.0)
+    return result
 
 
 def as_read(encoded: Encoded) -> Tensor:
@@ -164,17 +184,22 @@ def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
 
     `target` is float32 on the CPU, contiguous and of as many values.
     """
-    if encoded.codec != "int8":
+    if encoded.codec not in _IN_BLOCKS:
         target.add_(as_read(encoded).view(target.shape), alpha=factor)
         return
-    scales, values = _int8_parts(encoded)
-    add_quantised(target.view(-1).numpy(), values.numpy(), scales.numpy(), factor)
+    scales, rest = _parts(encoded)
+    flat = target.view(-1).numpy()
+    if encoded.codec == "int8":
+        add_quantised(flat, rest.numpy(), scales.numpy(), factor)
+    else:
+        eden.add(flat, scales.numpy(), rest.numpy(), encoded.codec, factor)
 
 
 def require_finite_values(encoded: Encoded) -> None:
-    """As `require_finite` of the decoded tensor. Raises `CodecError`."""
-    if encoded.codec == "int8":
-        require_finite(_int8_parts(encoded)[0] * 128)
+    """As `require_finite` of the decoded tensor. Raises `CodecError`, in blocks also for scales close to infinity."""
+    if encoded.codec in _IN_BLOCKS:
+        most = 128 if encoded.codec == "int8" else eden.MOST_PER_SCALE
+        require_finite(_parts(encoded)[0] * most)
     else:
         require_finite(as_read(encoded))
 
@@ -256,22 +281,17 @@ def _quantise_there(flat: Tensor, scales: Tensor, values: Tensor) -> tuple[memor
     return _bytes_of(scales.cpu()), _bytes_of(values.cpu())
 
 
-def _int8_parts(encoded: Encoded) -> tuple[Tensor, Tensor]:
-    """Scales and signed bytes, one-dimensional; over the same memory where that is possible. To be read only."""
+def _parts(encoded: Encoded) -> tuple[Tensor, Tensor]:
+    """Scales and the rest, one-dimensional; over the same memory where that is possible. To be read only."""
     if len(encoded.buffers) == 2:
-        scales, values = encoded.buffers
+        scales, rest = encoded.buffers
     else:
         (raw,) = encoded.buffers
         raw = raw.cast("B") if raw.nbytes else raw
-        scale_bytes = raw.nbytes - math.prod(encoded.shape)
-        scales, values = raw[:scale_bytes], raw[scale_bytes:]
-    return _tensor_over(scales, torch.float32), _tensor_over(values, torch.int8)
-
-
-def _dequantise(values: Tensor, scales: Tensor) -> Tensor:
-    result = torch.zeros(values.numel(), dtype=torch.float32)
-    add_quantised(result.numpy(), values.numpy(), scales.numpy(), 1.0)
-    return result
+        scale_bytes = 4 * -(-math.prod(encoded.shape) // BLOCK)
+        scales, rest = raw[:scale_bytes], raw[scale_bytes:]
+    dtype = torch.int8 if encoded.codec == "int8" else torch.uint8
+    return _tensor_over(scales, torch.float32), _tensor_over(rest, dtype)
 
 
 def _scratch(values: int, device: torch.device) -> Tensor:

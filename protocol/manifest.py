@@ -27,6 +27,7 @@ _SIGNATURE_DOMAIN = b"noloco-manifest-1:"
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
+BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 
 
 class Section(BaseModel):
@@ -160,10 +161,15 @@ class Outer(Section):
 
 
 class Wire(Section):
-    """How tensors travel."""
+    """How tensors travel; `protocol.codec` has bytes and errors of each codec.
 
-    activations: Codec = "bf16"
-    gradients: Codec = "bf16"
+    Between stages also in 4 or 2 bits per value after a rotation, "eden4" and "eden2": what is lost is expected to
+    have 0.0096 and 0.133 of the squared norm (Lloyd-Max on a Gaussian, D = 0.0095 and 0.1175, as D/(1 − D)). What
+    is averaged does not travel so: replicas would stay as far apart as it is rounded.
+    """
+
+    activations: BoundaryCodec = "bf16"
+    gradients: BoundaryCodec = "bf16"
     gossip: Codec = "fp32"  # z, and φ where it goes early
     progress: Codec = "fp32"  # Δ where φ goes early
     error_feedback: bool = False  # what rounding loses of Δ goes with the next round's

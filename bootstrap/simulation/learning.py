@@ -30,6 +30,8 @@ CURVE_POINTS = 20
 CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
+# Facts that older results do not name, and what these had. Keys have them from the manifest.
+LATER_FACTS: dict[str, Any] = {"activations": "fp32", "gradients": "fp32", "staleness": 0}
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class Setting:
     @property
     def key(self) -> str:
         """The same for the same setting, for studies that go on where they stopped."""
-        facts, manifest = self.facts(), self.manifest.model_dump()
+        facts = {name: value for name, value in self.facts().items() if name not in LATER_FACTS}
+        manifest = self.manifest.model_dump()
         if not self.manifest.inner.staleness:  # a setting that is younger than outcomes that were kept
-            del facts["staleness"], manifest["inner"]["staleness"]
+            del manifest["inner"]["staleness"]
         text = json.dumps(facts | {"manifest": manifest}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -78,6 +81,8 @@ class Setting:
             "pace": outer.pace,
             "weighting": outer.weighting,
             "clip": outer.clip,
+            "activations": manifest.wire.activations,
+            "gradients": manifest.wire.gradients,
             "gossip": manifest.wire.gossip,
             "progress": manifest.wire.progress,
             "error_feedback": manifest.wire.error_feedback,

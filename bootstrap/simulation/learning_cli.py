@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -19,7 +19,7 @@ from bootstrap.simulation.learning_plot import plot_learning
 from bootstrap.simulation.study import rows, run_study
 from node.command import fail
 from protocol.errors import ManifestError, NolocoError
-from protocol.manifest import Manifest, manifest_from
+from protocol.manifest import BoundaryCodec, Manifest, manifest_from
 
 METHODS = ("noloco", "diloco", "average", "local", "all-reduce")
 SHOWN = {  # how columns are called in the table
@@ -46,6 +46,7 @@ def learning(
     gamma: Annotated[str | None, typer.Option(help="Pull toward the pair's mean.")] = None,
     overlap: Annotated[str | None, typer.Option(help="none, phi-early, late.")] = None,
     staleness: Annotated[str | None, typer.Option(help="0 or 1 inner steps.")] = None,
+    codecs: Annotated[str | None, typer.Option(help="Of activations/gradients: bf16 or int8/bf16.")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     microbatches: Annotated[int, typer.Option(min=1, help="Of one inner step of a replica.")] = 1,
     sequences: Annotated[int, typer.Option(min=1, help="Of one microbatch.")] = 2,
@@ -80,6 +81,7 @@ def learning(
             if overlap
             else [base.outer.overlap],
             "staleness": numbers("--staleness", staleness, int, 0) if staleness else [base.inner.staleness],
+            "wire": wires("--codecs", codecs) if codecs else [{}],
             "slow": numbers("--slow", slow, float, 1),
             "latency": [ms / 1000 for ms in numbers("--latency", latency, float, 0)],
             "mbit": numbers("--mbit", mbit, float, 0),
@@ -166,12 +168,23 @@ def choices(option: str, text: str, known: Sequence[str]) -> list[str]:
     return values
 
 
+def wires(option: str, text: str) -> list[dict[str, str]]:
+    """The manifest's changes for a list of codecs as fp32,int8/bf16: of both directions, or activations/gradients."""
+    known, result = get_args(BoundaryCodec), []
+    for part in text.split(","):
+        activations, _, gradients = part.partition("/")
+        for codec in (activations, gradients or activations):
+            choices(option, codec, known)
+        result.append({"activations": activations, "gradients": gradients or activations})
+    return result
+
+
 def _tell(console: Console, outcome: Outcome, done: int, total: int) -> None:
     facts = outcome.setting
     console.print(
         f"{done}/{total}  {facts['method']} {facts['replicas']} × {facts['stages']} k={facts['k']} "
-        f"seed {facts['seed']}: loss {outcome.loss:.3f}, spread {outcome.spread:.1e} "
-        f"({outcome.wall_seconds:.0f} s)",
+        f"{facts['activations']}/{facts['gradients']} seed {facts['seed']}: "
+        f"loss {outcome.loss:.3f}, spread {outcome.spread:.1e} ({outcome.wall_seconds:.0f} s)",
         highlight=False,
     )
 

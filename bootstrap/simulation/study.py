@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from bootstrap.simulation.learning import Outcome, Setting, simulate
+from bootstrap.simulation.learning import LATER_FACTS, Outcome, Setting, simulate
 from protocol.errors import DataError
 
 Told = Callable[[Outcome, int, int], None]  # outcome, how many are done, how many there are
@@ -62,6 +62,7 @@ def read_outcomes(file: Path) -> list[Outcome]:
         try:
             contents = json.loads(line)
             outcome = Outcome(**{name: contents[name] for name in names})
+            outcome.setting = LATER_FACTS | outcome.setting
             outcome.curve = [(tokens, loss, spread) for tokens, loss, spread in outcome.curve]
             outcomes.append(outcome)
         except (ValueError, KeyError, TypeError):

@@ -148,7 +148,8 @@ def test_a_tensor_of_every_codec_arrives(codec: str) -> None:
     tensor = torch.arange(-3, 9, dtype=torch.int64 if codec.startswith("int") and codec != "int8" else None)
     tensor = tensor if codec in ("int32", "int64") else tensor.float()
     [received] = read(sent(Done(), [encode(tensor, codec)])).tensors()
-    assert torch.allclose(received.double(), tensor.double(), atol=8 / 254)
+    tolerated = {"eden4": 0.15, "eden2": 0.5}.get(codec, 0.01)
+    assert (received.double() - tensor).norm() <= tolerated * tensor.double().norm()
 
 
 def test_frames_follow_each_other_on_one_stream() -> None:

@@ -168,6 +168,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ({"data__source": "/etc/passwd"}, ["data.source"]),
         ({"data__sequence_tokens": 1}, ["data.sequence_tokens"]),
         ({"wire__gossip": "pickle"}, ["wire.gossip"]),
+        ({"wire__gossip": "eden4"}, ["wire.gossip"]),
+        ({"wire__activations": "int32"}, ["wire.activations"]),
         ({"limits__gossip_deadline": NAN}, ["limits.gossip_deadline"]),
         ({"limits__clock_skew": 10.0}, ["limits.clock_skew"]),
         ({"limits__record_lifetime": 1.0}, ["limits.record_lifetime"]),

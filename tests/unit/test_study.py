@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bootstrap.simulate_cli import app
-from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.learning_cli import one_setting, wires
 from bootstrap.simulation.study import read_outcomes, rows, run_study
 from protocol.errors import DataError
 from protocol.manifest import load_preset
@@ -71,6 +72,30 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_itself(tmp_path: Path) -> 
     assert row["loss_deviation"] > 0
 
 
+def test_the_codecs_between_stages_are_facts_and_results_from_before_keep_their_keys(tmp_path: Path) -> None:
+    [plain] = run_study([short()], None, 1, lambda *_: None)
+    before = asdict(plain)
+    for name in ("activations", "gradients"):
+        del before["setting"][name]
+    file = tmp_path / "study.jsonl"
+    file.write_text(json.dumps(before) + "\n", encoding="utf-8")
+    told: list[int] = []
+    int8 = short(wire={"activations": "int8", "gradients": "eden4"}, stages=2)
+    outcomes = run_study([short(), int8], file, 1, lambda outcome, done, of: told.append(done))
+    assert told == [2]
+    assert [(o.setting["activations"], o.setting["gradients"]) for o in outcomes] == [
+        ("fp32", "fp32"),
+        ("int8", "eden4"),
+    ]
+
+
+def test_a_list_of_codecs_gives_a_setting_for_each() -> None:
+    assert wires("--codecs", "bf16,int8/eden4") == [
+        {"activations": "bf16", "gradients": "bf16"},
+        {"activations": "int8", "gradients": "eden4"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -79,6 +104,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_itself(tmp_path: Path) -> 
         (["--gamma", "1.6"], "stable range"),
         (["--stages", "9"], "exceeds model.layers"),
         (["--seeds", ""], "--seeds"),
+        (["--codecs", "int8/int32"], "choose from"),
     ],
 )
 def test_a_wrong_option_gets_one_line(options: list[str], words: str) -> None:
