@@ -16,13 +16,13 @@ from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
 from bootstrap.export import export_route
 from bootstrap.founding import found
 from bootstrap.observer import Observer, Sighting
-from bootstrap.processes import Child, Children
 from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
 from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
 from node.data import Corpus, load_corpus
+from node.processes import Child, Children
 from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
 from protocol.manifest import Manifest
@@ -281,5 +281,6 @@ class LocalSwarm:
 
 
 def _last_words(child: Child) -> str:
+    assert child.log is not None
     lines = child.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return "\n".join("  " + line for line in lines[-8:]) or "  (it said nothing)"

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bootstrap.processes import Child
+from node.processes import Child
 from protocol.errors import StateError
 
 FILE_NAME = "trace.json"  # of a node, in its state directory

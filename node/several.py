@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 import torch
 
 from node.config import ENVIRONMENT_PREFIX, NodeConfig
+from node.processes import Children
 from node.signals import on_interrupt
 from protocol.errors import UserError
 
@@ -31,11 +31,13 @@ def config_of(config: NodeConfig, index: int, device: str) -> NodeConfig:
     changes: dict[str, object] = {"device": device, "state_dir": config.state_dir / f"device-{index}"}
     if config.port:
         changes["port"] = config.port + index
+    if config.trace is not None:
+        changes["trace"] = config.trace.with_stem(f"{config.trace.stem}-{index}")
     return config.model_copy(update=changes)
 
 
 async def run_several(config: NodeConfig, devices: Sequence[str]) -> None:
-    """Run a node on each device until all have ended; Ctrl-C asks all to leave, a second one ends them.
+    """Run a node on each device until all have ended. Ctrl-C asks all to leave, a second one ends them at once.
 
     One that ends early leaves the others running. Raises `UserError` in the end if one failed.
     """
@@ -43,35 +45,21 @@ async def run_several(config: NodeConfig, devices: Sequence[str]) -> None:
         raise UserError(
             "--announce names one address, and several devices are several nodes. Start them one by one."
         )
-    processes = [await _start(config_of(config, index, device)) for index, device in enumerate(devices)]
-
-    def leave() -> None:
-        for process in processes:
-            if process.returncode is None:
-                process.send_signal(signal.SIGINT)
-
-    on_interrupt(leave)
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    nodes = Children()
+    on_interrupt(nodes.interrupt)
     try:
-        codes = await asyncio.gather(*(process.wait() for process in processes))
+        for index, device in enumerate(devices):
+            arguments = arguments_of(config_of(config, index, device))
+            await nodes.start(device, [sys.executable, "-m", "node.cli", *arguments], environment=outside)
+        codes = await asyncio.gather(*(node.process.wait() for node in nodes.all))
     finally:
-        for process in processes:
-            if process.returncode is None:
-                process.kill()
-    failed = [device for device, code in zip(devices, codes, strict=True) if code]
+        nodes.kill()
+    failed = [node.name for node, code in zip(nodes.all, codes, strict=True) if code]
     if failed:
         raise UserError(
             f"The node on {', '.join(failed)} failed; what it said is above, and in its node.log."
         )
-
-
-async def _start(config: NodeConfig) -> asyncio.subprocess.Process:
-    """In a session of its own, so that a Ctrl-C at the terminal reaches it once, through this process."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)
-    }
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "node.cli", *arguments_of(config), env=environment, start_new_session=True
-    )
 
 
 def arguments_of(config: NodeConfig) -> list[str]:

@@ -26,10 +26,11 @@ def test_a_list_names_them_and_one_alone_stays_as_it_is() -> None:
         devices_of("cuda:0,,cuda:1")
 
 
-def test_each_node_has_a_state_directory_and_a_port_of_its_own() -> None:
-    config = NodeConfig(join=("x",), port=4000)
+def test_each_node_has_a_state_directory_a_port_and_a_trace_of_its_own() -> None:
+    config = NodeConfig(join=("x",), port=4000, trace=Path("t.json"))
     parts = [config_of(config, index, "cpu") for index in range(3)]
     assert len({part.state_dir for part in parts}) == 3
+    assert [str(part.trace) for part in parts] == ["t-0.json", "t-1.json", "t-2.json"]
     assert [part.port for part in parts] == [4000, 4001, 4002]
     assert [config_of(NodeConfig(), index, "cpu").port for index in range(2)] == [0, 0]
 

@@ -6,6 +6,8 @@ import asyncio
 import ctypes
 import signal
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ def _die_with_parent() -> None:
 @dataclass
 class Child:
     name: str
-    log: Path
+    log: Path | None
     process: asyncio.subprocess.Process
 
     @property
@@ -36,14 +38,23 @@ class Children:
     def __init__(self) -> None:
         self.all: list[Child] = []
 
-    async def start(self, name: str, command: list[str], log: Path) -> Child:
-        """Start a command with its output in `log`. A session of its own: a Ctrl-C does not reach it."""
-        with log.open("ab") as output:
+    async def start(
+        self,
+        name: str,
+        command: list[str],
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start a command. Its output goes to `log`, without one to where the parent's goes; its environment is the
+        parent's unless one is given. A session of its own: a Ctrl-C does not reach it.
+        """
+        with nullcontext() if log is None else log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env=environment,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
@@ -51,10 +62,14 @@ class Children:
         self.all.append(child)
         return child
 
-    async def stop(self) -> None:
-        """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""
+    def interrupt(self) -> None:
+        """Ask all to leave."""
         for child in self.all:
             self._signal(child, signal.SIGINT)
+
+    async def stop(self) -> None:
+        """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""
+        self.interrupt()
         waiting = [asyncio.ensure_future(child.process.wait()) for child in self.all]
         if waiting:
             await asyncio.wait(waiting, timeout=GRACE_SECONDS)
