@@ -105,6 +105,11 @@ def nbytes_of(codec: str, shape: Sequence[int]) -> int:
     return values * dtype.itemsize
 
 
+def decoded_bytes(spec: TensorSpec) -> int:
+    """The memory that its tensor takes: float32 for what travels in blocks, else as many bytes as travel."""
+    return 4 * math.prod(spec.shape) if spec.codec in _IN_BLOCKS else spec.nbytes
+
+
 def describe(encoded: Encoded) -> list[object]:
     """The msgpack form of the spec: [codec, [dimensions], nbytes]."""
     return [encoded.codec, list(encoded.shape), encoded.nbytes]

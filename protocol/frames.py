@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 import torch
 
-from protocol.codec import Encoded, TensorSpec, as_read, describe, parse_spec
+from protocol.codec import Encoded, TensorSpec, as_read, decoded_bytes, describe, parse_spec
 from protocol.errors import WireError
 from protocol.messages import Message, parse_message
 from protocol.transport.base import Buffer, PeerId, Stream
@@ -26,6 +26,7 @@ from protocol.transport.base import Buffer, PeerId, Stream
 MAGIC = b"NLC1"
 MAX_HEADER_BYTES = 256 * 1024
 MAX_TENSORS = 8
+MOST_EXPANSION = 4  # of a class's bound on payloads: what int8 may take when it is decoded, and no codec more
 _PREFIX = struct.Struct(">4sBIQ")
 
 
@@ -113,6 +114,10 @@ async def read_frame(stream: Stream, max_payload: int, watch: FrameWatch = UNWAT
     if payload_bytes > max_payload:
         raise WireError(f"payload of {payload_bytes} bytes; at most {max_payload} are allowed here")
     request_id, kind, body, specs = _parse_header(await stream.read(header_bytes), payload_bytes)
+    if sum(map(decoded_bytes, specs)) > MOST_EXPANSION * max_payload:
+        raise WireError(
+            f"the tensors take more than {MOST_EXPANSION} times the {max_payload} bytes allowed here"
+        )
     payload = await stream.read(payload_bytes) if payload_bytes else b""
     try:
         frame_type = FrameType(type_code)

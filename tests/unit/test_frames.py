@@ -239,6 +239,18 @@ def test_tensors_that_do_not_fill_the_payload_are_refused_before_it_is_read() ->
     assert len(tape.asked) == 2
 
 
+def test_tensors_that_would_grow_far_beyond_the_bound_are_refused_before_they_are_read() -> None:
+    """eden2 takes fifteen times as much when it is decoded: a frame of the largest size would take 60 KB."""
+    blocks = LIMIT // 68
+    spec = ["eden2", [256 * blocks], 68 * blocks]
+    tape = Tape(framed([1, "done", {}, [spec]], bytes(68 * blocks)))
+    with pytest.raises(WireError, match="4 times"):
+        done(read_frame(tape, LIMIT))
+    assert len(tape.asked) == 2
+    smaller = ["eden2", [256 * 16], 68 * 16]  # four times the bound, exactly
+    assert read(framed([1, "done", {}, [smaller]], bytes(68 * 16))).tensors()[0].numel() == LIMIT
+
+
 @pytest.mark.parametrize(
     "spec",
     [
