@@ -3,6 +3,8 @@
 A microbatch admitted to a step runs forward and backward at that step's weights. The weights change only when
 the gradients of all admitted ones are in. With a staleness of one, some of the next step's may run forward before
 that; their backward passes wait until it has happened, so that each step still takes exactly its batch.
+
+How many are between their forward and their backward pass at a time is bounded: each keeps its activations.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ class Decision(Enum):
 class Admission:
     """Mutable state: the ids admitted to the current step, those of them done, those ahead of it, and the queue.
 
-    `ahead` is how many of the next step's may run forward, at most a batch; it may change at any time.
+    `ahead` is how many of the next step's may run forward, at most a batch; `in_flight` how many of both may have run
+    forward and not backward.
     """
 
-    def __init__(self, batch: int, queue_limit: int, ahead: int = 0) -> None:
+    def __init__(self, batch: int, queue_limit: int, ahead: int = 0, in_flight: int | None = None) -> None:
         self.batch = batch
         self.queue_limit = queue_limit
-        self.ahead = ahead
+        self._most_ahead = min(ahead, batch)
+        self._in_flight = 2 * batch if in_flight is None else in_flight
         self._admitted: dict[str, bool] = {}  # id -> whether its gradient is in
         self._ahead: dict[str, None] = {}  # ordered
         self._queue: dict[str, None] = {}  # ordered
@@ -55,10 +59,10 @@ class Admission:
         return sum(self._admitted.values())
 
     def request(self, microbatch: str) -> Decision:
-        if len(self._admitted) < self.batch and not self._queue:
-            self._admitted[microbatch] = False
-            return Decision.ADMITTED
-        if len(self._admitted) == self.batch and self._has_room_ahead and not self._queue:
+        if not self._queue and self._has_place:
+            if len(self._admitted) < self.batch:
+                self._admitted[microbatch] = False
+                return Decision.ADMITTED
             self._ahead[microbatch] = None
             return Decision.AHEAD
         if len(self._queue) < self.queue_limit:
@@ -66,11 +70,17 @@ class Admission:
             return Decision.QUEUED
         return Decision.FULL
 
-    def done(self, microbatch: str) -> None:
-        """Its gradient has been accumulated."""
+    def done(self, microbatch: str) -> list[str]:
+        """Its gradient has been accumulated. Returns as `release` does."""
         if microbatch not in self._admitted:
             raise KeyError(f"microbatch {microbatch} was not admitted to this step")
         self._admitted[microbatch] = True
+        return self._refill()
+
+    def allow(self, in_flight: int) -> list[str]:
+        """From now on so many may be in flight; with none nobody is admitted any more. Returns as `release` does."""
+        self._in_flight = in_flight
+        return self._refill()
 
     def release(self, microbatch: str) -> list[str]:
         """It failed or was given up before its gradient was in.
@@ -89,20 +99,29 @@ class Admission:
         return self._refill()
 
     @property
-    def _has_room_ahead(self) -> bool:
-        return len(self._ahead) < min(self.ahead, self.batch)
+    def _has_place(self) -> bool:
+        """Whether one more may run forward, in this step or ahead of the next."""
+        has_room = len(self._admitted) < self.batch or len(self._ahead) < self._most_ahead
+        return has_room and self.running < self._in_flight
 
     def _refill(self) -> list[str]:
         moved = []
-        for source in (self._ahead, self._queue):
-            while source and len(self._admitted) < self.batch:
-                microbatch = next(iter(source))
-                del source[microbatch]
+        while self._ahead and len(self._admitted) < self.batch:
+            microbatch = _first(self._ahead)
+            self._admitted[microbatch] = False
+            moved.append(microbatch)
+        while self._queue and self._has_place:
+            microbatch = _first(self._queue)
+            if len(self._admitted) < self.batch:
                 self._admitted[microbatch] = False
-                moved.append(microbatch)
-        while self._queue and self._has_room_ahead:
-            microbatch = next(iter(self._queue))
-            del self._queue[microbatch]
-            self._ahead[microbatch] = None
+            else:
+                self._ahead[microbatch] = None
             moved.append(microbatch)
         return moved
+
+
+def _first(waiting: dict[str, None]) -> str:
+    """Take out the one that came first."""
+    microbatch = next(iter(waiting))
+    del waiting[microbatch]
+    return microbatch

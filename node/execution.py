@@ -8,7 +8,13 @@ from typing import Literal
 
 import torch
 
-from node.resources import memory_of_activations, memory_of_state, size
+from node.resources import (
+    least_in_flight,
+    memory_of_activations,
+    memory_of_state,
+    most_in_flight,
+    size,
+)
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 
@@ -21,12 +27,13 @@ class Execution:
     """`bf16` is torch's autocast over float32 weights.
 
     `recomputes` keeps only the inputs of layers for the backward pass and computes the rest again (Chen et al.,
-    arXiv 1604.06174): a third more arithmetic, a tenth of the memory.
+    arXiv 1604.06174): a third more arithmetic, a tenth of the memory. `in_flight` is how many microbatches' fit.
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
     recomputes: bool = False
     compiles: bool = False
+    in_flight: int = 1
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         if self.precision == "fp32":
@@ -43,17 +50,22 @@ def choose_execution(
     recompute: str = "auto",
     compiles: bool = False,
 ) -> Execution:
-    """What the volunteer asked for; with "auto" bf16 where the device has it, and recomputation where activations
-    would not fit into `free_bytes` beside the stage's state. Raises `UserError` for a precision that it lacks.
+    """What the volunteer asked for; with "auto" bf16 where the device has it, and recomputation where the activations
+    of the least microbatches in flight would not fit into `free_bytes` beside the stage's state. As many are in
+    flight as fit. Raises `UserError` for a precision that the device lacks.
     """
     if precision == "auto":
         precision = "bf16" if has_bf16(device) else "fp32"
     elif precision == "bf16" and device.type == "cuda" and not has_bf16(device):
         raise UserError(f"The device {device} has no bf16. Use --precision fp32, or auto.")
     room = (free_bytes - memory_of_state(manifest, stage)) * USABLE
-    needed = memory_of_activations(manifest, stage)
+    least = least_in_flight(manifest, stage)
+    needed = memory_of_activations(manifest, stage, least)
     recomputes = recompute == "on" or (recompute == "auto" and needed > room)
-    return Execution("bf16" if precision == "bf16" else "fp32", recomputes, compiles)
+    one, two = (memory_of_activations(manifest, stage, count, recomputes) for count in (1, 2))
+    fitting = 1 + int((room - one) // (two - one))
+    in_flight = max(least, min(fitting, most_in_flight(manifest, stage)))
+    return Execution("bf16" if precision == "bf16" else "fp32", recomputes, compiles, in_flight)
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -65,8 +77,10 @@ def described(execution: Execution, manifest: Manifest, stage: int) -> str:
     """For people, at the start."""
     parts = [f"computes in {execution.precision}"]
     if execution.recomputes:
-        kept = size(memory_of_activations(manifest, stage))
+        kept = size(memory_of_activations(manifest, stage, execution.in_flight))
         parts.append(f"computes activations twice instead of keeping {kept} of them")
+    if execution.in_flight < most_in_flight(manifest, stage):
+        parts.append(f"keeps at most {execution.in_flight} microbatches in flight, as many as fit")
     if execution.compiles:
         parts.append("compiled; the first microbatch takes minutes")
     return ", ".join(parts)

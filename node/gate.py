@@ -16,8 +16,8 @@ class Gate:
     and whether the gate is held or everything passes since no step will come any more.
     """
 
-    def __init__(self, batch: int) -> None:
-        self._admission = Admission(batch, QUEUE_BATCHES * batch)
+    def __init__(self, batch: int, staleness: int, in_flight: int) -> None:
+        self._admission = Admission(batch, QUEUE_BATCHES * batch, staleness * batch, in_flight)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._backward_turns: dict[str, asyncio.Future[None]] = {}
         self._draining = False
@@ -66,16 +66,17 @@ class Gate:
         finally:
             turns.pop(microbatch, None)
 
-    def allow_ahead(self, microbatches: int) -> None:
-        """How many microbatches of the next step may run forward from now on."""
-        self._admission.ahead = microbatches
+    def allow(self, in_flight: int) -> None:
+        """How many microbatches may be between their forward and backward passes from now on."""
+        if not self._draining:
+            self._wake(self._admission.allow(in_flight))
 
     def done(self, microbatch: str) -> None:
         """Its gradient is in."""
         if self._draining and not self._admission.is_of_this_step(microbatch):
             self.give_up(microbatch)
             return
-        self._admission.done(microbatch)
+        self._wake(self._admission.done(microbatch))
         if self._admission.complete:
             self._complete.set()
         self._tell_when_idle()
@@ -106,6 +107,7 @@ class Gate:
     async def idle(self) -> None:
         """Wait until nothing that was admitted is still running. No step comes any more: all may run backward."""
         self._draining = True
+        self._admission.allow(0)
         for turn in list(self._backward_turns.values()):
             _release(turn)
         self._idle.clear()

@@ -29,9 +29,13 @@ class Pipeline:
         self._context = context
         self._replica = replica
         self._work = work
-        self._gate = Gate(context.manifest.inner.microbatches)
+        inner, in_flight = context.manifest.inner, replica.execution.in_flight
+        if context.is_last:  # forward and backward passes are one piece of work: nothing is between them
+            self._gate = Gate(inner.microbatches, 0, inner.microbatches)
+        else:
+            self._gate = Gate(inner.microbatches, inner.staleness, in_flight)
         self._onward = Onward(context, rng)
-        self._window = Window(context.manifest.inner.microbatches)
+        self._window = Window(inner.microbatches, in_flight)
         self._answers: dict[str, asyncio.Task[Answer]] = {}
         self._losses: list[float] = []
         self.serving = True
@@ -129,18 +133,17 @@ class Pipeline:
         sent = asyncio.get_running_loop().time()
         with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
             loss, gradient = await self._onward.send(microbatch, parcel)
-        self._look_ahead(asyncio.get_running_loop().time() - sent)
+        self._adapt(asyncio.get_running_loop().time() - sent)
         with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
             await self._gate.backward(microbatch)
         answer = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
         return loss, answer
 
-    def _look_ahead(self, seconds: float) -> None:
-        """A gradient came back after `seconds`: run as many microbatches ahead as hide such a time."""
+    def _adapt(self, seconds: float) -> None:
+        """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
         context = self._context
-        if context.manifest.inner.staleness:
-            computing = context.compute.busy.seconds() / (context.counters.received + 1)
-            self._gate.allow_ahead(self._window.ahead(seconds, computing))
+        computing = context.compute.busy.seconds() / (context.counters.received + 1)
+        self._gate.allow(self._window.in_flight(seconds, computing))
 
     def _remember(self, name: str, task: asyncio.Task[Answer]) -> None:
         """Keep the last answers for repeated deliveries: a few batches of them, never those that failed."""

@@ -83,13 +83,13 @@ class Replica:
         self.round = 0  # outer steps done
         self.steps_in_round = 0
         self._left: LeftRound | None = None
-        self._execution = Execution()
+        self.execution = Execution()
         self._compute: Callable[[torch.Tensor], torch.Tensor] = self.stage
         self._build_optimizer()
 
     def execute(self, execution: Execution) -> None:
         """How forward and backward passes are computed from now on; float32 with nothing recomputed until then."""
-        self._execution = execution
+        self.execution = execution
         self.stage.recomputes = execution.recomputes
         self._compute = torch.compile(self.stage) if execution.compiles else self.stage
 
@@ -124,7 +124,7 @@ class Replica:
         leaf = inputs.to(self.device)
         if not self.stage.is_first:
             leaf = leaf.detach().requires_grad_()
-        with self._execution.autocast(self.device):
+        with self.execution.autocast(self.device):
             return leaf, self._compute(leaf)
 
     def backward(

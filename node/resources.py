@@ -19,8 +19,9 @@ GIB = 2**30
 
 
 def memory_needed(manifest: Manifest, stage: int, recomputes: bool = False) -> int:
-    """Bytes for the stage's state and for the activations of the microbatches in flight."""
-    return memory_of_state(manifest, stage) + memory_of_activations(manifest, stage, recomputes)
+    """Bytes for the stage's state and for the activations of the least microbatches in flight."""
+    least = least_in_flight(manifest, stage)
+    return memory_of_state(manifest, stage) + memory_of_activations(manifest, stage, least, recomputes)
 
 
 def memory_of_state(manifest: Manifest, stage: int) -> int:
@@ -28,14 +29,25 @@ def memory_of_state(manifest: Manifest, stage: int) -> int:
     return parameter_count(manifest, stage) * 4 * COPIES_IN_MEMORY
 
 
-def memory_of_activations(manifest: Manifest, stage: int, recomputes: bool = False) -> int:
-    """Bytes kept for the backward passes of all microbatches that may be in flight.
+def most_in_flight(manifest: Manifest, stage: int) -> int:
+    """Microbatches that may be between their forward and backward passes: the last stage runs both at once."""
+    if stage == manifest.stages - 1:
+        return 1
+    return manifest.inner.microbatches * (1 + manifest.inner.staleness)
+
+
+def least_in_flight(manifest: Manifest, stage: int) -> int:
+    """As many as keep all stages busy: one in each from here on, and one on each way between them."""
+    return min(most_in_flight(manifest, stage), 2 * (manifest.stages - 1 - stage) + 1)
+
+
+def memory_of_activations(manifest: Manifest, stage: int, in_flight: int, recomputes: bool = False) -> int:
+    """Bytes kept for the backward passes of so many microbatches.
 
     With `recomputes` those are the inputs of layers, and one layer's activations at a time.
     """
-    model, inner = manifest.model, manifest.inner
+    model = manifest.model
     layers, is_last = len(manifest.layers_of(stage)), stage == manifest.stages - 1
-    in_flight = inner.microbatches * (1 + inner.staleness)
     # kept for backward per layer: about 34 values per token and hidden unit (Korthikanti et al., arXiv
     # 2205.05198, eq. 1, fp16 bytes), and attention in blocks keeps no score matrix
     per_layer = manifest.tokens_per_microbatch * model.hidden_size * 34 * 2

@@ -50,6 +50,25 @@ def test_one_whose_gradient_is_in_keeps_its_place() -> None:
     assert (admission.gradients, admission.running, admission.waiting) == (1, 1, 1)
 
 
+def test_only_so_many_are_in_flight_and_each_gradient_admits_the_next() -> None:
+    admission = Admission(batch=4, queue_limit=4, in_flight=2)
+    decisions = [admission.request(name) for name in "abcd"]
+    assert decisions == [Decision.ADMITTED] * 2 + [Decision.QUEUED] * 2
+    assert admission.done("b") == ["c"]
+    assert admission.allow(3) == ["d"]
+    assert [admission.done(name) for name in "acd"] == [[], [], []]
+    assert admission.complete
+
+
+def test_with_none_in_flight_those_at_work_end_and_nobody_follows() -> None:
+    admission = Admission(batch=2, queue_limit=2, in_flight=1)
+    admission.request("a")
+    admission.request("b")
+    assert admission.allow(0) == []
+    assert admission.done("a") == []
+    assert (admission.running, admission.waiting) == (0, 1)
+
+
 def test_a_gradient_of_one_that_was_not_admitted_is_an_error() -> None:
     admission = Admission(batch=1, queue_limit=2)
     admission.request("a")
@@ -71,10 +90,13 @@ def test_nobody_overtakes_the_queue() -> None:
 class Crowd(RuleBasedStateMachine):
     """Requests, gradients, failures and steps in any order."""
 
-    @initialize(batch=st.integers(1, 4), queue=st.integers(0, 5), ahead=st.integers(0, 5))
-    def begin(self, batch: int, queue: int, ahead: int) -> None:
-        self.admission = Admission(batch, queue, ahead)
+    @initialize(
+        batch=st.integers(1, 4), queue=st.integers(0, 5), ahead=st.integers(0, 5), flight=st.integers(1, 8)
+    )
+    def begin(self, batch: int, queue: int, ahead: int, flight: int) -> None:
+        self.admission = Admission(batch, queue, ahead, flight)
         self.most_ahead = min(ahead, batch)
+        self.in_flight = self.most_in_flight = flight
         self.running: list[str] = []
         self.ahead: list[str] = []
         self.done: list[str] = []
@@ -108,7 +130,7 @@ class Crowd(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.running))
         self.running.remove(name)
         self.done.append(name)
-        self.admission.done(name)
+        self.moved_up(self.admission.done(name))
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
@@ -131,6 +153,11 @@ class Crowd(RuleBasedStateMachine):
         self.waiting.remove(name)
         self.moved_up(self.admission.release(name))
 
+    @rule(flight=st.integers(1, 8))
+    def another_window(self, flight: int) -> None:
+        self.in_flight = flight
+        self.moved_up(self.admission.allow(flight))
+
     @precondition(lambda self: self.admission.complete)
     @rule()
     def step(self) -> None:
@@ -147,10 +174,13 @@ class Crowd(RuleBasedStateMachine):
         assert len(self.running) + len(self.done) <= admission.batch
         assert admission.complete == (len(self.done) == admission.batch)
         assert len(self.ahead) <= self.most_ahead
-        if self.waiting:
-            assert len(self.ahead) == self.most_ahead
-        if self.waiting or self.ahead:  # no place is left empty while somebody waits
-            assert len(self.running) + len(self.done) == admission.batch
+        self.most_in_flight = max(self.in_flight, min(self.most_in_flight, running))  # it may shrink slowly
+        assert running <= self.most_in_flight
+        is_whole = len(self.running) + len(self.done) == admission.batch
+        if self.waiting:  # no place is left empty while somebody waits
+            assert running >= self.in_flight or (is_whole and len(self.ahead) == self.most_ahead)
+        if self.ahead:
+            assert is_whole
 
 
 TestCrowd = Crowd.TestCase

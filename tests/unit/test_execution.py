@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from node.execution import Execution, choose_execution
+from node.execution import USABLE, Execution, choose_execution, described
 from node.replica import Replica
-from node.resources import GIB, memory_needed, memory_of_activations, memory_of_state
+from node.resources import (
+    GIB,
+    least_in_flight,
+    memory_needed,
+    memory_of_activations,
+    memory_of_state,
+)
 from protocol.errors import UserError
 from protocol.manifest import Manifest, load_preset
 
@@ -79,13 +85,31 @@ def test_a_stage_in_bf16_hands_on_activations_and_takes_gradients(manifest: Mani
 
 
 def test_auto_recomputes_only_what_does_not_fit() -> None:
-    state, activations = memory_of_state(LARGE, 1), memory_of_activations(LARGE, 1)
-    roomy = choose_execution(LARGE, 1, CPU, state + 2 * activations)
-    tight = choose_execution(LARGE, 1, CPU, state + activations // 2)
+    state = memory_of_state(LARGE, 0)
+    activations = memory_of_activations(LARGE, 0, least_in_flight(LARGE, 0))
+    roomy = choose_execution(LARGE, 0, CPU, state + 2 * activations)
+    tight = choose_execution(LARGE, 0, CPU, state + activations // 2)
     assert (roomy.recomputes, tight.recomputes) == (False, True)
-    assert not choose_execution(LARGE, 1, CPU, state, recompute="off").recomputes
-    assert choose_execution(LARGE, 1, CPU, 1000 * GIB, recompute="on").recomputes
-    assert memory_needed(LARGE, 1, recomputes=True) < state + activations / 5
+    assert not choose_execution(LARGE, 0, CPU, state, recompute="off").recomputes
+    assert choose_execution(LARGE, 0, CPU, 1000 * GIB, recompute="on").recomputes
+    assert memory_needed(LARGE, 0, recomputes=True) < state + activations / 5
+
+
+def test_as_many_microbatches_are_in_flight_as_fit_and_as_keep_the_stages_busy() -> None:
+    state, least = memory_of_state(LARGE, 0), least_in_flight(LARGE, 0)
+    assert least == 2 * (LARGE.stages - 1) + 1
+    for count in (least + 1, LARGE.inner.microbatches):
+        room = memory_of_activations(LARGE, 0, count) / USABLE
+        chosen = choose_execution(LARGE, 0, CPU, state + int(room) + 8)
+        assert (chosen.in_flight, chosen.recomputes) == (count, False)
+    assert choose_execution(LARGE, 0, CPU, 1000 * GIB).in_flight == LARGE.inner.microbatches
+    assert choose_execution(LARGE, 0, CPU, 0).in_flight == least
+    assert choose_execution(LARGE, LARGE.stages - 1, CPU, 1000 * GIB).in_flight == 1
+
+
+def test_a_volunteer_is_told_when_few_microbatches_fit() -> None:
+    chosen = Execution(in_flight=5)
+    assert "at most 5 microbatches in flight" in described(chosen, LARGE, 0)
 
 
 def test_auto_stays_with_float32_where_bf16_is_not_faster() -> None:
