@@ -22,6 +22,7 @@ from bootstrap.observer import visit
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, save_svg, show
+from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
 from node.data import load_corpus
 from node.log import set_up_logging
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(manifest_tools, name="manifest")
 app.add_typer(simulate, name="simulate")
+app.command("trace")(show_trace)
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 

@@ -59,10 +59,17 @@ def manifest_of(hidden: int, microbatches: int = 8, staleness: int = 0, **wire: 
 class Chain:
     """Mutable state: a seed peer and a node for each stage, until the end of the `with` block.
 
-    `places` are for the seed peer first, then for the stages in order.
+    `places` are for the seed peer first, then for the stages in order. With `traced` each stage writes a trace.
     """
 
-    def __init__(self, manifest: Manifest, places: Sequence[Place], options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        places: Sequence[Place],
+        options: Sequence[str] = (),
+        traced: bool = False,
+    ) -> None:
+        self._traced = traced
         self._manifest = manifest
         self._places = places
         self._options = options
@@ -95,6 +102,11 @@ class Chain:
     def directory(self) -> Path:
         return Path(self._folder.name)
 
+    @property
+    def traces(self) -> list[Path]:
+        """Of the stages, as far as they are written."""
+        return [self.directory / f"stage{stage}.json" for stage in range(self._manifest.stages)]
+
     def _start(self) -> None:
         (self.directory / "manifest.toml").write_text(_toml(self._manifest.model_dump()))
         host, prefix = self._places[0]
@@ -106,11 +118,12 @@ class Chain:
         address = self._wait_for(lambda: _address_in(seed))
         for stage in range(self._manifest.stages):
             host, prefix = self._places[1 + stage]
+            trace = ["--trace", str(self.traces[stage])] if self._traced else []
             self._run(
                 f"stage{stage}",
                 [*prefix, sys.executable, "-m", "node.cli", "--join", address, "--stage", str(stage), "--state-dir",
                  f"{self.directory}/stage{stage}", "--host", host, "--no-relay", "--threads", "1",
-                 "--device", "cpu", "--checkpoint-minutes", "60", *self._options],
+                 "--device", "cpu", "--checkpoint-minutes", "60", *trace, *self._options],
             )  # fmt: skip
 
     def _run(self, name: str, command: list[str]) -> Path:
