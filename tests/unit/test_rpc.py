@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from protocol.bans import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.codec import encode
 from protocol.errors import (
     CodecError,
@@ -25,7 +26,8 @@ from protocol.errors import (
 from protocol.frames import FrameType, read_frame, write_frame
 from protocol.identity import Identity
 from protocol.messages import Accept, Done, Forward, Gradient, Hello, Ready
-from protocol.rpc import BAN_AFTER_STRIKES, BAN_SECONDS, MAX_IN_FLIGHT, Answer, Request, Rpc, Traffic
+from protocol.places import MOST
+from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
 from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link
@@ -150,8 +152,8 @@ async def test_more_requests_than_are_handled_at_once_all_get_their_answer() -> 
             return Answer(Done())
 
         two.server.handle(Traffic.GOSSIP, Ready, slow)
-        await asyncio.gather(*(two.ask() for _ in range(3 * MAX_IN_FLIGHT)))
-        assert most == MAX_IN_FLIGHT
+        await asyncio.gather(*(two.ask() for _ in range(3 * MOST)))
+        assert most == MOST
 
 
 @in_virtual_time
