@@ -20,7 +20,7 @@ from typing import Any
 from bootstrap.simulation.figure import figure
 from bootstrap.simulation.front import Point, write_points
 from bootstrap.simulation.learning import Outcome, Setting
-from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.learning_settings import one_setting
 from bootstrap.simulation.study import grouped, rows, run_study
 from protocol.manifest import load_preset
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 
 from bootstrap.simulation.learning import Outcome, Setting
-from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.learning_settings import one_setting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import load_preset
 
