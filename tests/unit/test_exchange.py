@@ -630,6 +630,25 @@ def test_a_piece_that_does_not_fit_is_refused_and_nothing_of_it_is_kept(damage: 
     run_swarm(main())
 
 
+@pytest.mark.parametrize("codec", ["eden4", "eden2", "int32"])
+def test_a_codec_that_is_not_for_gossip_is_refused_by_name_and_nothing_is_kept(codec: str) -> None:
+    """The two of few bits are for activations and gradients: a mean over weights would lose too much."""
+
+    async def main() -> None:
+        a, b = await two_ends(outer__overlap="phi-early")
+        a.agree(b, "pair")
+        phi = b.replica.phi[PIECE : 2 * PIECE]
+        piece = encode(phi.to(torch.int32) if codec == "int32" else phi, codec)
+        swap = a.rounds._exchange.of(Pair(b.me, "pair"))
+        message = Contribute(pair="pair", part="phi", offset=PIECE, total=a.replica.parameters)
+        with pytest.raises(CodecError, match=f"contributions do not travel in {codec}"):
+            a.rounds._exchange.receive(swap, message, [piece])
+        assert not swap.partners.has("phi", 1)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
 def test_weights_that_the_codec_cannot_carry_end_the_round_alone() -> None:
     """Numbers beyond float16 become infinite in it: the partner must not be told so, nor φ be made of it."""
 
