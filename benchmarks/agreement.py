@@ -7,7 +7,6 @@ between any two runs. Prints `real_minus_simulated`: the difference of the mean 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,6 +15,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+
+from reporting.report import Report, parser_of, run
 
 from bootstrap.founding import chosen_manifest
 from bootstrap.simulation.learning import Setting
@@ -49,11 +50,11 @@ def real_swarm(file: Path, steps: int, directory: Path) -> tuple[float, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    report = Report("agreement", arguments.json)
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
@@ -78,22 +79,18 @@ def main() -> None:
         for seed, (loss, tokens), one in zip(seeds, real, simulated, strict=True)
     ]
     gap = mean(loss for loss, _ in real) - mean(one.loss for one in simulated)
-    if arguments.json:
-        ratios = {"real_minus_simulated": round(gap, 4)}
-        print(json.dumps({"benchmark": "agreement", "ratios": ratios, "results": results}, indent=2))
-        return
     for row in results:
-        print(
+        report.tell(
             f"seed {row['seed']}: real {row['real']:.4f} ({row['real_tokens']:,} tokens)   "
             f"simulated {row['simulated']:.4f} ({row['simulated_tokens']:,} tokens)"
         )
     if len(seeds) > 1:
-        print(
+        report.tell(
             f"spread of the seeds: real {stdev(loss for loss, _ in real):.4f}, "
             f"simulated {stdev(one.loss for one in simulated):.4f}"
         )
-    print(f"real_minus_simulated {gap:+.4f} nats per token")
+    report.conclude({"real_minus_simulated": round(gap, 4)}, results, "nats per token")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -11,8 +11,6 @@ its own of them. The errors are root mean squares by that of the tensor, on Gaus
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from statistics import median
@@ -20,6 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from reporting.report import Report, parser_of, run
 from torch import Tensor
 
 from node.memory import keep_freed_memory
@@ -77,13 +76,11 @@ def samples(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=15, help="at least five")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    report = Report("codecs", arguments.json)
     torch.set_num_threads(1)
     keep_freed_memory()
     kernels.load()
@@ -105,11 +102,9 @@ def main() -> None:
         row["error_gaussian"] = float(f"{relative_error(gaussian, codec):.3g}")
         row["error_heavy"] = float(f"{relative_error(heavy, codec):.3g}")
         results.append(row)
-        if not arguments.json:
-            print("   ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()), flush=True)
-    if arguments.json:
-        print(json.dumps({"benchmark": "codecs", "ratios": ratios, "results": results}))
+        report.tell_row(row)
+    report.conclude(ratios, results)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

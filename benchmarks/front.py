@@ -8,8 +8,6 @@ a tenth of all-reduce's bytes is above all-reduce's loss, in nats.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -17,10 +15,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from reporting.report import Report, parser_of, run
+
 from bootstrap.simulation.figure import figure
 from bootstrap.simulation.front import Point, write_points
 from bootstrap.simulation.learning import Outcome, Setting
-from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.learning_settings import one_setting
 from bootstrap.simulation.study import grouped, rows, run_study
 from protocol.manifest import load_preset
 
@@ -83,29 +83,33 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="outcomes are kept here (JSON lines)")
     parser.add_argument("--seeds", default="0", help="as 0,1,2")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--plot", type=Path, help="SVG of loss against bytes per token")
     parser.add_argument("--cite", action="store_true", help="keep the points for `noloco manifest check`")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    report = Report("front", arguments.json)
     wanted = list(settings([int(seed) for seed in arguments.seeds.split(",")]))
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
-    outcomes = run_study(wanted, arguments.results, arguments.jobs, tell)
+
+    def told(outcome: Outcome, done: int, total: int) -> None:
+        report.tell(
+            f"{done}/{total}  {outcome.setting['method']} k={outcome.setting['k']} "
+            f"seed {outcome.setting['seed']}: {outcome.loss:.3f} ({outcome.wall_seconds:.0f} s)"
+        )
+
+    outcomes = run_study(wanted, arguments.results, arguments.jobs, told)
     points = points_of(outcomes)
     if arguments.plot is not None:
         plot(points, arguments.plot)
     if arguments.cite:
         write_points(points)
     gap, winner = gap_at_a_tenth(points)
-    if arguments.json:
-        ratios = {"loss_gap_at_a_tenth": round(gap, 4)}
-        print(json.dumps({"benchmark": "front", "ratios": ratios, "results": rows(outcomes)}, indent=2))
-        return
-    print(markdown(points))
-    print(f"\nAt most a tenth of all-reduce's bytes: {winner.name}, {gap:+.3f} nats from all-reduce.")
+    report.tell(markdown(points))
+    report.tell(f"\nAt most a tenth of all-reduce's bytes: {winner.name}, {gap:+.3f} nats from all-reduce.")
+    report.conclude({"loss_gap_at_a_tenth": round(gap, 4)}, rows(outcomes))
 
 
 def gap_at_a_tenth(points: Sequence[Point]) -> tuple[float, Point]:
@@ -176,13 +180,5 @@ def plot(points: Sequence[Point], file: Path) -> None:
         axis.legend(frameon=False, fontsize=7)
 
 
-def tell(outcome: Outcome, done: int, total: int) -> None:
-    print(
-        f"{done}/{total}  {outcome.setting['method']} k={outcome.setting['k']} seed {outcome.setting['seed']}: "
-        f"{outcome.loss:.3f} ({outcome.wall_seconds:.0f} s)",
-        flush=True,
-    )
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

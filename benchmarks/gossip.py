@@ -19,11 +19,7 @@ Ratios are medians over the repeats: `plain_vs_hivemind`, `overlapped_vs_hivemin
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +28,7 @@ from statistics import mean, median
 from averaging.checks import EXACT, QUANTISED, RoundAlone, check_allreduce, check_pairs
 from averaging.coordination import Group, Message, Peer, PeerFailed
 from averaging.state import INNER_STEPS, manifest_of, shapes_of
+from reporting.report import Report, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 PEERS = Path(__file__).with_name("averaging")
@@ -192,22 +189,19 @@ def _summary(results: list[Message]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--megabytes", type=float, default=100.0, help="state of each of two peers")
     parser.add_argument("--eight-megabytes", type=float, default=25.0, help="state of each of eight peers")
     parser.add_argument("--mbit", type=float, default=100.0, help="of each of eight links, each way")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds one way, between eight peers")
     parser.add_argument("--only", choices=("two", "eight"), help="one part of it")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    report = Report("gossip", arguments.json)
     ratios, results = {}, []
     if arguments.only != "eight":
-        two = two_peers(arguments.megabytes, arguments.repeats, tell)
-        tell(_summary(two))
+        two = two_peers(arguments.megabytes, arguments.repeats, report.tell)
+        report.tell(_summary(two))
         ratios["plain_vs_hivemind"] = ratio(two, "plain", "hivemind")
         ratios["overlapped_vs_hivemind"] = ratio(two, "overlapped", "hivemind")
         ratios["plain_vs_socket"] = ratio(two, "plain", "socket")
@@ -215,23 +209,16 @@ def main() -> None:
     if arguments.only != "two":
         shape = Shape(arguments.mbit, arguments.latency)
         try:
-            eight = eight_peers(arguments.eight_megabytes, arguments.repeats, shape, 8, tell)
+            eight = eight_peers(arguments.eight_megabytes, arguments.repeats, shape, 8, report.tell)
         except LinksUnavailable as reason:
-            tell(f"Left out the eight peers: {reason}")
+            report.tell(f"Left out the eight peers: {reason}")
         else:
-            tell(_summary(eight))
+            report.tell(_summary(eight))
             ratios["eight_vs_hivemind_allreduce"] = ratio(eight, "plain", "hivemind")
             ratios["eight_overlapped_vs_hivemind_allreduce"] = ratio(eight, "overlapped", "hivemind")
             results += eight
-    if arguments.json:
-        print(json.dumps({"benchmark": "gossip", "ratios": ratios, "results": results}))
-    for name, value in ratios.items() if not arguments.json else ():
-        print(f"{name}: {value:.3f} (median of {arguments.repeats})")
+    report.conclude(ratios, results, f"median of {arguments.repeats}")
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that links and processes are taken down
-    try:
-        main()
-    except PeerFailed as error:
-        sys.exit(f"error: {error}")
+    run(main, PeerFailed)

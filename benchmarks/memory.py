@@ -8,15 +8,12 @@ microbatches is left out, in which buffers grow to what is needed. Ratios, for e
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import time
-from functools import partial
 from typing import Any
 
 import psutil
 from pipelines.chain import Chain, ChainFailed, manifest_of
+from reporting.report import Report, parser_of, run
 
 from protocol.manifest import Manifest
 
@@ -43,7 +40,7 @@ def resident(chain: Chain) -> dict[str, float]:
     return {name: round(size, 1) for name, size in sizes.items()}
 
 
-def watch(microbatches: int, tell: Any) -> list[dict[str, Any]]:
+def watch(microbatches: int, report: Report) -> list[dict[str, Any]]:
     manifest = small_manifest()
     samples: list[dict[str, Any]] = []
     with Chain(manifest, PLACES) as chain:
@@ -53,33 +50,24 @@ def watch(microbatches: int, tell: Any) -> list[dict[str, Any]]:
             chain.require_alive()
             done = len(chain.step_times()) * manifest.inner.microbatches
             samples.append({"microbatches": done, **resident(chain)})
-            tell("   ".join(f"{name} {value:g}" for name, value in samples[-1].items()))
+            report.tell_row(samples[-1])
     return samples
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--microbatches", type=int, default=5_000)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
-    samples = watch(arguments.microbatches, tell)
+    report = Report("memory", arguments.json)
+    samples = watch(arguments.microbatches, report)
     settled = [row for row in samples if row["microbatches"] >= arguments.microbatches / 10]
     ratios = {}
     for name in ("stage0", "stage1", "p2pd0", "p2pd1"):
         sizes = [row[name] for row in settled]
         ratios[f"{name}_highest"] = round(max(sizes) / sizes[0], 3)
         ratios[f"{name}_lowest"] = round(min(sizes) / sizes[0], 3)
-    if arguments.json:
-        print(json.dumps({"benchmark": "memory", "ratios": ratios, "results": samples}))
-    for name, value in ratios.items() if not arguments.json else ():
-        print(f"{name}: {value:.3f}")
+    report.conclude(ratios, samples)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ChainFailed as error:
-        sys.exit(f"error: {error}")
+    run(main, ChainFailed)

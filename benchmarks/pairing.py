@@ -10,12 +10,11 @@ machine.
 
 from __future__ import annotations
 
-import argparse
-import json
 from itertools import combinations
 from random import Random
 from typing import Any
 
+from reporting.report import Report, parser_of, run
 from scipy.stats import chisquare
 
 from bootstrap.simulated_pairing import Setting, SimulatedStage
@@ -54,35 +53,26 @@ def blocking(pace: Any, rounds: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--replicas", type=int, nargs="*", default=[3, 4, 7, 64])
     parser.add_argument("--rounds", type=int, default=10_000, help="of every replica")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    report = Report("pairing", arguments.json)
     results, ratios = [], {}
     for replicas in arguments.replicas:
         row = fairness(replicas, arguments.rounds, arguments.seed)
         results.append(row)
         ratios[f"round_trips_to_agree_{replicas}"] = row["median_round_trips"]
         ratios[f"alone_{replicas}"] = row["alone"]
-        if not arguments.json:
-            show(row)
+        report.tell_row(row)
     for pace in ("steps", "time"):
         row = blocking(pace, max(1, arguments.rounds // 10), arguments.seed)
         results.append(row)
         ratios[f"blocked_fastest_of_4x_{pace}"] = row["blocked_fastest"]
-        if not arguments.json:
-            show(row)
-    if arguments.json:
-        print(json.dumps({"benchmark": "pairing", "ratios": ratios, "results": results}))
-
-
-def show(row: dict[str, Any]) -> None:
-    print("   ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()), flush=True)
+        report.tell_row(row)
+    report.conclude(ratios, results)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,11 +17,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from reporting.report import Report, parser_of, run
+
 from bootstrap.simulation.attackers import KINDS, Attack
 from bootstrap.simulation.poison import PoisonSetting, train_poisoned
 
 CLIP = 1.5
 RESULTS = Path(__file__).parent.parent / "docs" / "data" / "poison.jsonl"
+Place = tuple[str, float, float]  # attack, fraction of attackers, radius of the defence
+Losses = dict[Place, list[float]]  # of each seed
+PLAIN: Place = ("none", 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -67,20 +72,33 @@ def known_results(path: Path) -> dict[str, dict[str, Any]]:
     return {result["key"]: result for result in map(json.loads, lines)}
 
 
-def table(results: dict[str, dict[str, Any]], cases: list[Case], clip: float) -> str:
-    """Loss without attackers, and what each attack adds to it without → with the defence."""
-    losses: dict[tuple[str, float, float], list[float]] = {}
+def losses_of(results: dict[str, dict[str, Any]], cases: list[Case]) -> Losses:
+    losses: Losses = {}
     for case in cases:
-        if case.key in results:
-            place = (case.name, case.fraction, case.setting.clip)
-            losses.setdefault(place, []).append(results[case.key]["loss"])
-    fractions = sorted({case.fraction for case in cases if case.fraction})
-    plain = _typical(losses, ("none", 0.0, 0.0))
+        place = (case.name, case.fraction, case.setting.clip)
+        losses.setdefault(place, []).append(results[case.key]["loss"])
+    return losses
+
+
+def added_by_attacks(losses: Losses) -> dict[str, float]:
+    """What each attack adds to the loss without any, with each radius of the defence that was tried."""
+    plain = _typical(losses, PLAIN)
+    return {
+        f"{name}_{fraction:g}_clip_{clip:g}": round(median(found) - plain, 4)
+        for (name, fraction, clip), found in losses.items()
+        if (name, fraction, clip) != PLAIN and not math.isnan(plain)
+    }
+
+
+def table(losses: Losses, clip: float) -> str:
+    """Loss without attackers, and what each attack adds to it without → with the defence."""
+    fractions = sorted({fraction for _, fraction, _ in losses if fraction})
+    plain = _typical(losses, PLAIN)
     rows = [
         "| attack | " + " | ".join(f"{fraction:.0%}" for fraction in fractions) + " |",
         "|---" * (len(fractions) + 1) + "|",
     ]
-    for name in dict.fromkeys(case.name for case in cases if case.fraction):
+    for name in dict.fromkeys(name for name, fraction, _ in losses if fraction):
         cells = [
             " → ".join(_added(_typical(losses, (name, fraction, side)), plain) for side in (0.0, clip))
             for fraction in fractions
@@ -90,7 +108,7 @@ def table(results: dict[str, dict[str, Any]], cases: list[Case], clip: float) ->
     return f"no attack: {plain:.4f} nats per token; the defence adds {defended}\n\n" + "\n".join(rows)
 
 
-def _typical(losses: dict[tuple[str, float, float], list[float]], place: tuple[str, float, float]) -> float:
+def _typical(losses: Losses, place: Place) -> float:
     return median(losses[place]) if place in losses else math.nan
 
 
@@ -99,9 +117,7 @@ def _added(loss: float, plain: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     names = [*KINDS, *(f"{kind}, tuned" for kind in KINDS)]
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--inner-steps", type=int, default=5)
@@ -113,6 +129,7 @@ def main() -> None:
     parser.add_argument("--without", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--results", type=Path, default=RESULTS, help="outcomes are kept here (JSON lines)")
     arguments = parser.parse_args()
+    report = Report("poison", arguments.json)
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     cases = list(cases_of(arguments, (0.0, arguments.clip) if arguments.without else (arguments.clip,)))
     results = known_results(arguments.results)
@@ -123,9 +140,11 @@ def main() -> None:
         results[case.key] = {"key": case.key, **outcome.facts()}
         with arguments.results.open("a") as file:
             file.write(json.dumps(results[case.key]) + "\n")
-        print(f"{case.key}: {outcome}", flush=True)
-    print(table(results, cases, arguments.clip))
+        report.tell(f"{case.key}: {outcome}")
+    losses = losses_of(results, cases)
+    report.tell(table(losses, arguments.clip))
+    report.conclude(added_by_attacks(losses), [results[case.key] for case in cases])
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

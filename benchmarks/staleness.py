@@ -10,15 +10,13 @@ per virtual second, where latency is modelled and computing takes made-up times.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from reporting.report import Report, parser_of, run
+
 from bootstrap.simulation.learning import Outcome, Setting
-from bootstrap.simulation.learning_cli import one_setting
+from bootstrap.simulation.learning_settings import one_setting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import load_preset
 
@@ -47,15 +45,12 @@ def setting(shape: str, codec: str, staleness: int, seed: int) -> Setting:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    report = Report("staleness", arguments.json)
     wanted = {
         (shape, codec, staleness, seed): setting(shape, codec, staleness, seed)
         for seed in range(arguments.seeds)
@@ -64,7 +59,7 @@ def main() -> None:
     }
 
     def told(outcome: Outcome, done: int, total: int) -> None:
-        tell(f"{done}/{total}  loss {outcome.loss:.4f}  ({outcome.wall_seconds:.0f} s)")
+        report.tell(f"{done}/{total}  loss {outcome.loss:.4f}  ({outcome.wall_seconds:.0f} s)")
 
     found = dict(
         zip(wanted, run_study(list(wanted.values()), arguments.results, arguments.jobs, told), strict=True)
@@ -90,13 +85,12 @@ def main() -> None:
                 "speed": round(speed, 3),
             }
             results.append(result)
-            tell("   ".join(f"{name} {value}" for name, value in result.items()))
+            report.tell_row(result)
             if (codec, staleness) != VARIANTS[0]:
                 ratios[f"{shape}_{codec}_staleness_{staleness}_loss"] = round(difference, 4)
                 ratios[f"{shape}_{codec}_staleness_{staleness}_speed"] = round(speed, 3)
-    if arguments.json:
-        print(json.dumps({"benchmark": "staleness", "ratios": ratios, "results": results}))
+    report.conclude(ratios, results)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

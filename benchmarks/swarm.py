@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from reporting.report import Report, parser_of, run
 
 from node.data import load_corpus
 from node.replica import Replica
@@ -45,10 +46,15 @@ def plain_loop(manifest: Manifest, seconds: float) -> float:
 def plain_loops(seconds: float) -> float:
     """One loop per core at the same time; the sum of their tokens per second."""
     command = [sys.executable, __file__, "--plain-loop", str(seconds)]
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(os.cpu_count() or 1)
-    ]
-    return sum(float(process.communicate()[0]) for process in running)
+    running: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(os.cpu_count() or 1):
+            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        return sum(float(process.communicate()[0]) for process in running)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 def swarm(steps: int) -> float:
@@ -73,33 +79,27 @@ def swarm(steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain-loop", type=float, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain_loop:
         print(plain_loop(load_preset("tiny"), arguments.plain_loop))
         return
+    report = Report("swarm", arguments.json)
     results = []
     for _ in range(arguments.repeats):
         plain, together = plain_loops(15.0), swarm(arguments.steps)
         results.append(
             {"plain_loops": round(plain), "swarm": round(together), "ratio": round(together / plain, 3)}
         )
-        if not arguments.json:
-            print(
-                f"plain loops {plain:8,.0f} tokens/s   swarm {together:8,.0f} tokens/s   {together / plain:.3f}"
-            )
+        report.tell(
+            f"plain loops {plain:8,.0f} tokens/s   swarm {together:8,.0f} tokens/s   {together / plain:.3f}"
+        )
     ratios = {"swarm_vs_plain_loops": median(result["ratio"] for result in results)}
-    if arguments.json:
-        print(json.dumps({"benchmark": "swarm", "ratios": ratios, "results": results}))
-    else:
-        print(f"swarm_vs_plain_loops: {ratios['swarm_vs_plain_loops']:.3f} (median of {arguments.repeats})")
+    report.conclude(ratios, results, f"median of {arguments.repeats}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,17 +19,15 @@ Ratios are medians over the repeats: `goodput_vs_binary_stream`, `goodput_vs_pro
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from averaging.coordination import Message, Peer, PeerFailed
 from hops.activations import NBYTES
+from reporting.report import Report, parser_of, run
 
 FOLDER = Path(__file__).parent
 HOST = "127.0.0.1"
@@ -112,7 +110,7 @@ class Hop:
 
 
 def measure(
-    methods: list[str], messages: int, in_flight: int, repeats: int, tell: partial[None]
+    methods: list[str], messages: int, in_flight: int, repeats: int, tell: Callable[[str], None]
 ) -> list[Message]:
     """Each method in turn, `repeats` times; a row of results for each repeat."""
     hops = {pair: Hop(pair) for pair in dict.fromkeys(METHODS[method][0] for method in methods)}
@@ -170,34 +168,26 @@ def table(results: list[Message]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--messages", type=int, default=30, help="of 8 MB, in each repeat of each method")
     parser.add_argument("--in-flight", type=int, default=4, help="messages not yet answered, of every method")
     parser.add_argument(
         "--only", nargs="+", choices=list(METHODS), help="these methods beside this project's"
     )
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    report = Report("transport", arguments.json)
     methods = [
         method for method in METHODS if not arguments.only or method == "noloco" or method in arguments.only
     ]
-    results = measure(methods, arguments.messages, arguments.in_flight, arguments.repeats, tell)
+    results = measure(methods, arguments.messages, arguments.in_flight, arguments.repeats, report.tell)
     ratios = ratios_of(results)
-    tell(
+    report.tell(
         f"\n{arguments.messages} messages of 8 MB, {arguments.in_flight} in flight, medians of {len(results)}"
     )
-    tell(table(results))
-    tell("\n".join(f"{name}: {value:.3f}" for name, value in ratios.items()))
-    if arguments.json:
-        print(json.dumps({"benchmark": "transport", "ratios": ratios, "results": results}))
+    report.tell(table(results))
+    report.conclude(ratios, results)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except PeerFailed as error:
-        sys.exit(f"error: {error}")
+    run(main, PeerFailed)

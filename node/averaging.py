@@ -31,9 +31,8 @@ class Pull:
         self._room = torch.empty(PIECE_PARAMETERS)
         self._values: torch.Tensor | None = None
         self._stride = sample_stride(partners.total.numel())
-        self.sample = torch.empty_like(
-            sampled(partners.total), device=device
-        )  # of the pieces as they were made
+        # every n-th value of the pull, filled in as pieces are made
+        self.sample = torch.empty_like(sampled(partners.total), device=device)
 
     @torch.no_grad()
     def piece(self, index: int, bounds: slice) -> torch.Tensor:

@@ -20,10 +20,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+import node.kernels
+import protocol.kernels
 from node.busy import Busy
 from node.memory import keep_freed_memory
 from node.trace import NO_TRACE, Trace, Track
-from protocol import kernels
 from protocol.errors import TransportDown
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,8 @@ class ComputeThread(Compute):
     def _work(self) -> None:
         torch.set_num_threads(self._torch_threads)
         keep_freed_memory()
-        kernels.load()
+        node.kernels.load()
+        protocol.kernels.load()
         while True:
             priority, _, job = self._queue.get()
             if job is None:

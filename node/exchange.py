@@ -17,9 +17,10 @@ from node.offer import Offer, sample_stride
 from node.pairing import Pair
 from node.replica import PIECE_PARAMETERS, Replica
 from node.swap import Swap, all_of, cancelled
-from protocol.codec import FLOATING, Encoded, as_read, require_finite_values
+from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
+from protocol.manifest import GOSSIP_CODECS
 from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
 
@@ -211,6 +212,8 @@ class Exchange:
         }
         self._require_shapes(pieces, tensors[-1] if with_sample and tensors else None)
         for tensor in tensors:
+            if tensor.codec not in GOSSIP_CODECS:
+                raise CodecError(f"contributions do not travel in {tensor.codec}")
             require_finite_values(tensor)
         for index, piece in pieces.items():
             if not swap.partners.has(message.part, index):
@@ -233,8 +236,7 @@ class Exchange:
         fits = pieces and all(piece.shape == shapes.get(index) for index, piece in pieces.items())
         if sample is not None:
             fits = fits and sample.shape == (-(-replica.parameters // sample_stride(replica.parameters)),)
-        everything = [*pieces.values(), *([sample] if sample is not None else [])]
-        if not fits or any(tensor.codec not in FLOATING for tensor in everything):
+        if not fits:
             raise CodecError("a contribution does not have the shape of this stage")
 
     def _pick_sample(self, swap: Swap, bounds: slice, phi: Encoded) -> None:

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocol import kernels
+from node import kernels
 from protocol.stability import gamma_bound as stability_bound
 
 __all__ = [

@@ -57,31 +57,25 @@ class Trainer:
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
-        while not self._stopping.is_set():
-            if self._finished_here():
-                self._pipeline.serving = False  # nobody would step any more
-                await cancelled(self._drawn_ahead)
-                await self._last_round()
-                return True
+        while not self._stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
             draws = self._draw() if self._corpus is not None else []
             try:
                 whole = await self._wait_for_batch(draws)
-            except TransportDown as reason:
+            except BaseException as reason:
                 await cancelled([*draws, *self._drawn_ahead])
-                if not self._stopping.is_set():
+                if not (isinstance(reason, TransportDown) and self._stopping.is_set()):
                     raise
                 logger.debug("Giving up the microbatches in flight: %s", reason)
                 return False
-            except BaseException:
-                await cancelled([*draws, *self._drawn_ahead])
-                raise
-            if not whole:
-                continue
-            await self._step(began)
+            if whole:
+                await self._step(began)
+        is_complete = not self._stopping.is_set()
+        if is_complete:
+            self._pipeline.serving = False  # nobody would step any more
         await cancelled(self._drawn_ahead)
-        await self._pipeline.drain()
-        return False
+        await (self._last_round() if is_complete else self._pipeline.drain())
+        return is_complete
 
     def _draw(self) -> list[asyncio.Task[object]]:
         """Stage 0: the microbatches of this inner step, started by now; with staleness the next step's too."""

@@ -52,8 +52,7 @@ _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _INTEGERS = {"int32": torch.int32, "int64": torch.int64}
 _DTYPES = {**_FLOATS, **_INTEGERS}
 _IN_BLOCKS = ("int8", *eden.GRIDS)  # scales, then the rest
-FLOATING = (*_FLOATS, *_IN_BLOCKS)
-CODECS = (*FLOATING, *_INTEGERS)
+CODECS = (*_FLOATS, *_IN_BLOCKS, *_INTEGERS)
 
 MAX_DIMS = 8
 MAX_VALUES = 2**40  # keeps every product and stride far from the end of int64, also in shapes with a zero

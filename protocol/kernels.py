@@ -1,8 +1,8 @@
 """Compiled loops over float32 in memory: in one pass what torch does in a pass for each operation.
 
 Compiled by numba at their first use, some seconds, and kept on disk after that. They run without the interpreter's
-lock. Every array is one-dimensional and contiguous; nothing is checked: the callers are `protocol.codec`,
-`protocol.eden` and `node`.
+lock. Every array is one-dimensional and contiguous; nothing is checked: the callers are `protocol.codec` and
+`protocol.eden`.
 The inner loops have a constant length and index by their counter alone, for only then they are vectorised: six to
 nine times faster.
 """
@@ -32,7 +32,8 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign
 _EXPONENT = np.int32(0x7F800000)  # alone, the bits of a power of two
 
 
-def _compiled(kernel: Kernel, **more: Any) -> Kernel:
+def compiled(kernel: Kernel, **more: Any) -> Kernel:
+    """`kernel` in machine code, made at its first call and kept on disk where that can be written to."""
     settings = {"nogil": True, "error_model": "numpy", **more}
     try:
         return numba.njit(cache=True, **settings)(kernel)  # type: ignore[no-any-return]
@@ -41,19 +42,16 @@ def _compiled(kernel: Kernel, **more: Any) -> Kernel:
 
 
 # sums in any order: one that is in the order of the values is not vectorised
-_compiled_with_sums = partial(_compiled, fastmath={"reassoc"})
+_compiled_with_sums = partial(compiled, fastmath={"reassoc"})
 
 
 def load() -> None:
-    """Compile every kernel for float32 now, or read it from disk, rather than in the middle of a round."""
+    """Compile every kernel of this file now, or read it from disk, rather than in the middle of a round."""
     for size in (BLOCK, BLOCK + 1):
-        one, two, three = (np.zeros(size, np.float32) for _ in range(3))
-        number = np.float32(1)
+        one, two = np.zeros(size, np.float32), np.zeros(size, np.float32)
         scales, quantised = np.zeros(-(-size // BLOCK), np.float32), np.zeros(size, np.int8)
         quantise(one, scales, quantised, 0.0, 1.0)
         add_quantised(one, quantised, scales, 1.0)
-        add_weighted(one, two, number, three, number)
-        outer_step(one, two, three, number, number)
         codes, table = np.zeros(scales.size * _HALF, np.uint8), np.zeros(16, np.float32)
         rotate_and_quantise(one, scales, codes, two, table[:8], table[:7], 4, 0.0, 1.0)
         add_rotated(one, scales, codes, two, table, 4, 1.0)
@@ -132,7 +130,7 @@ def add_rotated(
         target[whole:] += rest[: target.size - whole]
 
 
-@_compiled
+@compiled
 def _quantise_blocks(
     bits: Integers, values: Floats, scale_bits: Integers, scales: Floats, quantised: Bytes,
     smallest: np.float32, largest: np.float32,
@@ -157,7 +155,7 @@ def _quantise_blocks(
     return bool(highest < _INFINITE)
 
 
-@_compiled
+@compiled
 def _add_blocks(target: Floats, quantised: Bytes, scales: Floats, factor: np.float32) -> None:
     for block in range(scales.size):
         scale = scales[block] * factor
@@ -167,7 +165,7 @@ def _add_blocks(target: Floats, quantised: Bytes, scales: Floats, factor: np.flo
             row[i] += scale * np.float32(added[i])
 
 
-@_compiled
+@compiled
 def _rotate(values: Floats, room: Floats) -> None:
     """values ← H·values, H being the Walsh-Hadamard matrix of ±1 of a block; `room` is of the same size.
 
@@ -223,9 +221,8 @@ def _rotate_and_quantise_blocks(
         for i in range(BLOCK):
             level[i] = is_negative if x[i] < np.float32(0) else np.uint8(0)
             centroid[i] = magnitudes[0]
-        for j in range(
-            bounds.size
-        ):  # few passes over what is in the first cache, instead of a search for each value
+        # few passes over what is in the first cache, instead of a search for each value
+        for j in range(bounds.size):
             bound, step = bounds[j] * rms, magnitudes[j + 1] - magnitudes[j]
             for i in range(BLOCK):
                 is_above = abs(x[i]) > bound
@@ -248,7 +245,7 @@ def _rotate_and_quantise_blocks(
     return all_sendable
 
 
-@_compiled
+@compiled
 def _add_rotated_blocks(
     target: Floats, scales: Floats, codes: Codes, signs: Floats, centroids: Floats, code_bits: np.uint8,
     factor: np.float32,
@@ -270,20 +267,3 @@ def _add_rotated_blocks(
         _rotate(x, room)
         for i in range(BLOCK):
             row[i] += x[i] * signs[i]
-
-
-@_compiled
-def add_weighted(target: Floats, first: Floats, a: np.float32, second: Floats, b: np.float32) -> None:
-    """target ← target + a·first + b·second."""
-    for i in range(target.size):
-        target[i] += a * first[i] + b * second[i]
-
-
-@_compiled
-def outer_step(phi: Floats, delta: Floats, mean_z: Floats, alpha: np.float32, gamma: np.float32) -> None:
-    """δ ← αδ + mean − γφ, φ ← φ + δ, of either precision."""
-    for i in range(phi.size):
-        slow = phi[i]
-        momentum = mean_z[i] + alpha * delta[i] - gamma * slow
-        delta[i] = momentum
-        phi[i] = slow + momentum

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from protocol.bans import Bans
+from protocol.channel import Channel
 from protocol.codec import Encoded
 from protocol.errors import (
     DeadlineExceeded,
@@ -24,20 +26,14 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
-from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch, read_frame, write_frame
+from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Message
-from protocol.places import MOST, Places, places_for
+from protocol.places import Places, places_for
 from protocol.transport.base import PeerId, Stream, Transport
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT = (
-    MOST  # requests of one peer and class handled at once; further ones stay in the network's buffers
-)
 MAX_STREAMS_PER_PEER = 8
-BAN_AFTER_STRIKES = 10
-BAN_SECONDS = 300.0
-MAX_OFFENDERS = 4_096
 
 
 class Traffic(StrEnum):
@@ -82,49 +78,6 @@ RequestHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 Reply = TypeVar("Reply", bound=Message)
 
 
-@dataclass
-class _Channel:
-    """The calling side of one stream: matches replies to requests by their number."""
-
-    stream: Stream
-    traffic: Traffic
-    watch: FrameWatch
-    write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: dict[int, asyncio.Future[Frame]] = field(default_factory=dict)
-    next_id: int = 0
-    broken: bool = False
-    reader: asyncio.Task[None] | None = None
-
-    async def read_replies(self, max_payload: int, breached: Callable[[], None]) -> None:
-        """Hand out replies until the stream ends; calls `breached` when it ends with a malformed one."""
-        reason: NolocoError = PeerUnreachable("the stream was closed")
-        try:
-            while True:
-                frame = await self.read(max_payload)
-                future = self.waiting.pop(frame.request_id, None)
-                if future is not None and not future.done():
-                    future.set_result(frame)
-        except NolocoError as error:
-            reason = error
-            if isinstance(error, WireError):
-                breached()
-        finally:
-            self.fail(reason)
-
-    async def read(self, max_payload: int) -> Frame:
-        frame = await read_frame(self.stream, max_payload, self.watch)
-        self.watch.received(self.traffic, self.stream.remote, frame.kind, len(frame.payload), frame.began)
-        return frame
-
-    def fail(self, reason: NolocoError) -> None:
-        self.broken = True
-        self.stream.close()
-        for future in self.waiting.values():
-            if not future.done():
-                future.set_exception(reason)
-        self.waiting.clear()
-
-
 class Rpc:
     """Both sides of the conversation of one peer with all others.
 
@@ -146,12 +99,11 @@ class Rpc:
         self._watch = watch
         self._payloads = DEFAULT_PAYLOADS | (payloads or {})
         self._handlers: dict[tuple[Traffic, str], tuple[type[Message], RequestHandler]] = {}
-        self._channels: dict[tuple[PeerId, Traffic], _Channel] = {}
+        self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
         self._opening: dict[tuple[PeerId, Traffic], asyncio.Lock] = {}
         self._streams_from: dict[PeerId, int] = {}
         self._places: dict[tuple[PeerId, Traffic], Places] = {}
-        self._strikes: dict[PeerId, int] = {}
-        self._banned_until: dict[PeerId, float] = {}
+        self._bans = Bans()
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict keeps their order: closing is deterministic
 
     def handle(self, traffic: Traffic, request: type[Message], handler: RequestHandler) -> None:
@@ -167,9 +119,7 @@ class Rpc:
 
     async def close(self) -> None:
         for channel in list(self._channels.values()):
-            if channel.reader is not None:
-                channel.reader.cancel()
-            channel.fail(TransportDown("this node is leaving"))
+            channel.close(TransportDown("this node is leaving"))
         self._channels.clear()
         for task in list(self._tasks):
             task.cancel()
@@ -195,7 +145,8 @@ class Rpc:
         """
         try:
             async with asyncio.timeout(deadline):
-                frame = await self._exchange(peer, traffic, request, tensors, deadline)
+                channel = await self._channel(peer, traffic, deadline)
+                frame = await channel.ask(request, tensors)
         except TimeoutError:
             raise DeadlineExceeded(f"no answer to {request.kind} within {deadline:.1f} s") from None
         try:
@@ -204,62 +155,14 @@ class Rpc:
             self.strike(peer)
             raise
 
-    async def _exchange(
-        self,
-        peer: PeerId,
-        traffic: Traffic,
-        request: Message,
-        tensors: Sequence[Encoded],
-        deadline: float,
-    ) -> Frame:
-        channel = await self._channel(peer, traffic, deadline)
-        request_id = channel.next_id
-        channel.next_id += 1
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        channel.waiting[request_id] = future
-        try:
-            await self._send(channel, FrameType.REQUEST, request_id, request, tensors)
-            return await future
-        finally:
-            channel.waiting.pop(request_id, None)
-            if future.done() and not future.cancelled():
-                future.exception()  # seen, also when sending failed first
-
-    async def _send(
-        self,
-        channel: _Channel,
-        frame_type: FrameType,
-        request_id: int,
-        message: Message,
-        tensors: Sequence[Encoded],
-    ) -> None:
-        """Write one frame. A write that is cut short (a deadline) leaves the stream out of step: close it."""
-        try:
-            async with channel.write_lock:
-                if channel.broken:
-                    raise PeerUnreachable("the stream was closed")
-                whole, began = False, self._watch.now()
-                try:
-                    nbytes = await write_frame(
-                        channel.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
-                    )
-                    whole = True
-                    self._watch.sent(channel.traffic, channel.stream.remote, message.kind, nbytes, began)
-                finally:
-                    if not whole:
-                        channel.fail(PeerUnreachable("the stream broke while sending"))
-        except PeerUnreachable:
-            channel.fail(PeerUnreachable("the stream broke while sending"))
-            raise
-
-    async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float) -> _Channel:
+    async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
         key = (peer, traffic)
         async with self._opening.setdefault(key, asyncio.Lock()):
             channel = self._channels.get(key)
             if channel is not None and not channel.broken:
                 return channel
             stream = await self.transport.open(peer, traffic.protocol, deadline)
-            channel = _Channel(stream, traffic, self._watch)
+            channel = Channel(stream, traffic, self._watch)
             channel.reader = self._spawn(
                 channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
             )
@@ -267,7 +170,7 @@ class Rpc:
             channel.reader.add_done_callback(lambda _: self._drop(key, channel))
             return channel
 
-    def _drop(self, key: tuple[PeerId, Traffic], channel: _Channel) -> None:
+    def _drop(self, key: tuple[PeerId, Traffic], channel: Channel) -> None:
         """The stream ended: keep nothing for a peer that may never come back."""
         if self._channels.get(key) is channel:
             del self._channels[key]
@@ -278,9 +181,7 @@ class Rpc:
             channel = self._channels.pop((peer, traffic), None)
             self._opening.pop((peer, traffic), None)
             if channel is not None:
-                if channel.reader is not None:
-                    channel.reader.cancel()
-                channel.fail(PeerUnreachable("the peer left"))
+                channel.close(PeerUnreachable("the peer left"))
 
     # --- answering ----------------------------------------------------------------------------
 
@@ -307,7 +208,7 @@ class Rpc:
 
     async def _read_requests(self, traffic: Traffic, stream: Stream, places: Places) -> None:
         """Until the stream ends. Nothing more is read while all places are taken, so the peer has to wait."""
-        answers = _Channel(stream, traffic, self._watch)
+        answers = Channel(stream, traffic, self._watch)
 
         def answered(_: asyncio.Task[None]) -> None:
             places.give_back()
@@ -328,23 +229,23 @@ class Rpc:
         if places is not None and places.is_unused:
             del self._places[peer, traffic]
 
-    async def _answer(self, channel: _Channel, traffic: Traffic, frame: Frame) -> None:
+    async def _answer(self, channel: Channel, traffic: Traffic, frame: Frame) -> None:
         try:
             answer = await self._dispatch(channel.stream.remote, traffic, frame)
         except Refused as refusal:
-            await self._refuse(channel, frame, refusal.code, refusal.reason)
+            await channel.refuse(frame, refusal.code, refusal.reason)
         except WireError as error:
             self.strike(channel.stream.remote)
-            await self._refuse(channel, frame, "malformed", str(error)[:200])
+            await channel.refuse(frame, "malformed", str(error)[:200])
         except NolocoError as error:
-            await self._refuse(channel, frame, "failed", str(error))
+            await channel.refuse(frame, "failed", str(error))
         except Exception:
             # A bug of ours must not end the stream, and its text may hold paths: it stays in our own log.
             logger.exception("Failed to answer %s", frame.kind)
-            await self._refuse(channel, frame, "internal", "")
+            await channel.refuse(frame, "internal", "")
         else:
             try:
-                await self._send(channel, FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
+                await channel.send(FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
             except (PeerUnreachable, TransportDown):
                 logger.debug("The answer to %s could not be sent", frame.kind)
 
@@ -360,31 +261,14 @@ class Rpc:
             raise WireError("kind and contents do not fit")
         return await handler(Request(peer, message, frame))
 
-    async def _refuse(self, channel: _Channel, frame: Frame, code: str, reason: str) -> None:
-        try:
-            async with channel.write_lock:
-                if not channel.broken:
-                    await write_frame(channel.stream, FrameType.REFUSAL, frame.request_id, code, reason[:200])
-        except (PeerUnreachable, TransportDown):
-            logger.debug("A refusal could not be sent")
-
     # --- defence ------------------------------------------------------------------------------
 
     def strike(self, peer: PeerId) -> None:
-        """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`."""
-        if peer not in self._strikes and len(self._strikes) >= MAX_OFFENDERS:
-            self._strikes.pop(next(iter(self._strikes)))
-        self._strikes[peer] = self._strikes.get(peer, 0) + 1
-        if self._strikes[peer] >= BAN_AFTER_STRIKES:
-            del self._strikes[peer]
-            if len(self._banned_until) >= MAX_OFFENDERS:
-                self._banned_until.pop(next(iter(self._banned_until)))
-            self._banned_until[peer] = asyncio.get_running_loop().time() + BAN_SECONDS
-            logger.warning("Peer %s broke the protocol too often and is ignored for a while", peer[-8:])
+        """Count a breach of protocol; after too many the peer is ignored for a while."""
+        self._bans.strike(peer, asyncio.get_running_loop().time())
 
     def is_banned(self, peer: PeerId) -> bool:
-        until = self._banned_until.get(peer)
-        return until is not None and asyncio.get_running_loop().time() < until
+        return self._bans.is_banned(peer, asyncio.get_running_loop().time())
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from bootstrap.founding import chosen_manifest
-from bootstrap.simulation.learning import Outcome, Setting
+from bootstrap.simulation.learning import Outcome
 from bootstrap.simulation.learning_plot import plot_learning
+from bootstrap.simulation.learning_settings import combinations, one_setting
 from bootstrap.simulation.study import rows, run_study
 from node.command import fail
-from protocol.errors import ManifestError, NolocoError
-from protocol.manifest import BoundaryCodec, Manifest, manifest_from
+from protocol.errors import NolocoError
 
-METHODS = ("noloco", "diloco", "average", "local", "all-reduce")
 SHOWN = {  # how columns are called in the table
     "learning_rate": "lr",
     "microbatches": "micro-\nbatches",
@@ -65,38 +63,18 @@ def learning(
     Options that take a list, as 4,8, are tried in every combination.
     """
     console = Console(stderr=True)
-    lists: dict[str, Sequence[Any]] = {}
+    asked = {
+        "method": method, "replicas": replicas, "stages": stages, "routing": routing, "inner_steps": k,
+        "alpha": alpha, "beta": beta, "gamma": gamma, "overlap": overlap, "staleness": staleness,
+        "wire": codecs, "slow": slow, "latency": latency, "mbit": mbit, "seed": seeds,
+    }  # fmt: skip
     try:
         base = chosen_manifest(preset, manifest)
-        lists = {
-            "method": choices("--method", method, METHODS),
-            "replicas": numbers("--replicas", replicas, int, 1),
-            "stages": numbers("--stages", stages, int, 1),
-            "routing": choices("--routing", routing, ("random", "fixed")),
-            "inner_steps": numbers("-k", k, int, 1) if k else [base.outer.inner_steps],
-            "alpha": numbers("--alpha", alpha, float, 0) if alpha else [base.outer.alpha],
-            "beta": numbers("--beta", beta, float, 0) if beta else [base.outer.beta],
-            "gamma": numbers("--gamma", gamma, float, 0) if gamma else [base.outer.gamma],
-            "overlap": choices("--overlap", overlap, ("none", "phi-early", "late"))
-            if overlap
-            else [base.outer.overlap],
-            "staleness": numbers("--staleness", staleness, int, 0) if staleness else [base.inner.staleness],
-            "wire": wires("--codecs", codecs) if codecs else [{}],
-            "slow": numbers("--slow", slow, float, 1),
-            "latency": [ms / 1000 for ms in numbers("--latency", latency, float, 0)],
-            "mbit": numbers("--mbit", mbit, float, 0),
-            "seed": numbers("--seeds", seeds, int, 0),
-        }
         settings = [
             one_setting(
-                base,
-                steps,
-                microbatches,
-                sequences,
-                validation_sequences=validation_sequences,
-                **dict(zip(lists, combination, strict=True)),
+                base, steps, microbatches, sequences, validation_sequences=validation_sequences, **chosen
             )
-            for combination in itertools.product(*lists.values())
+            for chosen in combinations(base, asked)
         ]
         outcomes = run_study(settings, results, jobs, lambda o, done, of: _tell(console, o, done, of))
     except NolocoError as error:
@@ -107,76 +85,6 @@ def learning(
         print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
     else:
         Console().print(table_of(outcomes))
-
-
-def one_setting(
-    base: Manifest,
-    steps: int,
-    microbatches: int,
-    sequences: int,
-    *,
-    method: str = "noloco",
-    replicas: int = 4,
-    stages: int = 2,
-    routing: str = "random",
-    seed: int = 0,
-    slow: float = 1.0,
-    latency: float = 0.0,
-    mbit: float = 0.0,
-    validation_sequences: int = 512,
-    staleness: int = 0,
-    wire: dict[str, Any] | None = None,
-    inner: dict[str, Any] | None = None,
-    **outer: Any,
-) -> Setting:
-    """`base` with changes, validated anew. Raises `ManifestError`."""
-    contents = base.model_dump()
-    contents["stages"], contents["routing"] = stages, routing
-    contents["inner"].update(
-        total_steps=steps,
-        warmup_steps=min(contents["inner"]["warmup_steps"], steps - 1),
-        microbatches=microbatches,
-        sequences=sequences,
-        staleness=staleness,
-        **(inner or {}),
-    )
-    contents["wire"].update(wire or {})
-    contents["outer"].update(outer)
-    if method != "all-reduce":
-        contents["outer"]["method"] = method
-    made = manifest_from(contents)
-    return Setting(made, replicas, seed, method == "all-reduce", slow, latency, mbit, validation_sequences)
-
-
-def numbers(option: str, text: str, kind: type[int] | type[float], least: float) -> list[Any]:
-    """The numbers of a list as 4,8. Raises `ManifestError` that names the option."""
-    try:
-        values = [kind(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or any(not least <= value < 1e9 for value in values):
-        what = "whole numbers" if kind is int else "numbers"
-        raise ManifestError(f"{option} {text!r}: give {what} of at least {least}, separated by commas.")
-    return values
-
-
-def choices(option: str, text: str, known: Sequence[str]) -> list[str]:
-    values = text.split(",")
-    for value in values:
-        if value not in known:
-            raise ManifestError(f"{option} {value!r}: choose from {', '.join(known)}.")
-    return values
-
-
-def wires(option: str, text: str) -> list[dict[str, str]]:
-    """The manifest's changes for a list of codecs as fp32,int8/bf16: of both directions, or activations/gradients."""
-    known, result = get_args(BoundaryCodec), []
-    for part in text.split(","):
-        activations, _, gradients = part.partition("/")
-        for codec in (activations, gradients or activations):
-            choices(option, codec, known)
-        result.append({"activations": activations, "gradients": gradients or activations})
-    return result
 
 
 def _tell(console: Console, outcome: Outcome, done: int, total: int) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 import msgpack
 import pytest
 import uvloop
-from transport_suite import Network, TransportSuite
 
 from protocol.identity import Identity
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+from tests.transport_network import Network
+from tests.transport_suite import TransportSuite
 
 
 def pid_of(transport: Transport) -> int:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from transport_suite import ECHO, KEY, SOON, ask, echo
 
 from protocol.errors import PeerUnreachable, ResourceError, StateError, UserError
 from protocol.identity import Identity
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+from tests.transport_network import ECHO, KEY, SOON, ask, echo
 
 
 def make(folder: Path, name: str = "a", **settings: object) -> Libp2pTransport:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from test_libp2p_transport import OnLoopback, pid_of
-from transport_suite import ECHO, KEY, SOON, ask, eventually
 
 from protocol.errors import PeerUnreachable, TransportDown
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pTransport
+from tests.transport_network import ECHO, KEY, SOON, ask, eventually
 
 
 @pytest_asyncio.fixture

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
-from transport_suite import ECHO, KEY, SOON, ask, echo
 
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
 from protocol.transport.base import PeerId, Stream
 from protocol.transport.memory import Limits, Link, LinkModel, MemoryNetwork, MemoryTransport
 from protocol.transport.virtual_time import run_virtual
+from tests.transport_network import ECHO, KEY, SOON, ask, echo
 
 SINK = "/noloco/test/sink"
 MB = 1_000_000

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from transport_suite import Network, TransportSuite
-
 from protocol.identity import Identity
 from protocol.transport.base import Transport
 from protocol.transport.memory import Link, MemoryNetwork, MemoryTransport
 from protocol.transport.virtual_time import run_virtual
+from tests.transport_network import Network
+from tests.transport_suite import TransportSuite
 
 
 class InMemory(Network):

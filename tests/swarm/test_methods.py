@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from tests.swarm.micro import (
+    FOREVER,
     all_reached,
     events_of,
     mean_losses,
     micro_swarm,
     run_swarm,
     stage_nodes,
+    trained,
     true_spread,
     until,
 )
-
-FOREVER = 10_000
-
-
-async def trained(replicas: int = 3, stages: int = 1, **changes: Any) -> Any:
-    swarm = micro_swarm(stages=stages, **changes)
-    await swarm.start(replicas)
-    await swarm.finish()
-    return swarm
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])
@@ -46,7 +36,7 @@ def test_diloco_makes_all_replicas_equal(replicas: int) -> None:
 
 def test_diloco_sends_what_a_ring_would() -> None:
     async def main() -> None:
-        swarm = await trained(4, outer__method="diloco", inner__total_steps=100)
+        swarm = await trained(4, stages=1, outer__method="diloco", inner__total_steps=100)
         rounds = [events_of(swarm, "round", node=number)[10] for number in range(4)]
         state = 4 * stage_nodes(swarm, 0)[0].replica.parameters
         sent = sum(event["gossip_bytes"] for event in rounds) / len(rounds)
@@ -71,10 +61,10 @@ def test_diloco_goes_on_when_a_replica_is_killed() -> None:
 
 def test_without_averaging_replicas_go_their_own_ways_and_nothing_is_sent() -> None:
     async def main() -> None:
-        local = await trained(outer__method="local")
+        local = await trained(3, stages=1, outer__method="local")
         assert not any(event["partner"] for event in events_of(local, "round"))
         assert all(node.context.counters.gossip_bytes == 0 for node in stage_nodes(local, 0))
-        averaged = await trained(outer__method="average")
+        averaged = await trained(3, stages=1, outer__method="average")
         assert true_spread(stage_nodes(averaged, 0)) < 0.5 * true_spread(stage_nodes(local, 0))
 
     run_swarm(main())
@@ -87,6 +77,5 @@ def test_fixed_routing_makes_pipelines_of_their_own() -> None:
         favourites = [max(sent, key=lambda peer: sent[peer]) for sent in receivers]
         assert len(set(favourites)) == 3
         assert all(max(sent.values()) > 0.8 * sum(sent.values()) for sent in receivers)
-        await asyncio.sleep(0)
 
     run_swarm(main())

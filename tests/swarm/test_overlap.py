@@ -10,6 +10,7 @@ import pytest
 from node.replica import Replica
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
+    FOREVER,
     events_of,
     everyone_goes_on,
     mean_losses,
@@ -21,7 +22,6 @@ from tests.swarm.micro import (
     until,
 )
 
-FOREVER = 10_000
 MODES: list[dict[str, Any]] = [
     {"outer__overlap": "none"},
     {"outer__overlap": "phi-early", "wire__progress": "fp32"},

@@ -6,22 +6,24 @@ import asyncio
 from collections import Counter
 
 import pytest
-from micro import (
+
+from node.replica import Replica
+from protocol.manifest import Manifest
+from protocol.transport.memory_link import Link
+from tests.swarm.micro import (
     FOREVER,
     all_reached,
     events_of,
     mean_losses,
     micro_swarm,
+    numbers_of_stage,
     run_swarm,
     stage_nodes,
     step_of,
     trained,
+    training,
     until,
 )
-
-from node.replica import Replica
-from protocol.manifest import Manifest
-from protocol.transport.memory_link import Link
 
 FAR = Link(latency=0.15)
 
@@ -66,15 +68,9 @@ def test_each_step_still_takes_exactly_its_batch() -> None:
 
 async def _seconds(staleness: int) -> float:
     """Virtual seconds of ten inner steps, with a second of them spent on the way of each microbatch."""
-    swarm = micro_swarm(
-        inner__staleness=staleness,
-        inner__microbatches=4,
-        inner__total_steps=FOREVER,
-        link=FAR,
-    )
-    await swarm.start(1)
+    settings = {"inner__microbatches": 4, "inner__total_steps": FOREVER, "link": FAR}
+    swarm = await training(1, step=5, inner__staleness=staleness, **settings)
     loop = asyncio.get_running_loop()
-    await until(lambda: len(swarm.nodes) == 2 and all_reached(swarm.nodes.values(), 5))
     began, first = loop.time(), step_of(stage_nodes(swarm, 0)[0])
     await until(lambda: all_reached(stage_nodes(swarm, 0), first + 10))
     seconds = loop.time() - began
@@ -102,16 +98,13 @@ def test_a_swarm_of_three_replicas_learns_and_comes_to_its_end(stages: int) -> N
 
 def test_a_replica_in_the_middle_can_leave_or_die_while_microbatches_are_ahead() -> None:
     async def main() -> None:
-        swarm = micro_swarm(
-            stages=3, model__layers=3, inner__staleness=1, inner__microbatches=4, inner__total_steps=FOREVER
-        )
-        await swarm.start(3)
-        await until(lambda: len(swarm.nodes) == 9 and all_reached(swarm.nodes.values(), 6))
-        middle = [number for number, node in swarm.nodes.items() if node.context.stage == 1]
-        swarm.nodes[middle[0]].stop()
-        await until(lambda: swarm.tasks[middle[0]].done())
-        swarm.nodes.pop(middle[0])
-        swarm.kill(middle[1])
+        settings = {"model__layers": 3, "inner__microbatches": 4, "inner__total_steps": FOREVER}
+        swarm = await training(3, step=6, stages=3, inner__staleness=1, **settings)
+        leaving, dying, _ = numbers_of_stage(swarm, 1)
+        swarm.nodes[leaving].stop()
+        await until(lambda: swarm.tasks[leaving].done())
+        swarm.nodes.pop(leaving)
+        swarm.kill(dying)
         steps = max(step_of(node) for node in swarm.nodes.values())
         await until(lambda: all_reached(stage_nodes(swarm, 0), steps + 10))
         await swarm.leave()

@@ -132,25 +132,14 @@ class Crowd(RuleBasedStateMachine):
         self.done.append(name)
         self.moved_up(self.admission.done(name))
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: self.running or self.ahead or self.waiting)
     @rule(data=st.data())
-    def failure(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.running))
-        self.running.remove(name)
-        self.moved_up(self.admission.release(name))
-
-    @precondition(lambda self: self.ahead)
-    @rule(data=st.data())
-    def failure_ahead(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.ahead))
-        self.ahead.remove(name)
-        self.moved_up(self.admission.release(name))
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def patience_ends(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(self.waiting))
-        self.waiting.remove(name)
+    def give_up(self, data: st.DataObject) -> None:
+        """It failed, or its sender's patience ended while it waited."""
+        name = data.draw(st.sampled_from(self.running + self.ahead + self.waiting))
+        for place in (self.running, self.ahead, self.waiting):
+            if name in place:
+                place.remove(name)
         self.moved_up(self.admission.release(name))
 
     @rule(flight=st.integers(1, 8))

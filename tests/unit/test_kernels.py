@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
-
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
@@ -50,21 +46,3 @@ def test_what_is_added_is_what_was_quantised(values: np.ndarray, factor: float) 
     kernels.add_quantised(target, quantised, scales, factor)
     read = quantised * np.repeat(scales, kernels.BLOCK)[: len(values)].astype(np.float64)
     np.testing.assert_allclose(target, 1 + factor * read, rtol=1e-5, atol=1e-5 * np.abs(read).max())
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator is what is set")
-def test_freed_memory_is_not_taken_from_the_system_again() -> None:
-    """In a process of its own: the setting is the process's."""
-    program = (
-        "import resource, torch\n"
-        "from node.memory import keep_freed_memory\n"
-        "keep_freed_memory()\n"
-        "def use(): return [torch.ones(2**18) for _ in range(50)]\n"
-        "use()\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "for _ in range(5): use()\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    pages_used = 5 * 50 * 2**20 // resource.getpagesize()
-    assert int(done.stdout) < pages_used / 10

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bootstrap.simulate_cli import app
-from bootstrap.simulation.learning_cli import one_setting, wires
+from bootstrap.simulation.learning_settings import one_setting, wires
 from bootstrap.simulation.study import read_outcomes, rows, run_study
 from protocol.errors import DataError
 from protocol.manifest import load_preset

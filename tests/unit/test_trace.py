@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -248,5 +249,24 @@ def test_half_a_write_is_taken_back(tmp_path: Path) -> None:
         NO_TRACE.close,
     ],
 )
-def test_without_a_trace_nothing_happens(use: Callable[[], object]) -> None:
+def test_without_a_trace_nothing_is_remembered_written_or_started(
+    use: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads = threading.enumerate()
     use()
+    assert not vars(NO_TRACE)
+    assert not list(tmp_path.iterdir())
+    assert threading.enumerate() == threads
+
+
+@pytest.mark.parametrize("traced", [NO_TRACE.span, NO_TRACE.waiting])
+def test_without_a_trace_what_would_be_traced_runs_and_fails_as_ever(
+    traced: Callable[..., AbstractContextManager[None]],
+) -> None:
+    done = False
+    with traced(Track.COMPUTE, "job", more=1):
+        done = True
+    assert done
+    with pytest.raises(ValueError, match="the job's own"), traced(Track.COMPUTE, "job"):
+        raise ValueError("the job's own")

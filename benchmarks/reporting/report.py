@@ -1,0 +1,62 @@
+"""What every benchmark has in common: its options, what it tells people and programs, and how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+TERMINATED = 128 + signal.SIGTERM  # as a shell tells it
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring, with the option that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print ratios and results as one line of JSON")
+    return parser
+
+
+class Report:
+    """People are told as it goes, on stderr when the result is for a program."""
+
+    def __init__(self, benchmark: str, as_json: bool) -> None:
+        self._benchmark = benchmark
+        self._as_json = as_json
+
+    def tell(self, text: str) -> None:
+        print(text, file=sys.stderr if self._as_json else sys.stdout, flush=True)
+
+    def tell_row(self, row: Mapping[str, Any]) -> None:
+        self.tell("   ".join(f"{name.replace('_', ' ')} {value}" for name, value in row.items()))
+
+    def conclude(self, ratios: Mapping[str, float], results: Sequence[Any], note: str = "") -> None:
+        """The ratios, each with `note` after it, or all as JSON. Whoever asks rounds them."""
+        if self._as_json:
+            print(json.dumps({"benchmark": self._benchmark, "ratios": ratios, "results": results}))
+            return
+        for name, value in ratios.items():
+            print(f"{name}: {value:g}{f' ({note})' if note else ''}")
+
+
+def run(main: Callable[[], None], *failures: type[Exception]) -> None:
+    """One of `failures` ends it with the text of that. When it is killed, its children are taken down too."""
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        main()
+    except failures as error:
+        sys.exit(f"error: {error}")
+
+
+def _end(*_: object) -> None:
+    """Leave through all `with` and `finally`; a study at once, for it would wait there for the runs under way."""
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        worker.kill()
+    if workers:
+        os._exit(TERMINATED)
+    sys.exit(TERMINATED)

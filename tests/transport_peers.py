@@ -1,0 +1,138 @@
+"""What every transport must do about peers that die, freeze, leave or come late."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
+from protocol.identity import Identity
+from protocol.transport.base import Stream
+from tests.transport_network import (
+    ECHO,
+    KEY,
+    SOON,
+    Network,
+    OnNetwork,
+    ask,
+    keep_writing,
+    on_network,
+)
+
+
+class Peers(OnNetwork):
+    """Who is there, who is not any more, and the end."""
+
+    @on_network
+    async def test_opening_what_nobody_serves_fails_at_once(self, network: Network) -> None:
+        a, b = await network.pair()
+        with pytest.raises(PeerUnreachable):
+            await a.open(b.peer_id, "/noloco/test/nothing", SOON)
+        with pytest.raises(PeerUnreachable):
+            await a.open(Identity.from_seed("nobody").peer_id, ECHO, SOON)
+        with pytest.raises(PeerUnreachable):
+            await a.open(a.peer_id, ECHO, SOON)
+
+    @on_network
+    async def test_a_peer_that_dies_is_noticed_at_once(self, network: Network) -> None:
+        a, b = await network.pair()
+        stream = await a.open(b.peer_id, ECHO, SOON)
+        reading = asyncio.create_task(stream.read(1))
+        await asyncio.sleep(0.1)
+        network.kill(b)
+        with pytest.raises(PeerUnreachable):
+            await asyncio.wait_for(reading, 2.0)
+        with pytest.raises(PeerUnreachable):
+            await asyncio.wait_for(keep_writing(stream), 2.0)
+        with pytest.raises(PeerUnreachable):
+            await asyncio.wait_for(a.open(b.peer_id, ECHO, SOON), 2.0)
+        stream.close()
+
+    @on_network
+    async def test_a_frozen_peer_costs_the_deadline_and_no_more(self, network: Network) -> None:
+        a, b = await network.pair()
+        stream = await a.open(b.peer_id, ECHO, SOON)
+        network.freeze(b)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        with pytest.raises(DeadlineExceeded):
+            await a.open(b.peer_id, ECHO, 0.5)
+        assert 0.4 < loop.time() - started < 2.0
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(stream, b"late"), 0.5)
+        network.thaw(b)
+        assert await asyncio.wait_for(stream.read(12), SOON) == (4).to_bytes(8, "big") + b"late"
+        stream.close()
+
+    @on_network
+    async def test_connect_returns_who_answered(self, network: Network) -> None:
+        a, b, c = await network.peers("abc")
+        gone = b.addresses()
+        network.kill(b)
+        assert await a.connect([*gone, *c.addresses(), *a.addresses()], SOON) == [c.peer_id]
+        assert await a.connect(gone, SOON) == []
+        assert await a.connect([], SOON) == []
+
+    @on_network
+    async def test_a_wrong_address_is_named(self, network: Network) -> None:
+        a = await network.peer("a")
+        with pytest.raises(UserError, match=r"203\.0\.113\.7:31337"):
+            await a.connect(["203.0.113.7:31337"], SOON)
+
+    @on_network
+    async def test_peers_lists_who_is_connected_and_how_to_dial_them(self, network: Network) -> None:
+        a, b = await network.pair()
+        assert [peer for peer, _ in await b.peers()] == [a.peer_id]
+        [(peer, addresses)] = await a.peers()
+        assert peer == b.peer_id
+        c = await network.peer("c")
+        assert await c.connect(addresses, SOON) == [b.peer_id]
+        assert all(address.endswith(b.peer_id) for address in b.addresses())
+
+    @on_network
+    async def test_closing_twice_is_closing_once(self, network: Network) -> None:
+        a, b = await network.pair()
+        stream = await a.open(b.peer_id, ECHO, SOON)
+        await b.close()
+        await b.close()
+        with pytest.raises(PeerUnreachable):
+            await asyncio.wait_for(stream.read(1), SOON)
+        for call in (b.open(a.peer_id, ECHO, SOON), b.get(KEY, SOON), b.put(KEY, b"", 60, SOON), b.peers()):
+            with pytest.raises(TransportDown):
+                await call
+        with pytest.raises(TransportDown):
+            await b.connect(a.addresses(), SOON)
+        stream.close()
+
+    @on_network
+    async def test_a_handler_may_close_the_transport(self, network: Network) -> None:
+        a, b = await network.pair()
+        closed = asyncio.Event()
+
+        async def handler(stream: Stream) -> None:
+            await stream.read(1)
+            await b.close()
+            closed.set()
+
+        await b.serve("/noloco/test/goodbye", handler)
+        stream = await a.open(b.peer_id, "/noloco/test/goodbye", SOON)
+        await stream.write(b"x")
+        await asyncio.wait_for(closed.wait(), SOON)
+        with pytest.raises(PeerUnreachable):
+            await asyncio.wait_for(stream.read(1), SOON)
+        stream.close()
+
+    @on_network
+    async def test_a_second_handler_replaces_the_first(self, network: Network) -> None:
+        a, b = await network.pair()
+        served = itertools.count()
+
+        async def other(stream: Stream) -> None:
+            await stream.write(b"%d" % next(served))
+
+        await b.serve(ECHO, other)
+        stream = await a.open(b.peer_id, ECHO, SOON)
+        assert await stream.read(1) == b"0"
+        stream.close()

@@ -1,0 +1,14 @@
+"""Fixtures of the tests of exchanges."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.two_ends import PIECE
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State in so many pieces that a micro model has several."""
+    for module in ("replica", "exchange"):
+        monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", PIECE)

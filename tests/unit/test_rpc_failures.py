@@ -1,0 +1,109 @@
+"""Requests whose deadline passes, or whose peer freezes, dies or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from protocol.codec import encode
+from protocol.errors import (
+    DeadlineExceeded,
+    PeerUnreachable,
+    TransportDown,
+)
+from protocol.messages import Accept, Forward, Ready
+from protocol.rpc import Traffic
+from protocol.transport.memory_link import Link
+from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_peers
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+@in_virtual_time
+async def test_a_deadline_passes_and_the_late_answer_harms_nobody() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: float(request.message.stage)))
+        with pytest.raises(DeadlineExceeded, match=r"no answer to forward within 1\.0 s"):
+            await two.ask(forward(3), Accept, deadline=1.0)
+        reply, _ = await two.ask(forward(4), Accept)  # the answer to the first comes while this one waits
+        assert reply.round == 4
+
+
+@in_virtual_time
+async def test_a_frozen_peer_costs_the_deadline_and_answers_again_when_it_wakes() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        await two.ask()
+        two.network.freeze(two.address)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineExceeded):
+            await two.ask(deadline=2.0)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+        two.network.thaw(two.address)
+        await two.ask()
+
+
+@in_virtual_time
+async def test_a_peer_that_dies_during_a_call_is_unreachable_at_once() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
+        calls = [asyncio.create_task(two.ask(forward(n), Accept, deadline=50.0)) for n in range(3)]
+        await asyncio.sleep(1)
+        two.network.kill(two.address)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(result, PeerUnreachable) for result in results)
+        assert asyncio.get_running_loop().time() < 2
+        with pytest.raises(PeerUnreachable):
+            await two.ask()
+
+
+@in_virtual_time
+async def test_a_write_cut_short_by_a_deadline_closes_the_stream_and_the_next_call_works() -> None:
+    async with two_peers(Link(latency=0.01, bandwidth=1e6)) as two:
+        two.server.limit({Traffic.GOSSIP: 64_000_000})
+        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        await two.ask()
+        with pytest.raises(DeadlineExceeded):
+            await two.ask(tensors=[encode(torch.zeros(4_000_000), "fp32")], deadline=1.0)
+        await two.ask()
+        assert not two.server.is_banned(two.caller.transport.peer_id)
+
+
+@in_virtual_time
+async def test_others_on_a_stream_that_was_cut_short_learn_it_at_once() -> None:
+    async with two_peers(Link(latency=0.01, bandwidth=1e6)) as two:
+        two.server.limit({Traffic.GOSSIP: 64_000_000})
+        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
+        other = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
+        await asyncio.sleep(0.5)
+        with pytest.raises(DeadlineExceeded):
+            await two.ask(forward(2), tensors=[encode(torch.zeros(4_000_000), "fp32")], deadline=1.0)
+        with pytest.raises(PeerUnreachable):
+            await other
+        assert asyncio.get_running_loop().time() < 5
+
+
+@in_virtual_time
+async def test_a_node_that_closes_ends_its_own_calls() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
+        call = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
+        await asyncio.sleep(1)
+        await two.caller.close()
+        with pytest.raises(TransportDown):
+            await call
+
+
+@in_virtual_time
+async def test_a_server_that_closes_ends_what_it_was_asked() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
+        call = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
+        await asyncio.sleep(1)
+        await two.server.close()
+        await two.server.transport.close()
+        with pytest.raises(PeerUnreachable):
+            await call
+        assert asyncio.get_running_loop().time() < 2

@@ -1,0 +1,151 @@
+"""Peers with bad manners: what they send is refused and counted, and nothing of them is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+import torch
+
+from protocol.bans import BAN_AFTER_STRIKES, BAN_SECONDS
+from protocol.codec import encode
+from protocol.errors import (
+    CodecError,
+    PeerUnreachable,
+    Refused,
+    WireError,
+)
+from protocol.frames import FrameType, read_frame, write_frame
+from protocol.identity import Identity
+from protocol.messages import Done, Hello, Ready
+from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.transport.memory import MemoryTransport
+from tests.unit.two_peers import Two, in_virtual_time, say_done, two_peers
+
+pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+
+
+async def send_garbage(two: Two) -> None:
+    stream = await two.raw_stream()
+    await stream.write(b"GET / HTTP/1.1\r\nHost: noloco\r\n\r\n")
+    with pytest.raises(PeerUnreachable):
+        await stream.read(1)  # the other side closed it
+    stream.close()
+
+
+async def send_malformed_request(two: Two) -> str:
+    stream = await two.raw_stream()
+    await write_frame(stream, FrameType.REQUEST, 1, "ready", {"pair": 7})
+    answer = await read_frame(stream, 1024)
+    stream.close()
+    return answer.kind
+
+
+@in_virtual_time
+async def test_garbage_closes_the_stream_and_repeated_garbage_bans_for_a_while() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        for _ in range(BAN_AFTER_STRIKES - 1):
+            await send_garbage(two)
+        await two.ask()  # still welcome
+        await send_garbage(two)
+        two.caller.forget(two.address)
+        with pytest.raises(PeerUnreachable):
+            await two.ask()
+        await asyncio.sleep(BAN_SECONDS)
+        await two.ask()
+
+
+@in_virtual_time
+async def test_a_malformed_request_is_refused_and_counted_and_the_ban_ends_open_streams() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        await two.ask()
+        for _ in range(BAN_AFTER_STRIKES):
+            assert await send_malformed_request(two) == "malformed"
+        with contextlib.suppress(PeerUnreachable):
+            await two.ask()  # the one that was being waited for when the ban came
+        with pytest.raises(PeerUnreachable):
+            await two.ask()
+
+
+@in_virtual_time
+async def test_a_frame_larger_than_its_class_allows_is_refused_unread() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.limit({Traffic.GOSSIP: 1000})
+        with pytest.raises(PeerUnreachable):
+            await two.ask(tensors=[encode(torch.zeros(1000), "fp32")])
+        await two.ask(tensors=[encode(torch.zeros(250), "fp32")])
+
+
+@in_virtual_time
+async def test_an_answer_larger_than_its_class_allows_ends_the_call_and_counts() -> None:
+    async def flood(request: Request) -> Answer:
+        return Answer(Done(), [encode(torch.zeros(1000), "fp32")])
+
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Ready, flood)
+        two.caller.limit({Traffic.GOSSIP: 1000})
+        for _ in range(BAN_AFTER_STRIKES):
+            with pytest.raises(WireError, match="payload of 4000 bytes"):
+                await two.ask()
+        assert two.caller.is_banned(two.address)
+
+
+@in_virtual_time
+async def test_a_reply_sent_as_a_request_is_malformed() -> None:
+    async with two_peers() as two:
+        stream = await two.raw_stream()
+        await write_frame(stream, FrameType.REPLY, 1, "done", {})
+        answer = await read_frame(stream, 1024)
+        assert (answer.type, answer.kind) == (FrameType.REFUSAL, "malformed")
+        stream.close()
+
+
+@in_virtual_time
+async def test_a_handler_that_finds_its_tensors_damaged_counts_it() -> None:
+    async def picky(request: Request) -> Answer:
+        raise CodecError("the shape is wrong")
+
+    async with two_peers() as two:
+        two.server.handle(Traffic.GOSSIP, Ready, picky)
+        for _ in range(BAN_AFTER_STRIKES):
+            with pytest.raises(Refused) as refusal:
+                await two.ask()
+            assert refusal.value.code == "malformed"
+        assert two.server.is_banned(two.caller.transport.peer_id)
+
+
+@in_virtual_time
+async def test_nothing_is_kept_for_peers_that_came_and_went() -> None:
+    async with two_peers() as two:
+        two.server.handle(Traffic.CONTROL, Hello, say_done)
+        for number in range(20):
+            transport = MemoryTransport(two.network, Identity.from_seed("guest", number))
+            await transport.start()
+            guest = Rpc(transport)
+            await guest.start()
+            await guest.call(two.address, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+            await guest.close()
+            await transport.close()
+        await asyncio.sleep(1)
+        assert not two.server._streams_from
+        assert not two.server._tasks
+
+
+@in_virtual_time
+async def test_a_caller_keeps_nothing_for_peers_that_died() -> None:
+    async with two_peers() as two:
+        for number in range(20):
+            transport = MemoryTransport(two.network, Identity.from_seed("host", number))
+            await transport.start()
+            host = Rpc(transport)
+            host.handle(Traffic.CONTROL, Hello, say_done)
+            await host.start()
+            await two.caller.call(transport.peer_id, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+            two.network.kill(transport.peer_id)
+        await asyncio.sleep(1)
+        assert not two.caller._channels
+        assert not two.caller._tasks

@@ -1,0 +1,168 @@
+"""Two replicas over the in-memory network whose rounds are paired by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from node.compute import InlineCompute
+from node.context import Context, Counters
+from node.events import Events
+from node.membership import View
+from node.outer import contribution, outer_step
+from node.pairing import Pair
+from node.replica import Pieces, Replica
+from node.rounds import Rounds
+from protocol.identity import Identity
+from protocol.messages import Contribute
+from protocol.rpc import Rpc, Traffic
+from protocol.transport.base import PeerId
+from protocol.transport.memory import MemoryTransport, memory_address
+from protocol.transport.memory_link import Link
+from protocol.transport.memory_network import MemoryNetwork
+from tests.swarm.micro import micro_manifest
+
+PIECE = 1024
+NEAR = Link(latency=0.01)
+OVERLAPS = ("none", "phi-early", "late")
+
+
+class Agreed:
+    """A matchmaker whose pair is a given one."""
+
+    def __init__(self, pair: Pair, began: Callable[[Pair], None]) -> None:
+        self.pair: Pair | None = pair
+        self._next: Pair | None = None
+        self._began = began
+
+    def is_expected(self, name: str, peer: PeerId) -> bool:
+        return Pair(peer, name) in (self.pair, self._next)
+
+    def agree_next(self, pair: Pair | None) -> None:
+        self._next = pair
+
+    async def conclude(self) -> Pair | None:
+        return self.pair
+
+    def begin_round(self) -> None:
+        self.pair, self._next = self._next, None
+        if self.pair is not None:
+            self._began(self.pair)
+
+    async def close(self) -> None:
+        pass
+
+
+def whole_of(pieces: Pieces, replica: Replica) -> torch.Tensor:
+    return torch.cat([pieces(index, replica.piece_bounds(index)).clone() for index in range(replica.pieces)])
+
+
+class End:
+    """One of two replicas; `agree` makes them partners of their current round."""
+
+    def __init__(self, network: MemoryNetwork, name: str, kind: type[Replica], **settings: Any) -> None:
+        self.transport = MemoryTransport(network, Identity.from_seed(name))
+        self.me = self.transport.peer_id
+        self.rpc = Rpc(self.transport, dict.fromkeys(Traffic, 1 << 24))
+        self.events: list[dict[str, Any]] = []
+        self.context = Context(
+            me=self.me,
+            run_id="test",
+            manifest=micro_manifest(stages=1, **settings),
+            stage=0,
+            transport=self.transport,
+            rpc=self.rpc,
+            view=View(),
+            compute=InlineCompute(lambda _: 0.001),
+            events=Events(self.transport.now, self.events.append),
+            counters=Counters(),
+        )
+        self.replica = kind(self.context.manifest, 0)
+        self.rounds = Rounds(self.context, self.replica, random.Random(0))
+        self.pulls: list[torch.Tensor] = []
+        self._finish = self.replica.finish_round_with
+        self.replica.finish_round_with = self._remember  # type: ignore[method-assign]
+
+    def _remember(self, pull: Pieces) -> None:
+        self.pulls.append(whole_of(pull, self.replica))
+        self._finish(pull)
+
+    async def start(self) -> None:
+        await self.transport.start()
+        await self.rpc.start()
+        self.rpc.handle(Traffic.GOSSIP, Contribute, self.rounds.on_contribute)
+
+    def agree(self, partner: End, name: str) -> None:
+        pair = Pair(partner.me, name)
+        self.rounds.matchmaker = Agreed(pair, self.rounds._begin)  # type: ignore[assignment]
+        self.rounds._begin(pair)
+
+    def train(self, seed: int, scale: float = 1e-2) -> torch.Tensor:
+        """Pretended inner steps: θ moves; returns by how much."""
+        noise = torch.randn(self.replica.parameters, generator=torch.Generator().manual_seed(seed)) * scale
+        self.replica.flat.values.add_(noise)
+        self.replica.steps_in_round += 1
+        return noise
+
+    async def close(self) -> None:
+        await self.rounds.close()
+        await self.rpc.close()
+        await self.transport.close()
+
+
+async def two_ends(
+    link: Link = NEAR,
+    kinds: tuple[type[Replica], type[Replica]] = (Replica, Replica),
+    **settings: Any,
+) -> tuple[End, End]:
+    network = MemoryNetwork(1, link)
+    a, b = (End(network, name, kind, **settings) for name, kind in zip("ab", kinds, strict=True))
+    for number, end in enumerate((a, b)):
+        await end.start()
+        apart = (
+            torch.randn(end.replica.parameters, generator=torch.Generator().manual_seed(90 + number)) * 1e-2
+        )
+        end.replica.phi.add_(apart)
+        end.replica.flat.values.copy_(end.replica.phi)
+    await b.transport.connect([memory_address(a.me)], 5.0)
+    return a, b
+
+
+def agree(a: End, b: End, name: str = "pair") -> None:
+    a.agree(b, name)
+    b.agree(a, name)
+
+
+async def whole_round(a: End, b: End, number: int) -> list[torch.Tensor]:
+    """Agree, train, exchange, step; returns both sides' progress."""
+    agree(a, b, f"pair {number}")
+    await asyncio.sleep(0.5)
+    progress = [end.train(10 * number + side) for side, end in enumerate((a, b))]
+    await asyncio.gather(a.rounds.finish(), b.rounds.finish())
+    await asyncio.gather(a.rounds.settle(), b.rounds.settle())
+    return progress
+
+
+def mean_phi(*ends: End) -> torch.Tensor:
+    return torch.stack([end.replica.phi for end in ends]).mean(0)
+
+
+def mean_delta(*ends: End) -> torch.Tensor:
+    return torch.stack([end.replica.delta for end in ends]).mean(0)
+
+
+def alone(replica: Replica) -> tuple[torch.Tensor, torch.Tensor]:
+    """What φ and δ become when the round ends now, without a partner."""
+    phi, delta = replica.phi.clone(), replica.delta.clone()
+    outer_step(phi, delta, contribution(replica.flat.values, phi, replica.settings), replica.settings)
+    return phi, delta
+
+
+def assert_alone(end: End, expected: tuple[torch.Tensor, torch.Tensor], atol: float = 1e-7) -> None:
+    assert torch.allclose(end.replica.phi, expected[0], atol=atol)
+    assert torch.allclose(end.replica.delta, expected[1], atol=atol)
+    assert torch.equal(end.replica.flat.values, end.replica.phi)

@@ -1,0 +1,85 @@
+"""A caller and a server on the in-memory network, and handlers for the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from protocol.identity import Identity
+from protocol.messages import Accept, Done, Forward, Ready
+from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.transport.base import Stream
+from protocol.transport.memory import MemoryTransport
+from protocol.transport.memory_link import Link
+from protocol.transport.memory_network import MemoryNetwork
+from protocol.transport.virtual_time import run_virtual
+
+
+@dataclass
+class Two:
+    """A caller and a server that know each other."""
+
+    network: MemoryNetwork
+    caller: Rpc
+    server: Rpc
+
+    async def ask(self, message: Any = None, reply: Any = Done, deadline: float = 5.0, **more: Any) -> Any:
+        traffic = more.pop("traffic", Traffic.GOSSIP)
+        request = message or Ready(pair="p")
+        return await self.caller.call(self.address, traffic, request, reply, deadline=deadline, **more)
+
+    @property
+    def address(self) -> Any:
+        return self.server.transport.peer_id
+
+    async def raw_stream(self) -> Stream:
+        return await self.caller.transport.open(self.address, Traffic.GOSSIP.protocol, 5.0)
+
+
+@asynccontextmanager
+async def two_peers(link: Link | None = None) -> AsyncIterator[Two]:
+    network = MemoryNetwork(0, link or Link(latency=0.01))
+    peers = []
+    for name in ("caller", "server"):
+        transport = MemoryTransport(network, Identity.from_seed(name))
+        await transport.start()
+        peers.append(Rpc(transport))
+        await peers[-1].start()
+    try:
+        yield Two(network, *peers)
+    finally:
+        for rpc in peers:
+            await rpc.close()
+            await rpc.transport.close()
+
+
+def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        run_virtual(test())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def say_done(request: Request) -> Answer:
+    return Answer(Done())
+
+
+def accept(number: int) -> Accept:
+    return Accept(round=number, opens_in=0.5, due_in=1.0, ends_in=1.5, step_seconds=0.1)
+
+
+def after(delay: Callable[[Request], float]) -> Callable[[Request], Awaitable[Answer]]:
+    async def handler(request: Request) -> Answer:
+        await asyncio.sleep(delay(request))
+        return Answer(accept(request.message.stage))
+
+    return handler
+
+
+def forward(number: int) -> Forward:
+    return Forward(microbatch=f"m{number}", stage=number)
