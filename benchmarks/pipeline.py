@@ -10,15 +10,14 @@ medians over the repeats; with `_stale` those of the same stages with a stalenes
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import time
-from functools import partial
 from statistics import median
 
 import torch
 from pipelines.chain import Chain, ChainFailed, manifest_of
+from reporting.report import Report, parser_of, run
 
 from node.data import load_corpus
 from node.replica import Replica
@@ -63,21 +62,18 @@ def chained(hidden: int, seconds: float, staleness: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
     parser.add_argument("--hidden", type=int, action="append", help=f"only this size; default {HIDDEN}")
     parser.add_argument("--stale", action="store_true", help="with a staleness of one, too")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
         hidden, seconds, threads = arguments.plain
         print(plain_loop(int(hidden), float(seconds), int(threads)))
         return
-    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    report = Report("pipeline", arguments.json)
     variants = STALENESS if arguments.stale else {"pipeline": 0}
     results = []
     for hidden in arguments.hidden or HIDDEN:
@@ -85,7 +81,7 @@ def main() -> None:
             loop = plain(hidden, arguments.seconds, 2)
             rates = {name: chained(hidden, arguments.seconds, value) for name, value in variants.items()}
             results.append({"hidden": hidden, "plain_loop": loop, **rates})
-            tell(
+            report.tell(
                 f"hidden {hidden}   plain loop {loop:8,.0f} tokens/s"
                 + "".join(f"   {name} {rate:8,.0f} ({rate / loop:.3f})" for name, rate in rates.items())
             )
@@ -97,14 +93,8 @@ def main() -> None:
         for name, suffix in (("pipeline", ""), ("stale", "_stale"))
         if name in variants
     }
-    if arguments.json:
-        print(json.dumps({"benchmark": "pipeline", "ratios": ratios, "results": results}))
-    for name, value in ratios.items() if not arguments.json else ():
-        print(f"{name}: {value:.3f} (median of {arguments.repeats})")
+    report.conclude(ratios, results, f"median of {arguments.repeats}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ChainFailed as error:
-        sys.exit(f"error: {error}")
+    run(main, ChainFailed)

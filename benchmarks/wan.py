@@ -2,10 +2,11 @@
 
 Two `noloco-node` processes as they ship, one stage each, and a seed peer, each in a network namespace of its own. The
 links are shaped to 1000, 300, 100 and 30 Mbit/s each way and 10, 50 and 150 ms one way, for each codec of activations
-and gradients, and between any two of these they are not shaped at all: that is what a shape is compared with. Needs
-root. The bound of a shape is the unshaped speed, or what the codec's bytes leave of the bandwidth if that is less.
+and gradients. A swarm lives with one latency; before and after that its links are not shaped at all, and the mean of
+the two is what its shapes are compared with. Needs root. The bound of a shape is the unshaped speed, or what the
+codec's bytes leave of the bandwidth if that is less.
 
-An inner step has 32 microbatches, and nothing of the next one runs before it is applied (staleness 0), so each step
+An inner step has 64 microbatches, and nothing of the next one runs before it is applied (staleness 0), so each step
 waits once for a round trip. Ratios, medians over the repeats: `worst_vs_unshaped` among the shapes whose bandwidth
 allows 1.3 times the unshaped speed, and `worst_vs_bound` among all.
 """
@@ -13,15 +14,12 @@ allows 1.3 times the unshaped speed, and `worst_vs_bound` among all.
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import math
-import sys
-from functools import partial
 from statistics import median
 from typing import Any
 
 from pipelines.chain import Chain, ChainFailed, manifest_of
+from reporting.report import Report, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 from protocol.codec import nbytes_of
@@ -32,7 +30,10 @@ ONE_WAY_MS = (10.0, 50.0, 150.0)
 CODECS = ("fp32", "bf16", "int8")
 UNSHAPED = Shape(math.inf, 0.0)
 WARM_UP_STEPS = 2
-SETTLE_STEPS = 2  # after the links have changed, in which TCP finds out
+# after another latency: yamux, which widens its windows by the round trip, measures that every 30 seconds, and BBR
+# forgets the shortest one after 10
+SETTLE_SECONDS = 35.0
+SETTLE_STEPS = 1  # after another bandwidth
 SPARE = 1.3
 
 
@@ -42,40 +43,46 @@ def bandwidth_bound(codec: str, hidden: int, mbit: float) -> float:
     return mbit * 1e6 / 8 / bytes_per_token
 
 
-def measure(codec: str, arguments: argparse.Namespace, tell: Any) -> list[dict[str, Any]]:
-    """All shapes for one codec, each beside the unshaped run before it."""
+def measure(
+    codec: str, latency: float, arguments: argparse.Namespace, report: Report
+) -> list[dict[str, Any]]:
+    """All bandwidths with one codec and one latency, beside the same swarm's unshaped runs."""
     manifest = manifest_of(
         arguments.hidden, arguments.microbatches, arguments.staleness, activations=codec, gradients=codec
     )
-    shapes = list(itertools.product(arguments.mbit, arguments.latency))
-    results = []
     with ShapedLinks(PEERS, UNSHAPED) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(PEERS)]
         with Chain(manifest, places) as chain:
-            chain.wait_for_steps(WARM_UP_STEPS)
 
-            def speed(shape: Shape) -> float:
-                links.reshape(shape)
-                chain.wait_for_steps(len(chain.step_times()) + SETTLE_STEPS)
+            def settled(steps: int) -> float:
+                chain.wait_for_steps(len(chain.step_times()) + steps)
                 return chain.tokens_per_second(arguments.seconds)
 
-            for repeat, (mbit, latency) in itertools.product(range(arguments.repeats), shapes):
-                unshaped = speed(UNSHAPED)
-                shaped = speed(Shape(mbit, latency / 1e3))
-                carried = bandwidth_bound(codec, arguments.hidden, mbit)
-                result = {
-                    "codec": codec,
-                    "mbit": mbit,
-                    "one_way_ms": latency,
-                    "repeat": repeat,
-                    "unshaped": round(unshaped),
-                    "shaped": round(shaped),
-                    "bandwidth_bound": round(carried),
-                    "vs_unshaped": round(shaped / unshaped, 3),
-                    "vs_bound": round(shaped / min(unshaped, carried), 3),
-                }
-                results.append(result)
-                tell("   ".join(f"{name} {value}" for name, value in result.items()))
+            def speed(mbit: float) -> float:
+                links.reshape(Shape(mbit, latency / 1e3))
+                return settled(SETTLE_STEPS)
+
+            before = settled(WARM_UP_STEPS)
+            links.reshape(Shape(max(arguments.mbit), latency / 1e3))
+            chain.tokens_per_second(SETTLE_SECONDS)
+            shaped = [(mbit, speed(mbit)) for _ in range(arguments.repeats) for mbit in arguments.mbit]
+            links.reshape(UNSHAPED)
+            unshaped = (before + settled(WARM_UP_STEPS)) / 2
+    results = []
+    for mbit, tokens_per_second in shaped:
+        carried = bandwidth_bound(codec, arguments.hidden, mbit)
+        result = {
+            "codec": codec,
+            "mbit": mbit,
+            "one_way_ms": latency,
+            "unshaped": round(unshaped),
+            "shaped": round(tokens_per_second),
+            "bandwidth_bound": round(carried),
+            "vs_unshaped": round(tokens_per_second / unshaped, 3),
+            "vs_bound": round(tokens_per_second / min(unshaped, carried), 3),
+        }
+        report.tell_row(result)
+        results.append(result)
     return results
 
 
@@ -100,41 +107,31 @@ def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least two steps")
     parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--microbatches", type=int, default=32, help="of an inner step, 1024 tokens each")
+    parser.add_argument("--microbatches", type=int, default=64, help="of an inner step, 1024 tokens each")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")
     parser.add_argument("--codec", nargs="+", default=CODECS)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    tell = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
+    report = Report("wan", arguments.json)
     results = []
-    try:
-        for codec in arguments.codec:
-            results += measure(codec, arguments, tell)
-    except LinksUnavailable as reason:
-        sys.exit(f"error: {reason}")
+    for codec in arguments.codec:
+        for latency in arguments.latency:
+            results += measure(codec, latency, arguments, report)
     rows = summary(results)
+    report.tell("")
     for row in rows:
-        tell("   ".join(f"{name} {value}" for name, value in row.items()))
+        report.tell_row(row)
     ratios = {"worst_vs_bound": min(row["vs_bound"] for row in rows)}
     with_room = [row["vs_unshaped"] for row in rows if row["has_room"]]
     if with_room:
         ratios["worst_vs_unshaped"] = min(with_room)
-    if arguments.json:
-        print(json.dumps({"benchmark": "wan", "ratios": ratios, "results": rows}))
-    for name, value in ratios.items() if not arguments.json else ():
-        print(f"{name}: {value:.3f} (median of {arguments.repeats})")
+    report.conclude(ratios, rows, f"median of {arguments.repeats}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except ChainFailed as error:
-        sys.exit(f"error: {error}")
+    run(main, ChainFailed, LinksUnavailable)

@@ -15,6 +15,7 @@ from node.checkpoints import Checkpoints
 from node.compute import Compute, Priority
 from node.config import NodeConfig
 from node.context import Context, Counters
+from node.copies import copies_of
 from node.data import Corpus, load_corpus
 from node.discovery import Discovery
 from node.evaluation import EvaluationService
@@ -178,7 +179,7 @@ class Node:
     ) -> None:
         """Build the parts, get the stage's state, then answer peers and say so in the DHT."""
         context, replica, rng = self.context, self.replica, self.surroundings.rng
-        work = StageWork(context.manifest, replica)
+        work = StageWork(context.manifest, replica, copies_of(replica.device))
         self._pipeline = Pipeline(context, replica, work, random.Random(rng.getrandbits(64)))
         self._rounds = Rounds(context, replica, random.Random(rng.getrandbits(64)))
         self._trainer = Trainer(

@@ -111,7 +111,8 @@ class Pipeline:
         began = asyncio.get_running_loop().time()
         try:
             if context.is_last:
-                loss, answer = await context.compute.run(Priority.FORWARD, self._work.last_stage, load)
+                landing = await context.compute.run(Priority.FORWARD, self._work.last_stage, load)
+                loss, answer = await landing.landed()
             else:
                 loss, answer = await self._train_through(microbatch, load)
         except BaseException:
@@ -129,15 +130,16 @@ class Pipeline:
 
     async def _train_through(self, microbatch: str, load: Load) -> tuple[float, list[Encoded]]:
         context = self._context
-        leaf, outputs, parcel = await context.compute.run(Priority.FORWARD, self._work.forward, load)
+        leaf, outputs, activations = await context.compute.run(Priority.FORWARD, self._work.forward, load)
+        parcel = await activations.landed()
         sent = asyncio.get_running_loop().time()
         with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
             loss, gradient = await self._onward.send(microbatch, parcel)
         self._adapt(asyncio.get_running_loop().time() - sent)
         with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
             await self._gate.backward(microbatch)
-        answer = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
-        return loss, answer
+        by_inputs = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
+        return loss, await by_inputs.landed()
 
     def _adapt(self, seconds: float) -> None:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""

@@ -138,10 +138,17 @@ class Replica:
         self, inputs: torch.Tensor, labels: torch.Tensor
     ) -> tuple[float, torch.Tensor | None]:
         """Last stage: mean cross-entropy in nats per token, and the gradient by the inputs as above."""
+        loss, by_inputs = self.last_stage(inputs, labels)
+        return loss.item(), by_inputs
+
+    def last_stage(
+        self, inputs: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same with the loss still on the device, which may not have computed it yet."""
         leaf, logits = self.forward(inputs)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(self.device))
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item(), leaf.grad
+        return loss.detach(), leaf.grad
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:

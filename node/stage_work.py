@@ -1,4 +1,4 @@
-"""What the compute thread does with one microbatch: decode and check, compute, encode. Synchronous."""
+"""What the compute thread does with one microbatch: decode and check, compute, encode."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
+from node.copies import Copies, Landing
 from node.replica import Replica
-from protocol.codec import Encoded, encode
+from protocol.codec import Encoded, encode, torch_type
 from protocol.errors import Refused
 from protocol.manifest import Manifest
 from protocol.rpc import Request
@@ -18,11 +19,15 @@ Load: TypeAlias = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # gives (inpu
 
 
 class StageWork:
-    """Holds no state of its own: the replica is changed by backward passes only."""
+    """Holds no state of its own: the replica is changed by backward passes only.
 
-    def __init__(self, manifest: Manifest, replica: Replica) -> None:
+    What goes to peers is a `Landing`: on a GPU it is copied and encoded while the next microbatch is computed.
+    """
+
+    def __init__(self, manifest: Manifest, replica: Replica, copies: Copies) -> None:
         self._manifest = manifest
         self._replica = replica
+        self._copies = copies
 
     def decoded(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, labels) of a request, checked. Raises `Refused` for what does not fit this stage."""
@@ -44,22 +49,32 @@ class StageWork:
                 raise Refused("non-finite", "the activations hold NaN or infinity")
         return inputs, labels.long()
 
-    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, list[Encoded]]:
+    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, Landing[list[Encoded]]]:
         inputs, labels = load()
-        leaf, outputs = self._replica.forward(inputs)
-        return leaf, outputs, self._parcel(outputs, labels, self._manifest.wire.activations)
+        leaf, outputs = self._replica.forward(self._copies.to_device(inputs))
+        codec = self._manifest.wire.activations
+        fetch = self._copies.to_host(outputs, torch_type(codec))
+        self._copies.keep_pace()
+        return leaf, outputs, self._copies.landing(lambda: self._parcel(fetch(), labels, codec))
 
-    def backward(self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor) -> list[Encoded]:
-        by_inputs = self._replica.backward(leaf, outputs, gradient)
-        return self._answer_tensors(by_inputs)
+    def backward(
+        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> Landing[list[Encoded]]:
+        by_inputs = self._replica.backward(leaf, outputs, self._copies.to_device(gradient))
+        answer = self._answer(by_inputs)
+        self._copies.keep_pace()
+        return self._copies.landing(answer)
 
-    def last_stage(self, load: Load) -> tuple[float, list[Encoded]]:
-        loss, by_inputs = self._replica.loss_and_backward(*load())
-        return loss, self._answer_tensors(by_inputs)
+    def last_stage(self, load: Load) -> Landing[tuple[float, list[Encoded]]]:
+        inputs, labels = (self._copies.to_device(tensor) for tensor in load())
+        loss, by_inputs = self._replica.last_stage(inputs, labels)
+        answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
+        self._copies.keep_pace()
+        return self._copies.landing(lambda: (fetch_loss().item(), answer()))
 
     def evaluate(self, load: Load) -> list[Encoded]:
         inputs, labels = load()
-        return self._parcel(self._replica.evaluate(inputs), labels, "fp32")
+        return self._parcel(self._replica.evaluate(inputs).cpu(), labels, "fp32")
 
     def evaluate_last(self, load: Load) -> tuple[float, int]:
         inputs, labels = load()
@@ -67,9 +82,12 @@ class StageWork:
         return F.cross_entropy(logits, labels.flatten(), reduction="sum").item(), labels.numel()
 
     def _parcel(self, outputs: torch.Tensor, labels: torch.Tensor, codec: str) -> list[Encoded]:
-        return [encode(outputs.detach().cpu(), codec), encode(labels.to(torch.int32), "int32")]
+        return [encode(outputs, codec), encode(labels.to(torch.int32), "int32")]
 
-    def _answer_tensors(self, by_inputs: torch.Tensor | None) -> list[Encoded]:
+    def _answer(self, by_inputs: torch.Tensor | None) -> Callable[[], list[Encoded]]:
+        """What to call for the gradient that the stage before gets; the first stage has none."""
         if by_inputs is None:
-            return []
-        return [encode(by_inputs.cpu(), self._manifest.wire.gradients)]
+            return list
+        codec = self._manifest.wire.gradients
+        fetch = self._copies.to_host(by_inputs, torch_type(codec))
+        return lambda: [encode(fetch(), codec)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-SPARE = 2  # times what hides the shortest answer, since peers that others use too take longer
+SPARE = 3  # times what hides the shortest answer: links stall, and peers that others use too take longer
 MEASURED = 16
 
 

@@ -104,6 +104,11 @@ def nbytes_of(codec: str, shape: Sequence[int]) -> int:
     return values * dtype.itemsize
 
 
+def torch_type(codec: str) -> torch.dtype:
+    """What `encode` makes of values first: the codec's own type, float32 for codecs in blocks."""
+    return torch.float32 if codec in _IN_BLOCKS else _DTYPES[codec]
+
+
 def decoded_bytes(spec: TensorSpec) -> int:
     """The memory that its tensor takes: float32 for what travels in blocks, else as many bytes as travel."""
     return 4 * math.prod(spec.shape) if spec.codec in _IN_BLOCKS else spec.nbytes

@@ -68,7 +68,9 @@ class Chain:
         places: Sequence[Place],
         options: Sequence[str] = (),
         traced: bool = False,
+        device: str = "cpu",
     ) -> None:
+        self._device = device
         self._traced = traced
         self._manifest = manifest
         self._places = places
@@ -123,7 +125,7 @@ class Chain:
                 f"stage{stage}",
                 [*prefix, sys.executable, "-m", "node.cli", "--join", address, "--stage", str(stage), "--state-dir",
                  f"{self.directory}/stage{stage}", "--host", host, "--no-relay", "--threads", "1",
-                 "--device", "cpu", "--checkpoint-minutes", "60", *trace, *self._options],
+                 "--device", self._device, "--checkpoint-minutes", "60", *trace, *self._options],
             )  # fmt: skip
 
     def _run(self, name: str, command: list[str]) -> Path:

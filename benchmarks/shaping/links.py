@@ -126,13 +126,16 @@ class ShapedLinks:
             self._narrow(namespace, interface)
 
     def reshape(self, shape: Shape) -> None:
-        """Other links from now on; what was under way is lost, and TCP sends it again."""
+        """Other links from now on. With another latency, what was under way is lost, and TCP sends it again."""
+        same_latency = shape.one_way == self._shape.one_way
         self._shape = shape
-        self._stop_relay()
+        if not same_latency:
+            self._stop_relay()
         for peer in range(self._peers):
             self._narrow(self.namespace(peer), "eth0")
             self._narrow(self._middle, f"wan{peer}")
-        self._start_relay()
+        if not same_latency:
+            self._start_relay()
 
     def _narrow(self, namespace: str, interface: str) -> None:
         if math.isinf(self._shape.mbit):

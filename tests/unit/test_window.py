@@ -7,16 +7,16 @@ from collections import deque
 from node.window import MEASURED, Window
 
 
-def test_the_window_hides_the_shortest_answer_twice() -> None:
+def test_the_window_hides_the_shortest_answer_with_something_to_spare() -> None:
     window = Window(batch=64, most=64)
-    assert window.in_flight(0.3, 0.1) == 8
-    assert window.in_flight(0.9, 0.1) == 8, "a queue on the way is not hidden by a longer one"
+    assert window.in_flight(0.3, 0.1) == 12
+    assert window.in_flight(0.9, 0.1) == 12, "a queue on the way is not hidden by a longer one"
 
 
 def test_the_window_stays_within_the_memory_and_never_closes() -> None:
     window = Window(batch=64, most=5)
     assert window.in_flight(10.0, 0.1) == 5
-    assert window.in_flight(0.0, 10.0) == 2
+    assert window.in_flight(0.0, 10.0) == 3
     assert Window(batch=1, most=1).in_flight(10.0, 0.1) == 1
 
 
@@ -24,7 +24,7 @@ def test_a_longer_way_is_noticed_after_a_batch() -> None:
     window = Window(batch=4, most=64)
     window.in_flight(0.1, 0.1)
     sizes = [window.in_flight(0.5, 0.1) for _ in range(MEASURED)]
-    assert (sizes[0], sizes[-1]) == (4, 12)
+    assert (sizes[0], sizes[-1]) == (6, 18)
 
 
 def test_it_keeps_two_stages_busy_and_does_not_grow_with_its_own_queue() -> None:
@@ -47,5 +47,5 @@ def test_it_keeps_two_stages_busy_and_does_not_grow_with_its_own_queue() -> None
             else:
                 now = answers[0]
         ended = now
-    assert in_flight <= 12, "what hides four seconds, twice"
+    assert in_flight <= 15, "three times what hides four seconds"
     assert ended <= batch * 1.0 + 4.5, "no time is lost but the first answer's and the last backward pass"
