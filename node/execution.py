@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +20,7 @@ from node.resources import (
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 
+COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")  # that torch.compile looks for
 # of the memory that is left beside the state, for activations: kernels and the allocator need some of their own
 USABLE = 0.8
 
@@ -52,8 +55,13 @@ def choose_execution(
 ) -> Execution:
     """What the volunteer asked for; with "auto" bf16 where the device has it, and recomputation where the activations
     of the least microbatches in flight would not fit into `free_bytes` beside the stage's state. As many are in
-    flight as fit. Raises `UserError` for a precision that the device lacks.
+    flight as fit. Raises `UserError` for a precision that the device lacks, and for compilation without a compiler.
     """
+    if compiles and not any(map(shutil.which, COMPILERS)):
+        raise UserError(
+            "--compile needs a C++ compiler, and there is none here. Install one (Debian: apt-get install g++), "
+            "or leave --compile out."
+        )
     if precision == "auto":
         precision = "bf16" if has_bf16(device) else "fp32"
     elif precision == "bf16" and device.type == "cuda" and not has_bf16(device):

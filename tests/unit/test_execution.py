@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
-from node.execution import USABLE, Execution, choose_execution, described
+from node.execution import COMPILERS, USABLE, Execution, choose_execution, described
 from node.replica import Replica
 from node.resources import (
     GIB,
@@ -40,6 +42,22 @@ def test_recomputed_activations_give_the_same_gradients(manifest: Manifest) -> N
     again, recomputed = gradients_of(manifest, Execution(recomputes=True))
     assert again == loss
     assert torch.allclose(recomputed, gradients, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler here")
+def test_compiled_the_gradients_are_the_same(manifest: Manifest) -> None:
+    short = manifest.model_copy(update={"model": manifest.model.model_copy(update={"layers": 1})})
+    loss, gradients = gradients_of(short, Execution())
+    compiled, same = gradients_of(short, Execution(compiles=True))
+    assert compiled == pytest.approx(loss, abs=1e-5)
+    assert torch.allclose(same, gradients, rtol=1e-3, atol=1e-6)
+
+
+def test_without_a_compiler_a_volunteer_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match="apt-get install"):
+        choose_execution(LARGE, 1, CPU, 1000 * GIB, compiles=True)
 
 
 def test_recomputation_keeps_less(manifest: Manifest) -> None:
