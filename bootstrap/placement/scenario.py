@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from bootstrap.placement.completion import complete_bandwidth, complete_latency
 from protocol.errors import ScenarioError
@@ -99,14 +100,17 @@ def scenario_from(contents: Any) -> Scenario:
             "give null if it was not measured."
         )
     latency, bandwidth = _both_directions(latency), _both_directions(bandwidth)
-    unknown = np.isnan(latency) | np.isnan(bandwidth)
-    np.fill_diagonal(unknown, False)
-    for device in np.flatnonzero((unknown.sum(1) == count - 1) & (count > 1))[:1]:
-        raise ScenarioError(f"device {device} has no measured link to any other: measure one, or leave it out.")
-    if unknown.any():
-        latency = complete_latency(latency)
-        bandwidth = complete_bandwidth(bandwidth, latency)
     np.fill_diagonal(latency, 0.0)
+    np.fill_diagonal(bandwidth, 1.0)
+    unknown = np.isnan(latency) | np.isnan(bandwidth)
+    islands, island = connected_components(~unknown, directed=False)
+    if islands > 1:
+        other = int(np.flatnonzero(island != island[0])[0])
+        raise ScenarioError(
+            f"no chain of measured links leads from device 0 to device {other}: measure one, or leave one out."
+        )
+    latency = complete_latency(latency)
+    bandwidth = complete_bandwidth(bandwidth, latency)
     np.fill_diagonal(bandwidth, np.inf)
     volumes = contents.get("volumes")
     if not isinstance(volumes, dict):
