@@ -28,10 +28,13 @@ RANDOM = 20  # placements, whose median cost a plan is told beside
 
 
 def plan(
-    scenario: Annotated[Path, typer.Option(help="Measured links, as JSON; docs/placement.md has the format.")],
+    scenario: Annotated[
+        Path, typer.Option(help="Measured links, as JSON; docs/placement.md has the format.")
+    ],
     stages: Annotated[int, typer.Option(min=1, max=1024, help="Pipeline stages.")] = 8,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Of each stage; for noloco sizes are free, and this is not used.")
+        int | None,
+        typer.Option(min=1, help="Of each stage; for noloco sizes are free, and this is not used."),
     ] = None,
     objective: Annotated[str, typer.Option(help="noloco or dtfm: whose cost is to be least.")] = "noloco",
     method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")] = DEFAULT,
@@ -49,7 +52,9 @@ def plan(
     microbatches: Annotated[int, typer.Option(min=1, help="noloco: of a replica's inner step.")] = 64,
     in_flight: Annotated[int, typer.Option(min=1, help="noloco: microbatches of a replica on the way.")] = 16,
     k: Annotated[int, typer.Option("-k", min=1, help="noloco: inner steps of a round.")] = 50,
-    compare: Annotated[bool, typer.Option(help="Run every method over --seeds, each with the budget.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Run every method over --seeds, each with the budget.")
+    ] = False,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="For --compare.")] = 3,
     picture: Annotated[Path | None, typer.Option(help="Draw plan and search, as .svg, .png or .pdf.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
@@ -99,7 +104,9 @@ def searched(
         task = bar.add_task("compiling", total=len(wanted), cost="")
         for number, (method, seed) in enumerate(wanted):
 
-            def show(sighting: Sighting, number: int = number, method: str = method, seed: int = seed) -> None:
+            def show(
+                sighting: Sighting, number: int = number, method: str = method, seed: int = seed
+            ) -> None:
                 bar.update(
                     task, description=f"{method}, seed {seed}", cost=f"{sighting.cost:.3f} s",
                     completed=number + min(1.0, sighting.spent),

@@ -2,8 +2,9 @@
 
 It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `anneal_noloco`), and accepts a worse
 placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
-equal links make. The temperature falls geometrically while a share of the budget is spent, then the next run
-starts from another random placement.
+equal links make. There are two runs, the temperature of each falling geometrically over its share of the budget: a
+hot one from a random placement, and a warm one from the best so far. The best so far may be a greedy placement: with
+hundreds of devices, or where a few slow ones decide, the hot run alone does not find one as good.
 """
 
 from __future__ import annotations
@@ -12,39 +13,52 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bootstrap.placement.constructive import greedy
 from bootstrap.placement.search import Found, Meter, Problem
 
-RUNS = 2
-# of a random placement's cost; measured on the three scenarios of tests/data and perturbed copies (docs/placement.md)
-HOT, COLD = 0.04, 0.0004
-DRAWN = 20  # random placements for the scale of costs
+# of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
+HOT, WARM, COLD = 0.04, 0.01, 0.0002
+DRAWN = 20  # random placements, for the scale of costs
+BUILT = 0.05  # share of the budget for greedy placements
+HALF = (1 + BUILT) / 2  # when the hot run ends
 CHUNK_SECONDS = 0.02
-CHUNKS = 200  # of one budget at least
+CHUNKS = 400  # at least, of a budget
 
 
 def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
-    """`RUNS` runs, each over its share of the budget."""
-    scale = np.inf
-    for _ in range(meter.at_most(DRAWN)):
-        placement = problem.drawn(generator)
-        found = Found(placement, problem.cost(placement))
-        scale = min(scale, found.cost)
+    """Random and greedy placements, a hot run, a warm one."""
+    drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
+    seen = [Found(placement, problem.cost(placement)) for placement in drawn]
+    yield from seen
+    scale, best = min(found.cost for found in seen), min(seen, key=lambda found: found.cost)
+    for found in greedy(problem, meter, generator):
+        best = min(best, found, key=lambda found: found.cost)
         yield found
-    for run in range(RUNS):
-        walker = problem.annealer(problem.drawn(generator), generator)
-        begun, steps = meter.spent(), 50
-        end = begun + (1 - begun) / (RUNS - run)
-        while (spent := meter.spent()) < end:
-            temperature = scale * HOT * (COLD / HOT) ** ((spent - begun) / (end - begun))
-            since, steps = meter.seconds, meter.at_most(steps)
-            walker.walk(temperature, steps)
-            yield Found(walker.best, walker.least, steps)
-            steps = chunk(steps, meter, meter.seconds - since)
+        if meter.spent() >= BUILT:
+            break
+    for found in cooled(problem, seen[-1], HOT * scale, COLD * scale, HALF, meter, generator):
+        best = min(best, found, key=lambda found: found.cost)
+        yield found
+    yield from cooled(problem, best, WARM * scale, COLD * scale, 1.0, meter, generator)
+
+
+def cooled(
+    problem: Problem, start: Found, hot: float, cold: float, end: float, meter: Meter, generator: np.random.Generator
+) -> Iterator[Found]:  # fmt: skip
+    """One run from `start` until the fraction `end` of the budget is spent; the temperature falls from hot to cold."""
+    walker = problem.annealer(start.stage_of, generator)
+    begun, steps = meter.spent(), 50
+    while (spent := meter.spent()) < end:
+        temperature = hot * (cold / hot) ** ((spent - begun) / (end - begun))
+        since, steps = meter.seconds, meter.at_most(steps)
+        walker.walk(temperature, steps)
+        yield Found(walker.best, walker.least, steps)
+        steps = chunk(steps, meter, meter.seconds - since)
 
 
 def chunk(steps: int, meter: Meter, took: float) -> int:
     """How many steps next: many enough for the loop around them not to matter, few enough for a smooth schedule."""
     if meter.budget.seconds is None:
-        return max(1, (meter.budget.evaluations or 0) // (CHUNKS * RUNS))
-    longest = min(CHUNK_SECONDS, meter.budget.seconds / (CHUNKS * RUNS))
+        return max(1, (meter.budget.evaluations or 0) // CHUNKS)
+    longest = min(CHUNK_SECONDS, meter.budget.seconds / CHUNKS)
     return max(1, min(2 * steps, int(steps * longest / max(took, 1e-9))))

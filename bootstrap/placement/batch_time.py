@@ -44,7 +44,9 @@ class Batch:
         return float(self.sequences * self.tokens * (6 * weights + attention))
 
 
-def batch_seconds(scenario: Scenario, pipelines: Sequence[Sequence[int]], batch: Batch, overlap: bool) -> float:
+def batch_seconds(
+    scenario: Scenario, pipelines: Sequence[Sequence[int]], batch: Batch, overlap: bool
+) -> float:
     """Seconds of `batch` with `pipelines` [S][n]: rows are stages in order, columns are pipelines."""
     rows = np.array(pipelines, np.int64)
     stages, replicas = rows.shape
@@ -54,7 +56,9 @@ def batch_seconds(scenario: Scenario, pipelines: Sequence[Sequence[int]], batch:
     occupied = 8 * batch.activation_bytes / scenario.bandwidth
     ends = np.array(
         [
-            pipeline_ends(np.ascontiguousarray(column), scenario.latency, occupied, each, forward, 3 * forward, overlap)
+            pipeline_ends(
+                np.ascontiguousarray(column), scenario.latency, occupied, each, forward, 3 * forward, overlap
+            )
             for column in rows.T
         ]
     )  # [n, S]

@@ -129,7 +129,9 @@ def data_parallel(times: Floats, group: Integers) -> float:
 
 
 @compiled
-def communication(parallel: Floats, pipeline: Floats, groups: Integers, hops: Floats, shortest: Floats) -> float:
+def communication(
+    parallel: Floats, pipeline: Floats, groups: Integers, hops: Floats, shortest: Floats
+) -> float:
     """COMM of `groups` [S, n], in the unit of `parallel` and `pipeline` [N, N]; fills `hops` and `shortest`."""
     count = groups.shape[0]
     partner = np.empty(groups.shape[1], np.int64)

@@ -100,7 +100,9 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
     generator = np.random.default_rng(0)
     if seated(np.full(stages, least_size), fits, generator) is None:
         if least_size == 1 or seated(np.ones(stages, np.int64), fits, generator) is None:
-            raise ScenarioError("memory_bytes: too few devices are large enough for the stages; use more stages.")
+            raise ScenarioError(
+                "memory_bytes: too few devices are large enough for the stages; use more stages."
+            )
         least_size = 1
     of_swarm = count / stages  # microbatches of a replica to those of the swarm
     nbytes = scenario.pipeline_bytes / training.microbatches
@@ -131,11 +133,15 @@ def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
     """[N, S]: which devices have the memory for which stage. Raises `ScenarioError` for one that has it for none."""
     needed = np.array(scenario.stage_memory or (0.0,))
     if len(needed) not in (1, stages):
-        raise ScenarioError(f"stage_memory_bytes has {len(needed)} entries: give one, or one for each of {stages}.")
+        raise ScenarioError(
+            f"stage_memory_bytes has {len(needed)} entries: give one, or one for each of {stages}."
+        )
     held = np.full(scenario.devices, np.inf) if scenario.memory is None else scenario.memory
     fits: NDArray[np.bool_] = held[:, None] >= np.broadcast_to(needed, stages)
     for device in np.flatnonzero(~fits.any(1))[:1]:
-        raise ScenarioError(f"memory_bytes[{device}] is too small for any stage: use more stages, or leave it out.")
+        raise ScenarioError(
+            f"memory_bytes[{device}] is too small for any stage: use more stages, or leave it out."
+        )
     return fits
 
 
@@ -170,7 +176,13 @@ def explain(problem: NolocoProblem, stage_of: Integers) -> Terms:
     busiest = max(busy, key=lambda name: busy[name])
     bottleneck = busy[busiest]
     step = combined(
-        latency, bottleneck, float(pairs.max()), model.microbatches, model.in_flight, model.inner_steps, model.hidden
+        latency,
+        bottleneck,
+        float(pairs.max()),
+        model.microbatches,
+        model.in_flight,
+        model.inner_steps,
+        model.hidden,
     )
     rate = min(1 / bottleneck if bottleneck else np.inf, model.in_flight / latency if latency else np.inf)
     return Terms(

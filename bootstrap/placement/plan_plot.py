@@ -59,7 +59,9 @@ def _matrix(axis: Any, plan: Plan, scenario: Scenario) -> None:
     edges = np.cumsum([0, *(len(stage) for stage in plan.stages)]) - 0.5
     for stage, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
         colour = COLOURS[stage % len(COLOURS)]
-        axis.plot([start, end, end, start, start], [start, start, end, end, start], color=colour, linewidth=1.4)
+        axis.plot(
+            [start, end, end, start, start], [start, start, end, end, start], color=colour, linewidth=1.4
+        )
         axis.plot([-2, -2], [start, end], color=colour, linewidth=4, clip_on=False, solid_capstyle="butt")
     axis.set_xlim(-3, len(order) - 0.5)
     axis.set_xticks([])

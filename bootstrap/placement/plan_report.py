@@ -44,7 +44,9 @@ def sentences(plan: Plan, scenario: Scenario, random: float, floor: float) -> li
     """`random`: median cost of random placements."""
     terms, outcome = plan.terms, plan.outcome
     if isinstance(terms, dtfm.Cost):
-        lines = [f"COMM {terms.total:.3f} s: data parallelism {terms.parallel:.3f} s, pipeline {terms.pipeline:.3f} s."]
+        lines = [
+            f"COMM {terms.total:.3f} s: data parallelism {terms.parallel:.3f} s, pipeline {terms.pipeline:.3f} s."
+        ]
     else:
         lines = [
             f"A step takes {terms.step:.3f} s: a microbatch there and back {terms.latency:.3f} s, then one every "
@@ -64,7 +66,15 @@ def sentences(plan: Plan, scenario: Scenario, random: float, floor: float) -> li
 def comparison(plans: Sequence[Plan]) -> Table:
     """A row for each method: costs over its seeds, and when the median seed came within 1 % of its end."""
     table = _table("Cost in seconds, over seeds")
-    for heading in ("method", "median", "best", "worst", "evaluations", "within 1 %\nafter", "of it,\nevaluations"):
+    for heading in (
+        "method",
+        "median",
+        "best",
+        "worst",
+        "evaluations",
+        "within 1 %\nafter",
+        "of it,\nevaluations",
+    ):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in compared(plans):
         table.add_row(

@@ -90,7 +90,9 @@ def scenario_from(contents: Any) -> Scenario:
     bandwidth = _matrix(contents, "bandwidth_gbps") * 1e9
     count = len(latency)
     if len(bandwidth) != count:
-        raise ScenarioError(f"latency_ms has {count} rows, bandwidth_gbps {len(bandwidth)}: give both one size.")
+        raise ScenarioError(
+            f"latency_ms has {count} rows, bandwidth_gbps {len(bandwidth)}: give both one size."
+        )
     if contents.get("devices", count) != count:
         raise ScenarioError(f"devices is {_shown(contents['devices'])}, but latency_ms has {count} rows.")
     off_diagonal = ~np.eye(count, dtype=bool)
@@ -142,7 +144,9 @@ def _with_devices(scenario: Scenario, contents: dict[str, Any]) -> Scenario:
         ]
         scenario = replace(scenario, coordinates=np.array(places, np.float64))
     if contents.get("throughput") is not None:
-        scenario = replace(scenario, throughput=_numbers(contents["throughput"], "throughput", count, above=True))
+        scenario = replace(
+            scenario, throughput=_numbers(contents["throughput"], "throughput", count, above=True)
+        )
     if contents.get("memory_bytes") is not None:
         scenario = replace(scenario, memory=_numbers(contents["memory_bytes"], "memory_bytes", count))
     needed = contents.get("stage_memory_bytes")
