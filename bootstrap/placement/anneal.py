@@ -2,9 +2,11 @@
 
 It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `anneal_noloco`), and accepts a worse
 placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
-equal links make. There are two runs, the temperature of each falling geometrically over its share of the budget: a
-hot one from a random placement, and a warm one from the best so far. The best so far may be a greedy placement: with
-hundreds of devices, or where a few slow ones decide, the hot run alone does not find one as good.
+equal links make.
+
+A budget goes to four things in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when
+links are regular), a hot run from a random placement, and a warm one from the best so far. With hundreds of devices,
+or where a few slow ones decide, the hot run alone does not find a placement as good as the first two.
 """
 
 from __future__ import annotations
@@ -14,38 +16,50 @@ from collections.abc import Iterator
 import numpy as np
 
 from bootstrap.placement.constructive import greedy
+from bootstrap.placement.genetic import genetic
 from bootstrap.placement.search import Found, Meter, Problem
 
 # of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
-HOT, WARM, COLD = 0.04, 0.01, 0.0002
+HOT, WARM, COLD = 0.05, 0.01, 0.0002
 DRAWN = 20  # random placements, for the scale of costs
-BUILT = 0.05  # share of the budget for greedy placements
-HALF = (1 + BUILT) / 2  # when the hot run ends
+# what is spent of the budget when each part ends
+BUILT, BRED, HOT_RUN = 0.03, 0.10, 0.55
 CHUNK_SECONDS = 0.02
 CHUNKS = 400  # at least, of a budget
 
 
 def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
-    """Random and greedy placements, a hot run, a warm one."""
+    """Greedy placements, the genetic algorithm, a hot run, a warm one."""
     drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
     seen = [Found(placement, problem.cost(placement)) for placement in drawn]
     yield from seen
-    scale, best = min(found.cost for found in seen), min(seen, key=lambda found: found.cost)
-    for found in greedy(problem, meter, generator):
-        best = min(best, found, key=lambda found: found.cost)
-        yield found
-        if meter.spent() >= BUILT:
-            break
-    for found in cooled(problem, seen[-1], HOT * scale, COLD * scale, HALF, meter, generator):
-        best = min(best, found, key=lambda found: found.cost)
-        yield found
+    scale, best = min(found.cost for found in seen), min(seen, key=cost)
+    parts = (
+        until(BUILT, greedy(problem, meter, generator), meter),
+        until(BRED, genetic(problem, meter, generator), meter),
+        cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN, meter, generator),
+    )
+    for part in parts:
+        for found in part:
+            best = min(best, found, key=cost)
+            yield found
     yield from cooled(problem, best, WARM * scale, COLD * scale, 1.0, meter, generator)
+
+
+def cost(found: Found) -> float:
+    return found.cost
+
+
+def until(end: float, method: Iterator[Found], meter: Meter) -> Iterator[Found]:
+    """What `method` finds until the fraction `end` of the budget is spent."""
+    while meter.spent() < end:
+        yield next(method)
 
 
 def cooled(
     problem: Problem, start: Found, hot: float, cold: float, end: float, meter: Meter, generator: np.random.Generator
 ) -> Iterator[Found]:  # fmt: skip
-    """One run from `start` until the fraction `end` of the budget is spent; the temperature falls from hot to cold."""
+    """One run from `start` until the fraction `end` of the budget is spent; it cools from hot to cold."""
     walker = problem.annealer(start.stage_of, generator)
     begun, steps = meter.spent(), 50
     while (spent := meter.spent()) < end:

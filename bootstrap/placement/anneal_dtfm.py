@@ -47,7 +47,7 @@ def anneal_swaps(
     parallel: Floats, pipeline: Floats, groups: Integers, best: Integers, least: float, temperature: float,
     steps: int, generator: np.random.Generator,
 ) -> float:  # fmt: skip
-    """Tries `steps` swaps at one `temperature` in seconds, the Metropolis rule deciding. Returns the least cost so far.
+    """Tries `steps` swaps at one `temperature` in seconds, the Metropolis rule deciding. Returns the least cost.
 
     `groups` [S, n] is left at the current placement; `best` becomes the best one seen when that is below `least`.
     """
@@ -61,9 +61,8 @@ def anneal_swaps(
     if current < least:
         least, best[:] = current, groups
     for _ in range(steps):
-        s, i = generator.integers(0, count), generator.integers(0, replicas)
-        t, j = generator.integers(0, count - 1), generator.integers(0, replicas)
-        t += t >= s
+        s, i = int(generator.integers(0, count)), generator.integers(0, replicas)
+        t, j = (s + 1 + int(generator.integers(0, count - 1))) % count, generator.integers(0, replicas)
         limit = current - temperature * np.log(generator.random())
         groups[s, i], groups[t, j] = groups[t, j], groups[s, i]
         slow_s, slow_t = data_parallel(parallel, groups[s]), data_parallel(parallel, groups[t])

@@ -85,18 +85,18 @@ def change(model: Model, stage_of: Integers, generator: np.random.Generator) -> 
     stages, count = model.stages, stage_of.size
     kind = generator.random()
     if kind < 0.05 and stages > 2:  # the stages between two turn round: the links at the two ends change
-        first, last = generator.integers(0, stages), generator.integers(0, stages)
+        first, last = int(generator.integers(0, stages)), int(generator.integers(0, stages))
         first, last = min(first, last), max(first, last)
         for device in range(count):
             if first <= stage_of[device] <= last:
                 stage_of[device] = first + last - stage_of[device]
         return
-    device, other = generator.integers(0, count), generator.integers(0, count)
+    device, other = int(generator.integers(0, count)), int(generator.integers(0, count))
     if model.sizes_vary and kind > 0.7:
         stage_of[device] = generator.integers(0, stages)
         return
     while stage_of[other] == stage_of[device]:
-        other = generator.integers(0, count)
+        other = int(generator.integers(0, count))
     stage_of[device], stage_of[other] = stage_of[other], stage_of[device]
 
 

@@ -38,7 +38,7 @@ class Batch:
         return 2.0 * self.tokens * self.hidden
 
     def work(self) -> float:
-        """Floating-point operations of a batch, as papers count them: 6 for each weight and token, and attention's."""
+        """Floating-point operations of a batch, as papers count: 6 for each weight and token, and attention's."""
         weights = 12 * self.layers * self.hidden**2 + self.vocabulary * self.hidden
         attention = 12 * self.layers * self.hidden * self.tokens
         return float(self.sequences * self.tokens * (6 * weights + attention))

@@ -7,7 +7,8 @@ the seconds of a macro-batch over a link, one way, and A a device's own group:
 - DT-FM: a group's candidate is the device with the fastest link to a group-mate, and gain(d: A → B) = mean over B of
   w_de − min over A of w_de. A fast link inside a group is wasted, since DP waits for the slowest there; between
   two groups the matching can use it.
-- Kernighan and Lin: any device may move, gain(d: A → B) = Σ over A of w_de − Σ over B of w_de. It keeps fast links inside.
+- Kernighan and Lin: any device may move, gain(d: A → B) = Σ over A of w_de − Σ over B of w_de. It keeps fast links
+  inside.
 """
 
 from __future__ import annotations

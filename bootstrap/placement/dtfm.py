@@ -12,6 +12,7 @@ It ranks placements. It does not predict seconds: compute, memory, shared uplink
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +107,7 @@ def explain(problem: DtfmProblem, stage_of: Integers) -> Cost:
         row = np.empty_like(partner)
         row[partner] = groups[stage]
         rows.append(row)
-    length = sum(hops[a, b] for a, b in zip(order, order[1:], strict=False))
+    length = sum(hops[a, b] for a, b in pairwise(order))
     return Cost(parallel, float(length), tuple(tuple(int(d) for d in row) for row in rows))
 
 

@@ -146,7 +146,7 @@ def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
 
 
 def seated(sizes: Integers, fits: NDArray[np.bool_], generator: np.random.Generator) -> Integers | None:
-    """A random stage for each device [N] that fits and fills `sizes` [S]; −1 for devices left over, None if impossible."""
+    """A random stage for each device [N], −1 for those left over, so that all fit and `sizes` [S] are filled; or None."""
     seats = np.repeat(np.arange(len(sizes)), sizes)
     order = generator.permutation(len(fits))  # equal costs are dealt out by place
     costs = np.where(fits[order][:, seats], generator.random((len(fits), len(seats))), np.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def _map(axis: Any, plan: Plan, scenario: Scenario) -> None:
     """Devices at one place stand in a ring; grey lines lead from stage to stage."""
     assert scenario.coordinates is not None
     places = _spread(scenario.coordinates)
-    for here, there in zip(plan.stages, plan.stages[1:], strict=False):
+    for here, there in pairwise(plan.stages):
         for a, b in zip(here, there, strict=False):
             axis.plot(places[[a, b], 1], places[[a, b], 0], color="0.85", linewidth=0.5, zorder=0)
     for stage, devices in enumerate(plan.stages):
@@ -57,7 +58,7 @@ def _matrix(axis: Any, plan: Plan, scenario: Scenario) -> None:
     image = axis.imshow(np.log10(bandwidth), cmap="Greys", interpolation="nearest")
     axis.grid(False)
     edges = np.cumsum([0, *(len(stage) for stage in plan.stages)]) - 0.5
-    for stage, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for stage, (start, end) in enumerate(pairwise(edges)):
         colour = COLOURS[stage % len(COLOURS)]
         axis.plot(
             [start, end, end, start, start], [start, start, end, end, start], color=colour, linewidth=1.4

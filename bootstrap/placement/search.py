@@ -30,8 +30,13 @@ class Found:
 class Annealer(Protocol):
     """A walk through placements that remembers its best."""
 
-    best: Integers
-    least: float
+    @property
+    def best(self) -> Integers:
+        """The stage of each device [N]."""
+
+    @property
+    def least(self) -> float:
+        """The cost of `best`."""
 
     def walk(self, temperature: float, steps: int) -> None:
         """Tries `steps` changes at a temperature in seconds."""
@@ -40,8 +45,12 @@ class Annealer(Protocol):
 class Problem(Protocol):
     """What is searched: placements of N devices in S stages, and their cost."""
 
-    stages: int
-    weights: Floats  # [N, N] seconds of a macro-batch one way: what the chains of moves go by
+    @property
+    def stages(self) -> int: ...
+
+    @property
+    def weights(self) -> Floats:
+        """[N, N] seconds of a macro-batch one way: what the chains of moves go by."""
 
     def cost(self, stage_of: Integers) -> float:
         """Seconds; infinite for a placement that is not allowed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def by_loops(scenario: Scenario, stages: list[list[int]], training: Training) ->
         return float(scenario.latency[i, j] + 8 * nbytes / scenario.bandwidth[i, j])
 
     hops, sent, received, crossing = [], [0.0] * count, [0.0] * count, [0.0, 0.0]
-    for here, there in zip(stages, stages[1:], strict=False):
+    for here, there in pairwise(stages):
         times = np.array([[t(i, j, c_a) for j in there] for i in here])
         flow = cheapest(times, np.array([q[i] for i in here]), np.array([q[j] for j in there]))
         hop = 0.0

@@ -40,7 +40,9 @@ def test_json_has_the_plan_and_its_cost(objective: str) -> None:
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    first, again, other = (told("--objective", "dtfm", "--seed", seed) for seed in ("4", "4", "5"))
+    first, again, other = (
+        told("--objective", "dtfm", "--method", "random", "--seed", seed) for seed in ("4", "4", "5")
+    )
     assert first["stages"] == again["stages"]
     assert first["stages"] != other["stages"]
 
