@@ -101,7 +101,7 @@ def experiment_results(evaluations: int) -> list[dict[str, Any]]:
         }  # fmt: skip
         tell(
             f"{name} {'with' if overlap else 'without'} overlap: {result['scheduled']:.2f} / {result['random']:.2f} "
-            f"PFLOPS = {result['ratio']:.2f}; the paper's {PAPER[name][0]} / {PAPER[name][1]} = {result['paper_ratio']:.2f}"
+            f"PFLOPS = {result['ratio']:.2f}; in the paper {PAPER[name]}: {result['paper_ratio']:.2f}"
         )
         results.append(result)
     return results

@@ -4,8 +4,8 @@ It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `an
 placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
 equal links make.
 
-A budget goes to four things in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when
-links are regular), a hot run from a random placement, and a warm one from the best so far. With hundreds of devices,
+A budget goes to these in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when
+links are regular), a hot run among clusters if there are many devices, a hot run from a random placement, and a warm one from the best so far. With hundreds of devices,
 or where a few slow ones decide, the hot run alone does not find a placement as good as the first two.
 """
 
@@ -15,15 +15,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bootstrap.placement.coarse import lifted
 from bootstrap.placement.constructive import greedy
 from bootstrap.placement.genetic import genetic
 from bootstrap.placement.search import Found, Meter, Problem
 
 # of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
 HOT, WARM, COLD = 0.05, 0.01, 0.0002
+GAINED = 0.1  # of what is gained over random placements: the warm run is not to lose more
 DRAWN = 20  # random placements, for the scale of costs
 # what is spent of the budget when each part ends
-BUILT, BRED, HOT_RUN = 0.03, 0.10, 0.55
+BUILT, BRED, CLUSTERED, HOT_RUN = 0.03, 0.07, 0.45, 0.55
 CHUNK_SECONDS = 0.02
 CHUNKS = 400  # at least, of a budget
 
@@ -34,16 +36,33 @@ def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> It
     seen = [Found(placement, problem.cost(placement)) for placement in drawn]
     yield from seen
     scale, best = min(found.cost for found in seen), min(seen, key=cost)
+    built = min(0.25, BUILT * max(1.0, (drawn[0].size / 64) ** 2))  # the more devices, the less the runs find
     parts = (
-        until(BUILT, greedy(problem, meter, generator), meter),
-        until(BRED, genetic(problem, meter, generator), meter),
+        until(built, greedy(problem, meter, generator), meter),
+        until(built + BRED, genetic(problem, meter, generator), meter),
         cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN, meter, generator),
     )
-    for part in parts:
+    for part in (*parts[:2], clustered(problem, scale, meter, generator), parts[2]):
         for found in part:
             best = min(best, found, key=cost)
             yield found
-    yield from cooled(problem, best, WARM * scale, COLD * scale, 1.0, meter, generator)
+    # where all placements cost nearly the same, what the search has gained so far is the scale
+    warm = max(min(WARM * scale, GAINED * (scale - best.cost)), 1e-9 * scale)
+    yield from cooled(problem, best, warm, min(COLD * scale, warm / 10), 1.0, meter, generator)
+
+
+def clustered(
+    problem: Problem, scale: float, meter: Meter, generator: np.random.Generator
+) -> Iterator[Found]:
+    """A hot run among clusters of devices, where there are many; what it finds counts by its cost among devices."""
+    made = problem.coarse(generator)
+    if made is None:
+        return
+    coarse, members = made
+    start = Found(coarse.drawn(generator), np.inf)
+    for among in cooled(coarse, start, HOT * scale, COLD * scale, CLUSTERED, meter, generator):
+        stage_of = lifted(among.stage_of, members)
+        yield Found(stage_of, problem.cost(stage_of), among.evaluations)
 
 
 def cost(found: Found) -> float:

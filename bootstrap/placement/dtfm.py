@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bootstrap.placement.anneal_dtfm import SwapAnnealer
+from bootstrap.placement.coarse import block_means, cluster_size, clusters
 from bootstrap.placement.kernels import bottleneck, communication, data_parallel, shortest_path
 from bootstrap.placement.scenario import Scenario
 from protocol.errors import ScenarioError
@@ -55,6 +56,16 @@ class DtfmProblem:
 
     def annealer(self, start: Integers, generator: np.random.Generator) -> SwapAnnealer:
         return SwapAnnealer(self.parallel, self.pipeline, groups_of(start, self.stages), generator)
+
+    def coarse(self, generator: np.random.Generator) -> tuple[DtfmProblem, Integers] | None:
+        """A device's sum over its group becomes a cluster's, each other cluster standing for its m members."""
+        size = cluster_size(len(self.pipeline), self.replicas)
+        if size == 1:
+            return None
+        members = clusters(self.pipeline, size, generator)
+        parallel = size * block_means(self.parallel, members)
+        pipeline = block_means(self.pipeline, members)
+        return DtfmProblem(parallel, pipeline, self.stages, self.replicas // size), members
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,9 @@ class NolocoProblem:
     def annealer(self, start: Integers, generator: np.random.Generator) -> MoveAnnealer:
         return MoveAnnealer(self.model, start, generator)
 
+    def coarse(self, generator: np.random.Generator) -> None:
+        """Not here: a change among single devices is cheap enough to try millions."""
+
 
 def noloco_problem(scenario: Scenario, stages: int, training: Training) -> NolocoProblem:
     """Raises `ScenarioError` when the devices are too few, or too small, for the stages."""
@@ -146,7 +149,7 @@ def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
 
 
 def seated(sizes: Integers, fits: NDArray[np.bool_], generator: np.random.Generator) -> Integers | None:
-    """A random stage for each device [N], −1 for those left over, so that all fit and `sizes` [S] are filled; or None."""
+    """Random stages [N] that fit and fill `sizes` [S]; −1 for devices left over. None when there are none."""
     seats = np.repeat(np.arange(len(sizes)), sizes)
     order = generator.permutation(len(fits))  # equal costs are dealt out by place
     costs = np.where(fits[order][:, seats], generator.random((len(fits), len(seats))), np.inf)

@@ -52,7 +52,7 @@ def sentences(plan: Plan, scenario: Scenario, random: float, floor: float) -> li
             f"A step takes {terms.step:.3f} s: a microbatch there and back {terms.latency:.3f} s, then one every "
             f"{terms.bottleneck * 1000:.1f} ms at most ({terms.busiest} is the busiest); "
             f"{terms.throughput:.1f} microbatches a second in the steady state.",
-            f"partner: mean time of an exchange; with uniform pairs, and with pairs as near as 1 − λ₂ ≥ {floor:g} lets.",
+            f"partner: mean time of an exchange; nearer: pairs as near as 1 − λ₂ ≥ {floor:g} allows.",
         ]
     if scenario.estimated:
         lines.append(f"{scenario.estimated} links were not measured; they were estimated from the others.")

@@ -61,6 +61,9 @@ class Problem(Protocol):
     def annealer(self, start: Integers, generator: np.random.Generator) -> Annealer:
         """A walk that starts at `start`."""
 
+    def coarse(self, generator: np.random.Generator) -> tuple[Problem, Integers] | None:
+        """The same among clusters of devices, and their members [C, m]; None where that is of no use."""
+
 
 @dataclass(frozen=True)
 class Budget:
