@@ -1,8 +1,8 @@
 """What a placement is worth to the daemon itself: a scenario's devices as a simulated swarm that trains.
 
-Every device is a node of the daemon's own code over the in-memory network, with the scenario's latencies. The model is
-a few kilobytes, so bandwidths are scaled down until one microbatch of it takes as long as one of the scenario's; the
-work of one microbatch takes as long as a device of the scenario needs. Weights train for real, time is virtual.
+Every device is a node of the daemon's own code over the in-memory network, with the scenario's latencies. The model
+is a few kilobytes, so bandwidths are scaled down until one microbatch of it takes as long as one of the scenario's;
+the work of one microbatch takes as long as a device of the scenario needs. Weights train for real, time is virtual.
 """
 
 from __future__ import annotations
@@ -87,16 +87,17 @@ async def _train(scenario: Scenario, stage_of: Sequence[int], trial: Trial, corp
         began, before = await _reached(first, trial.warm_up_steps)
         ended, after = await _reached(first, trial.warm_up_steps + trial.steps)
     finally:
-        for task in swarm.tasks.values():
-            task.cancel()
-        await asyncio.gather(*swarm.tasks.values(), return_exceptions=True)
-        await swarm.seed_peer.close()
+        for device in list(swarm.nodes):
+            swarm.kill(device)
+        await swarm.leave()
     return (after - before) / (ended - began)
 
 
 async def _reached(nodes: Sequence[Node], steps: int) -> tuple[float, int]:
     """When the mean of the nodes' inner steps is `steps`, and the tokens that they have trained on by then."""
-    while sum(node.replica.step if hasattr(node, "replica") else 0 for node in nodes) < steps * len(nodes):
+    while sum(  # noqa: ASYNC110  nobody is told of each step
+        node.replica.step if hasattr(node, "replica") else 0 for node in nodes
+    ) < steps * len(nodes):
         await asyncio.sleep(LOOK_SECONDS)
     return asyncio.get_running_loop().time(), sum(node.context.counters.tokens for node in nodes)
 
