@@ -8,6 +8,7 @@ random placements'.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -43,6 +44,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="swarms with other seeds for each placement")
     parser.add_argument("--microbatches", type=int, default=Trial.microbatches, help="of a step of a replica")
     arguments = parser.parse_args()
+    logging.getLogger().setLevel(logging.ERROR)  # what volunteers are told, by all nodes at once
+    logging.getLogger("noloco").setLevel(logging.ERROR)
     report, results = Report("placed_swarm", arguments.json), []
     for path in arguments.scenario:
         scenario = read_scenario(path)
