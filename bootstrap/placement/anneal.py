@@ -4,9 +4,10 @@ It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `an
 placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
 equal links make.
 
-A budget goes to these in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when
-links are regular), a hot run among clusters if there are many devices, a hot run from a random placement, and a warm one from the best so far. With hundreds of devices,
-or where a few slow ones decide, the hot run alone does not find a placement as good as the first two.
+A budget goes to these in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when links
+are regular), a hot run among clusters if there are many devices, a hot run from a random placement, and a warm one
+from the best so far. With hundreds of devices, or where a few slow ones decide, the hot run alone does not find a
+placement as good as those before it.
 """
 
 from __future__ import annotations

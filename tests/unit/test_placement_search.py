@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count, pairwise
 from statistics import median
 
@@ -11,6 +12,7 @@ from placement_cases import GIVEN, given_scenario, perturbed, random_scenario, s
 
 from bootstrap.placement.anneal import anneal
 from bootstrap.placement.chains import improve
+from bootstrap.placement.coarse import lifted
 from bootstrap.placement.constructive import near_neighbours
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
 from bootstrap.placement.genetic import genetic, repair
@@ -177,3 +179,19 @@ def test_greedy_fills_a_stage_with_neighbours() -> None:
     problem = given_problem("case5_worldwide")
     stage_of = near_neighbours(problem, np.full(8, 8), np.random.default_rng(0))
     assert all(len(set(stage_of[8 * region : 8 * region + 8])) == 1 for region in range(8))
+
+
+def test_clusters_are_near_devices_and_cost_what_their_members_do() -> None:
+    """256 devices alike in fours are found as clusters, and a placement of those costs the same once lifted."""
+    small = random_scenario(64, 4)
+    index = np.arange(256) // 4
+    latency, bandwidth = small.latency[index][:, index], small.bandwidth[index][:, index]
+    many = replace(small, latency=latency, bandwidth=bandwidth)
+    problem = dtfm_problem(many, 8, 32)
+    made = problem.coarse(np.random.default_rng(0))
+    assert made is not None
+    among, members = made
+    assert len({tuple(index[row]) for row in members}) == 64
+    assert all(len(set(index[row])) == 1 for row in members)
+    placement = among.drawn(np.random.default_rng(1))
+    assert among.cost(placement) == pytest.approx(problem.cost(lifted(placement, members)))
