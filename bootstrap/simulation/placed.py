@@ -39,8 +39,8 @@ class Trial:
     microbatch_bytes: float = 2048 * 2048 * 2.0  # GPT3-1.3B: 2,048 tokens, 2,048 values in half precision
     forward_seconds: float = 0.02
     microbatches: int = 32
-    warm_up_steps: int = 2
-    steps: int = 3
+    warm_up_steps: int = 4
+    steps: int = 4
     seed: int = 0
 
 
@@ -54,7 +54,7 @@ def trial_manifest(stages: int, trial: Trial) -> Manifest:
         microbatches=trial.microbatches, sequences=1, total_steps=100_000, warmup_steps=10
     )
     contents["outer"].update(inner_steps=50)
-    contents["limits"].update(microbatch_deadline=600.0, record_lifetime=600.0)
+    contents["limits"].update(microbatch_deadline=600.0, record_lifetime=60.0)
     return manifest_from(contents)
 
 
