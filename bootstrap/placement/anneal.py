@@ -4,10 +4,10 @@ It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `an
 placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
 equal links make.
 
-A budget goes to these in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when links
-are regular), a hot run among clusters if there are many devices, a hot run from a random placement, and a warm one
-from the best so far. With hundreds of devices, or where a few slow ones decide, the hot run alone does not find a
-placement as good as those before it.
+A budget goes to these in turn: greedy placements, whose stages are then put in order; DT-FM's genetic algorithm
+(which is done within seconds when links are regular); a hot run among clusters if there are many devices; a hot run
+from a random placement, and a warm one from the best so far. With hundreds of devices, or where a few slow ones
+decide, the hot run alone does not find a placement as good as those before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bootstrap.placement.coarse import lifted
-from bootstrap.placement.constructive import greedy
+from bootstrap.placement.constructive import greedy, ordered
 from bootstrap.placement.genetic import genetic
 from bootstrap.placement.search import Found, Meter, Problem
 
@@ -39,7 +39,7 @@ def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> It
     scale, best = min(found.cost for found in seen), min(seen, key=cost)
     built = min(0.25, BUILT * max(1.0, (drawn[0].size / 64) ** 2))  # the more devices, the less the runs find
     parts = (
-        until(built, greedy(problem, meter, generator), meter),
+        until(built, ordered(problem, greedy(problem, meter, generator)), meter),
         until(built + BRED, genetic(problem, meter, generator), meter),
         cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN, meter, generator),
     )

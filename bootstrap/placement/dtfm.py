@@ -44,6 +44,11 @@ class DtfmProblem:
         one_way: Floats = self.pipeline / 2
         return one_way
 
+    @property
+    def order_matters(self) -> bool:
+        """The shortest path orders the stages."""
+        return False
+
     def cost(self, stage_of: Integers) -> float:
         """COMM in seconds, of `stage_of` [N] with n devices in each stage."""
         count = self.stages

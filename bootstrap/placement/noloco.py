@@ -69,6 +69,10 @@ class NolocoProblem:
     def stages(self) -> int:
         return self.model.stages
 
+    @property
+    def order_matters(self) -> bool:
+        return self.stages > 2
+
     def cost(self, stage_of: Integers) -> float:
         """T in seconds; infinite for a stage that is nearly empty or a device that is too small for its stage."""
         return float(step_time(self.model, np.ascontiguousarray(stage_of)))

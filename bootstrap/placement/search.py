@@ -52,6 +52,10 @@ class Problem(Protocol):
     def weights(self) -> Floats:
         """[N, N] seconds of a macro-batch one way: what the chains of moves go by."""
 
+    @property
+    def order_matters(self) -> bool:
+        """Whether the cost changes when the same groups are stages in another order."""
+
     def cost(self, stage_of: Integers) -> float:
         """Seconds; infinite for a placement that is not allowed."""
 

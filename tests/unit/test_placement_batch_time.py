@@ -6,12 +6,12 @@ from statistics import mean
 
 import numpy as np
 import pytest
-from placement_cases import GIVEN, given_scenario
 
 from bootstrap.placement.anneal import anneal
 from bootstrap.placement.batch_time import Batch, batch_seconds, pipeline_ends
 from bootstrap.placement.dtfm import dtfm_problem, explain
 from bootstrap.placement.search import Budget, run_search
+from tests.placement_cases import GIVEN, given_scenario
 
 
 def ends(stages: int, microbatches: int, *, latency: float, occupied: float, overlap: bool) -> np.ndarray:

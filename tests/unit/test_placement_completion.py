@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from placement_cases import GIVEN, given_scenario, perturbed
 
 from bootstrap.placement.anneal import anneal
 from bootstrap.placement.completion import complete_bandwidth, complete_latency, hidden_errors, hide
 from bootstrap.placement.dtfm import dtfm_problem
 from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.search import Budget, run_search
+from tests.placement_cases import GIVEN, given_scenario, perturbed
 
 
 def completed(scenario: Scenario, share: float, seed: int) -> tuple[Scenario, np.ndarray]:

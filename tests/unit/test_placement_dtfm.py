@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from placement_cases import given_scenario, random_scenario
 
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem, explain, path_order
 from bootstrap.placement.kernels import bottleneck
 from bootstrap.placement.scenario import Scenario
 from protocol.errors import ScenarioError
+from tests.placement_cases import given_scenario, random_scenario
 
 WORKED = [
     ("case3_multidc", "blocks", 1.834000, 15.814117, 17.648117),

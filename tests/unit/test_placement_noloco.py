@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from placement_cases import given_scenario, random_scenario
 from scipy.optimize import linprog
 
 from bootstrap.placement.anneal import anneal
@@ -19,6 +18,7 @@ from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.search import Budget, run_search
 from bootstrap.placement.transport import cheapest_flow
 from protocol.errors import ScenarioError
+from tests.placement_cases import given_scenario, random_scenario
 
 
 def uneven_scenario(count: int, seed: int) -> Scenario:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from placement_cases import GIVEN, SCENARIOS
 
 from bootstrap.placement.scenario import MAX_DEVICES, read_scenario, scenario_from
 from protocol.errors import ScenarioError
+from tests.placement_cases import GIVEN, SCENARIOS
 
 
 def contents(count: int = 4, **changes: Any) -> dict[str, Any]:

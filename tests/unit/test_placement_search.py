@@ -8,19 +8,19 @@ from statistics import median
 
 import numpy as np
 import pytest
-from placement_cases import GIVEN, given_scenario, perturbed, random_scenario, scattered
 
 from bootstrap.placement.anneal import anneal
 from bootstrap.placement.chains import improve
 from bootstrap.placement.coarse import lifted
-from bootstrap.placement.constructive import near_neighbours
+from bootstrap.placement.constructive import in_best_order, near_neighbours
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
 from bootstrap.placement.genetic import genetic, repair
 from bootstrap.placement.methods import METHODS
-from bootstrap.placement.noloco import Training
+from bootstrap.placement.noloco import Training, noloco_problem
 from bootstrap.placement.plan import make_plan, problem_of
-from bootstrap.placement.search import Budget, Sighting, run_search
+from bootstrap.placement.search import Budget, Found, Sighting, run_search
 from protocol.errors import ScenarioError
+from tests.placement_cases import GIVEN, given_scenario, perturbed, random_scenario, scattered
 
 PUBLISHED = {"case3_multidc": 16.087, "case4_regional": 34.802, "case5_worldwide": 49.218}
 
@@ -51,6 +51,25 @@ def test_on_irregular_links_annealing_is_clearly_better(name: str) -> None:
     problem = dtfm_problem(perturbed(given_scenario(name), 7), 8, 8)
     published = run_search(problem, genetic, Budget(evaluations=2000), 0).cost
     assert run_search(problem, anneal, Budget(evaluations=20_000), 0).cost < 0.98 * published
+
+
+def test_stages_come_into_the_order_of_their_regions() -> None:
+    """Six stages on a line, a region each, in a wrong order: only the order is mended, and no order is better."""
+    scenario = random_scenario(12, 1)
+    place = np.repeat(np.arange(6), 2)
+    bandwidth = np.where(np.eye(12, dtype=bool), np.inf, 1e9)
+    scenario = replace(scenario, latency=0.1 * np.abs(place[:, None] - place[None, :]), bandwidth=bandwidth)
+    problem = noloco_problem(scenario, 6, Training())
+    for seed in range(4):
+        wrong = np.random.default_rng(seed).permutation(6)[place]
+        mended = in_best_order(problem, Found(wrong, problem.cost(wrong)))
+        assert mended.cost == pytest.approx(problem.cost(mended.stage_of))
+        assert mended.cost <= problem.cost(wrong)
+        regions = [int(place[mended.stage_of == stage][0]) for stage in range(6)]
+        steps = [abs(one - other) for one, other in pairwise(regions)]
+        assert sum(steps) <= 6, (
+            "neighbours on the line are neighbours in the pipeline, but for one step at most"
+        )
 
 
 def test_machines_of_several_gpus_among_single_ones() -> None:

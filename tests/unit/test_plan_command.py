@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from placement_cases import SCENARIOS
 from typer.testing import CliRunner, Result
 
 from bootstrap.tools_cli import app
+from tests.placement_cases import SCENARIOS
 
 WORLDWIDE = SCENARIOS / "case5_worldwide.json"
 
