@@ -1,0 +1,191 @@
+"""Links measured by the nodes themselves, against the links that the network gave them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+from typing import Any
+
+import pytest
+
+from bootstrap.simulated_swarm import SimulatedSwarm
+from node.daemon import Node
+from node.links import DUTY, LEAST_PAUSE
+from node.probe_allowance import MOST_PROBES
+from protocol.bans import BAN_AFTER_STRIKES
+from protocol.codec import Encoded
+from protocol.errors import Refused
+from protocol.messages import MAX_PROBE_BYTES, Done, Probe, Probed
+from protocol.rpc import Answer, Request, Traffic
+from protocol.transport.base import PeerId
+from protocol.transport.memory_link import Link
+from tests.swarm.micro import FOREVER, guest_of, micro_swarm, peer_of, run_swarm, training, until
+
+JITTER = 0.002
+LATENCY_WITHIN = 0.2  # relative
+BANDWIDTH_WITHIN = 1.3  # a factor, either way
+
+
+def world(sender: PeerId, receiver: PeerId) -> Link:
+    """Links of 5 to 80 ms one way and 1 to 32 MB/s; the same latency both ways, another bandwidth."""
+    latency = math.exp(random.Random(min(sender, receiver) + max(sender, receiver)).uniform(-5.3, -2.5))
+    bandwidth = 1e6 * 2 ** random.Random(sender + receiver).uniform(0, 5)
+    return Link(latency, bandwidth, jitter=JITTER)
+
+
+class SeenLinks:
+    """Mutable state: the seconds and bytes that probes took of each link, and when each node sent one."""
+
+    def __init__(self, swarm: SimulatedSwarm) -> None:
+        self.busy: dict[tuple[PeerId, PeerId], float] = {}
+        self.bytes: dict[PeerId, int] = {}
+        self.visits: dict[PeerId, list[float]] = {}
+        for node in swarm.nodes.values():
+            self._watch(peer_of(node), node)
+
+    def _watch(self, me: PeerId, node: Node) -> None:
+        call = node.rpc.call
+
+        async def counted(peer: PeerId, traffic: Traffic, request: Any, *args: Any, **more: Any) -> Any:
+            if isinstance(request, Probe) and args[1:]:
+                nbytes = sum(tensor.nbytes for tensor in args[1])
+                self.bytes[me] = self.bytes.get(me, 0) + nbytes
+                seconds = nbytes / world(me, peer).bandwidth
+                self.busy[me, peer] = self.busy.get((me, peer), 0.0) + seconds
+                if nbytes:
+                    self.visits.setdefault(me, []).append(asyncio.get_running_loop().time())
+            return await call(peer, traffic, request, *args, **more)
+
+        node.rpc.call = counted  # type: ignore[method-assign]
+
+
+def pairs(swarm: SimulatedSwarm) -> list[tuple[Node, PeerId]]:
+    nodes = list(swarm.nodes.values())
+    return [(node, peer_of(other)) for node in nodes for other in nodes if other is not node]
+
+
+def errors(swarm: SimulatedSwarm) -> tuple[list[float], list[float]]:
+    """Of every pair's latency, relative, and of its bandwidth, as a factor of at least 1."""
+    latency, bandwidth = [], []
+    for node, peer in pairs(swarm):
+        link, truth = node.links.of(peer), world(peer_of(node), peer)
+        assert link is not None, "a pair was never measured"
+        assert link.round_trip is not None
+        assert link.bandwidth is not None
+        latency.append(abs(link.round_trip / 2 / truth.latency - 1))
+        bandwidth.append(math.exp(abs(math.log(link.bandwidth / truth.bandwidth))))
+    return latency, bandwidth
+
+
+async def measured(minutes: float, **settings: Any) -> tuple[SimulatedSwarm, SeenLinks]:
+    swarm: SimulatedSwarm = micro_swarm(link=world, **settings)
+    await swarm.seed_peer.start()
+    for number in range(6):
+        swarm.add(number, stage=number % 2, speed=0.1)
+    await until(lambda: all(hasattr(node, "context") for node in swarm.nodes.values()))
+    seen = SeenLinks(swarm)
+    await asyncio.sleep(60 * minutes)
+    return swarm, seen
+
+
+@pytest.mark.parametrize("total_steps", [5, FOREVER], ids=["idle", "training"])
+def test_links_are_known_after_some_minutes(total_steps: int) -> None:
+    async def main() -> tuple[list[float], list[float]]:
+        swarm, seen = await measured(4, inner__total_steps=total_steps)
+        found = errors(swarm)
+        elapsed = asyncio.get_running_loop().time()
+        print(f"bytes/s per node: {max(seen.bytes.values()) / elapsed:.0f}")
+        print(f"largest share of a link's time: {max(seen.busy.values()) / elapsed:.5f}")
+        assert max(seen.busy.values()) / elapsed < DUTY
+        for times in seen.visits.values():
+            assert all(after - before >= LEAST_PAUSE for before, after in itertools.pairwise(times))
+        assert not any(node.context.counters.probe_breaches for node in swarm.nodes.values())
+        await swarm.leave()
+        return found
+
+    latency, bandwidth = run_swarm(main())
+    print(f"latency: worst {max(latency):.3f}, median {sorted(latency)[len(latency) // 2]:.3f}")
+    print(f"bandwidth: worst {max(bandwidth):.3f}, median {sorted(bandwidth)[len(bandwidth) // 2]:.3f}")
+    assert max(latency) < LATENCY_WITHIN
+    assert max(bandwidth) < BANDWIDTH_WITHIN
+
+
+def probe(nbytes: int) -> list[Encoded]:
+    return [Encoded("int32", (nbytes // 4,), (memoryview(bytes(nbytes)),))] if nbytes else []
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "answered"), [(0, MOST_PROBES), (MAX_PROBE_BYTES, 1), (MAX_PROBE_BYTES + 4, 0)]
+)
+def test_who_asks_too_often_or_too_much_is_refused_counted_and_banned(nbytes: int, answered: int) -> None:
+    async def main() -> None:
+        swarm = await training(1, step=1, inner__total_steps=FOREVER)
+        node, guest = swarm.nodes[0], await guest_of(swarm)
+        replies, refusals = 0, list[str]()
+        for _ in range(answered + BAN_AFTER_STRIKES):
+            try:
+                await guest.call(
+                    peer_of(node), Traffic.STATE, Probe(nonce=bytes(8)), Probed, probe(nbytes), deadline=5.0
+                )
+                replies += 1
+            except Refused as refusal:
+                refusals.append(refusal.code)
+        assert replies == answered
+        assert refusals == ["too-often"] * BAN_AFTER_STRIKES
+        assert node.context.counters.probe_breaches == BAN_AFTER_STRIKES
+        assert node.rpc.is_banned(guest.transport.peer_id)
+        await guest.close()
+        await guest.transport.close()
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("answer", [Probed(digest=bytes(16)), Done()], ids=["early", "other"])
+def test_who_answers_nonsense_is_counted_and_tells_nothing(answer: Any) -> None:
+    async def main() -> None:
+        swarm = await training(1, step=1, inner__total_steps=FOREVER)
+        liar, honest = swarm.nodes[0], swarm.nodes[1]
+
+        async def lie(request: Request) -> Answer:
+            return Answer(answer)
+
+        liar.rpc.handle(Traffic.CONTROL, Probe, lie)
+        await until(lambda: honest.context.counters.probe_breaches > 0)
+        link = honest.links.of(peer_of(liar))
+        assert link is not None
+        assert link.round_trip is None
+        assert link.failures > 0
+        assert honest.links.told() == []
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_peer_that_dies_is_told_of_no_more_than_was_measured_and_disturbs_nobody() -> None:
+    async def main() -> None:
+        swarm = await training(2, step=1, inner__total_steps=FOREVER)
+        await until(lambda: all(len(node.links) == 3 for node in swarm.nodes.values()), 300.0)
+        swarm.kill(3)
+        step = swarm.nodes[0].replica.step
+        await asyncio.sleep(30.0)
+        assert swarm.nodes[0].replica.step > step + 5
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_records_and_numbers_tell_the_links() -> None:
+    async def main() -> None:
+        swarm = await training(1, step=1, inner__total_steps=FOREVER)
+        a, b = swarm.nodes[0], swarm.nodes[1]
+        await until(lambda: bool(b.view.members(0, b.transport.now())[0].announcement.links), 60.0)
+        (published,) = b.view.members(0, b.transport.now())[0].announcement.links
+        assert published.peer == peer_of(b)[-16:]
+        assert 0.02 < published.round_trip < 0.03
+        assert a.links.told()[0].peer == published.peer
+        await swarm.leave()
+
+    run_swarm(main())
