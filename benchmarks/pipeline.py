@@ -4,7 +4,8 @@ Two `noloco-node` processes as they ship, one torch thread each, each with its o
 layers cut in the middle, eight microbatches of 4 × 256 tokens to an inner step. The plain loop trains the whole model
 with two torch threads: the same microbatches, AdamW and clipping, no network. They take turns within each repeat.
 Ratios `hidden_128`, `hidden_256` and `hidden_512` are tokens per second of the two stages by those of the loop,
-medians over the repeats; with `_stale` those of the same stages with a staleness of one.
+medians over the repeats; with `_stale` those of the same stages with a staleness of one. One more run is traced: what
+fraction of the time each stage computes, and what it stands still for.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import subprocess
 import sys
 import time
 from statistics import median
+from typing import Any
 
 import torch
 from pipelines.chain import Chain, ChainFailed, manifest_of
 from reporting.report import Report, parser_of, run
 
+from bootstrap.trace_report import time_of_nodes
 from node.data import load_corpus
 from node.replica import Replica
 
 HIDDEN = (128, 256, 512)
 WARM_UP_STEPS = 2
+TRACE_SECONDS = 1.5  # until a trace is written
+SKIP_SECONDS = 3.0  # of a trace: the stages meet and warm up
 STALENESS = {"pipeline": 0, "stale": 1}  # the setting of the presets, and forward passes ahead of the step
 PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3
 
@@ -61,6 +66,24 @@ def chained(hidden: int, seconds: float, staleness: int) -> float:
         return chain.tokens_per_second(seconds)
 
 
+def traced(hidden: int, seconds: float) -> list[dict[str, Any]]:
+    """Where the time of each stage goes, from the traces of one more run, which counts in no ratio."""
+    with Chain(manifest_of(hidden), PLACES, traced=True) as chain:
+        chain.wait_for_steps(WARM_UP_STEPS)
+        chain.tokens_per_second(seconds)
+        time.sleep(TRACE_SECONDS)
+        nodes = time_of_nodes(chain.traces, skip=SKIP_SECONDS)
+    return [
+        {
+            "hidden": hidden,
+            "stage": stage,
+            "computing": round(node.computing, 3),
+            **{str(cause): round(share, 3) for cause, share in node.idle.items()},
+        }
+        for stage, node in enumerate(nodes)
+    ]
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
@@ -75,8 +98,10 @@ def main() -> None:
         return
     report = Report("pipeline", arguments.json)
     variants = STALENESS if arguments.stale else {"pipeline": 0}
-    results = []
+    results: list[dict[str, float]] = []
+    times: list[dict[str, Any]] = []
     for hidden in arguments.hidden or HIDDEN:
+        times += traced(hidden, arguments.seconds)
         for _ in range(arguments.repeats):
             loop = plain(hidden, arguments.seconds, 2)
             rates = {name: chained(hidden, arguments.seconds, value) for name, value in variants.items()}
@@ -93,7 +118,9 @@ def main() -> None:
         for name, suffix in (("pipeline", ""), ("stale", "_stale"))
         if name in variants
     }
-    report.conclude(ratios, results, f"median of {arguments.repeats}")
+    for row in times:
+        report.tell_row(row)
+    report.conclude(ratios, [*results, *times], f"median of {arguments.repeats}")
 
 
 if __name__ == "__main__":

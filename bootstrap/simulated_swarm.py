@@ -47,6 +47,7 @@ class SimulatedSwarm:
     seed: int = 0
     link: Link | LinkModel = field(default_factory=Link)
     directory: Path | None = None
+    work: Mapping[Priority, float] = field(default_factory=lambda: WORK_SECONDS)
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[int, Node] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class SimulatedSwarm:
         state = self._open_state(number)
         surroundings = Surroundings(
             transport=transport,
-            compute=lambda: InlineCompute(lambda priority: WORK_SECONDS[priority] / speed),
+            compute=lambda: InlineCompute(lambda priority: self.work[priority] / speed),
             events=Events(transport.now, lambda event: self._log(node, number, event)),
             rng=random.Random(f"{self.seed}/{number}/{life}"),
             state=state,

@@ -19,6 +19,7 @@ from bootstrap.founding import chosen_manifest
 from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.manifest_cli import app as manifest_tools
 from bootstrap.observer import visit
+from bootstrap.plan_cli import plan
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, save_svg, show
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(manifest_tools, name="manifest")
 app.add_typer(simulate, name="simulate")
 app.command("trace")(show_trace)
+app.command()(plan)
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 

@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 DHT_DEADLINE = 5.0
 DIAL_DEADLINE = 5.0
 POLLS_PER_LIFETIME = 6
+LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
 ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
 
 
@@ -91,7 +92,14 @@ class Discovery:
                 logger.warning("%s", problem)
             except NolocoError as problem:
                 logger.debug("Discovery: %s", problem)
-            await asyncio.sleep(self._lifetime / POLLS_PER_LIFETIME)
+            await asyncio.sleep(min(self._lifetime / POLLS_PER_LIFETIME, self._patience()))
+
+    def _patience(self) -> float:
+        """Seconds that the next look can wait at most: not long while nobody can take this node's microbatches."""
+        onward = self._describe().stage + 1
+        if onward in self._stages and not self._view.members(onward, self._transport.now()):
+            return LONELY_SECONDS
+        return float("inf")
 
     async def _keep_connected(self) -> None:
         """Save whom we know; when nobody is left, dial the peer book until somebody answers."""

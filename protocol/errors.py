@@ -23,6 +23,10 @@ class DataError(UserError):
     """A dataset that is missing, unreadable or too short."""
 
 
+class ScenarioError(UserError):
+    """Measured links, or what is asked of a plan for them, that cannot be used; the text names the place."""
+
+
 class StateError(UserError):
     """A state directory that cannot be used: unreadable, of another run, or on a full disk."""
 

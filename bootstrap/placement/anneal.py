@@ -1,0 +1,98 @@
+"""The default search: simulated annealing on the true cost.
+
+It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `anneal_noloco`), and accepts a worse
+placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
+equal links make.
+
+A budget goes to these in turn: greedy placements, DT-FM's genetic algorithm (which is done within seconds when links
+are regular), a hot run among clusters if there are many devices, a hot run from a random placement, and a warm one
+from the best so far. With hundreds of devices, or where a few slow ones decide, the hot run alone does not find a
+placement as good as those before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from bootstrap.placement.coarse import lifted
+from bootstrap.placement.constructive import greedy
+from bootstrap.placement.genetic import genetic
+from bootstrap.placement.search import Found, Meter, Problem
+
+# of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
+HOT, WARM, COLD = 0.05, 0.01, 0.0002
+GAINED = 0.1  # of what is gained over random placements: the warm run is not to lose more
+DRAWN = 20  # random placements, for the scale of costs
+# what is spent of the budget when each part ends
+BUILT, BRED, CLUSTERED, HOT_RUN = 0.03, 0.07, 0.45, 0.55
+CHUNK_SECONDS = 0.02
+CHUNKS = 400  # at least, of a budget
+
+
+def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
+    """Greedy placements, the genetic algorithm, a hot run, a warm one."""
+    drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
+    seen = [Found(placement, problem.cost(placement)) for placement in drawn]
+    yield from seen
+    scale, best = min(found.cost for found in seen), min(seen, key=cost)
+    built = min(0.25, BUILT * max(1.0, (drawn[0].size / 64) ** 2))  # the more devices, the less the runs find
+    parts = (
+        until(built, greedy(problem, meter, generator), meter),
+        until(built + BRED, genetic(problem, meter, generator), meter),
+        cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN, meter, generator),
+    )
+    for part in (*parts[:2], clustered(problem, scale, meter, generator), parts[2]):
+        for found in part:
+            best = min(best, found, key=cost)
+            yield found
+    # where all placements cost nearly the same, what the search has gained so far is the scale
+    warm = max(min(WARM * scale, GAINED * (scale - best.cost)), 1e-9 * scale)
+    yield from cooled(problem, best, warm, min(COLD * scale, warm / 10), 1.0, meter, generator)
+
+
+def clustered(
+    problem: Problem, scale: float, meter: Meter, generator: np.random.Generator
+) -> Iterator[Found]:
+    """A hot run among clusters of devices, where there are many; what it finds counts by its cost among devices."""
+    made = problem.coarse(generator)
+    if made is None:
+        return
+    coarse, members = made
+    start = Found(coarse.drawn(generator), np.inf)
+    for among in cooled(coarse, start, HOT * scale, COLD * scale, CLUSTERED, meter, generator):
+        stage_of = lifted(among.stage_of, members)
+        yield Found(stage_of, problem.cost(stage_of), among.evaluations)
+
+
+def cost(found: Found) -> float:
+    return found.cost
+
+
+def until(end: float, method: Iterator[Found], meter: Meter) -> Iterator[Found]:
+    """What `method` finds until the fraction `end` of the budget is spent."""
+    while meter.spent() < end:
+        yield next(method)
+
+
+def cooled(
+    problem: Problem, start: Found, hot: float, cold: float, end: float, meter: Meter, generator: np.random.Generator
+) -> Iterator[Found]:  # fmt: skip
+    """One run from `start` until the fraction `end` of the budget is spent; it cools from hot to cold."""
+    walker = problem.annealer(start.stage_of, generator)
+    begun, steps = meter.spent(), 50
+    while (spent := meter.spent()) < end:
+        temperature = hot * (cold / hot) ** ((spent - begun) / (end - begun))
+        since, steps = meter.seconds, meter.at_most(steps)
+        walker.walk(temperature, steps)
+        yield Found(walker.best, walker.least, steps)
+        steps = chunk(steps, meter, meter.seconds - since)
+
+
+def chunk(steps: int, meter: Meter, took: float) -> int:
+    """How many steps next: many enough for the loop around them not to matter, few enough for a smooth schedule."""
+    if meter.budget.seconds is None:
+        return max(1, (meter.budget.evaluations or 0) // CHUNKS)
+    longest = min(CHUNK_SECONDS, meter.budget.seconds / CHUNKS)
+    return max(1, min(2 * steps, int(steps * longest / max(took, 1e-9))))

@@ -1,0 +1,48 @@
+"""Hundreds of devices as a few dozen clusters of near ones, so that annealing moves whole clusters at once.
+
+Moving one device out of a group of 32 that fit together costs what only moving all of them would gain. Among clusters
+the same placement is a few swaps away; swaps of single devices then refine it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+MAX_CLUSTERS = 96  # more, and single changes are too small a step again
+
+
+def cluster_size(devices: int, replicas: int) -> int:
+    """The least size that divides `replicas` and leaves at most `MAX_CLUSTERS`; 1 when none does or need be."""
+    sizes = [size for size in range(1, replicas + 1) if replicas % size == 0]
+    return next((size for size in sizes if devices // size <= MAX_CLUSTERS), 1)
+
+
+def clusters(weights: Floats, size: int, generator: np.random.Generator) -> Integers:
+    """[N/size, size] devices: each cluster a random device and the nearest to it that are left."""
+    free = generator.permutation(len(weights)).tolist()
+    found = []
+    while free:
+        first = free.pop()
+        nearest = sorted(free, key=lambda device: weights[first, device])[: size - 1]
+        free = [device for device in free if device not in nearest]
+        found.append([first, *nearest])
+    return np.array(found, np.int64)
+
+
+def block_means(times: Floats, members: Integers) -> Floats:
+    """[C, C] mean of `times` [N, N] between the members [C, m] of two clusters, or inside one."""
+    count, size = members.shape
+    order = members.ravel()
+    means: Floats = times[order][:, order].reshape(count, size, count, size).mean((1, 3))
+    return means
+
+
+def lifted(stage_of: Integers, members: Integers) -> Integers:
+    """The stage of each device [N] from that of its cluster [C]."""
+    stages = np.empty(members.size, np.int64)
+    stages[members] = stage_of[:, None]
+    return stages

@@ -1,0 +1,153 @@
+"""Links that nobody measured, estimated from those that were.
+
+Latency, as in Vivaldi (Dabek et al., SIGCOMM 2004): every device has a place in a space of few dimensions and a
+height, its way to the backbone; the latency of i and j is |x_i − x_j| + h_i + h_j. Bandwidth: log β of i and j is
+what i and j add, each for its own access, plus a curve of their latency, for long ways are slow ones. Both are
+fitted to the measured pairs in the logarithm, so that near pairs count as far ones, and then corrected by what the
+measured pairs nearby are off. What that is worth on hidden pairs: docs/placement.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+Floats = NDArray[np.float64]
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+DIMENSIONS = 5  # 3 and 7 do as well
+FLOOR = 1e-5  # seconds: below it latencies are equal to us
+STARTS = 4  # of the fit of places, which has local minima
+TERMS = 3  # of the polynomial in log latency
+RIDGE = 0.3  # pull of places and heights to the middle
+NEAR = 0.05  # quantile of latency that counts as near
+DOUBT = 0.5  # what "no correction" counts, in measured pairs
+
+
+def complete_latency(latency: Floats) -> Floats:
+    """`latency` [N, N] in seconds, symmetric, with NaN where unknown: those become estimates. The diagonal is 0."""
+    if not np.isnan(latency).any():
+        return latency
+    pairs = _known(latency)
+    measured = np.log(np.maximum(latency[pairs], FLOOR))
+    count = len(latency)
+    generator = np.random.default_rng(0)
+    best: tuple[float, Floats] | None = None
+    scale = float(np.exp(np.median(measured)))
+    for _ in range(STARTS):
+        start = generator.normal(size=(count, DIMENSIONS + 1))
+        start[:, -1] = -1.0
+        found = minimize(
+            _latency_loss, start.ravel(), (pairs, measured - np.log(scale), count), jac=True,
+            method="L-BFGS-B", options={"maxiter": 400},
+        )  # fmt: skip
+        if best is None or found.fun < best[0]:
+            best = (float(found.fun), found.x)
+    assert best is not None
+    estimate = scale * _distances(best[1].reshape(count, -1))
+    return _filled(latency, _corrected(latency, estimate, estimate))
+
+
+def complete_bandwidth(bandwidth: Floats, latency: Floats) -> Floats:
+    """`bandwidth` [N, N] in bit/s, symmetric, NaN where unknown, beside complete latencies in seconds."""
+    if not np.isnan(bandwidth).any():
+        return bandwidth
+    pairs = _known(bandwidth)
+    measured = np.log(bandwidth[pairs])
+    count = len(bandwidth)
+    centre = float(measured.mean())
+    logs = np.log(np.maximum(latency, FLOOR))
+    near = logs[pairs]
+    shift, width = near.mean(), max(float(near.std()), 1e-3)
+    powers = ((logs - shift) / width)[..., None] ** np.arange(TERMS)
+    own = np.zeros((len(measured), count))
+    for side in pairs:
+        own[np.arange(len(measured)), side] += 1.0
+    design = np.hstack([powers[pairs], own])
+    penalty = np.r_[np.full(TERMS, 1e-3), np.full(count, 1.0)]
+    solved = np.linalg.solve(design.T @ design + np.diag(penalty), design.T @ (measured - centre))
+    access = solved[TERMS:]
+    estimate = powers @ solved[:TERMS] + access[:, None] + access[None, :]
+    return _filled(bandwidth, _corrected(bandwidth, np.exp(centre + estimate), latency))
+
+
+def _corrected(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
+    """`estimate` times what the measured pairs nearby are above theirs: near i at one end and near j at the other."""
+    known = ~np.isnan(measured) & ~np.eye(len(measured), dtype=bool)
+    above = np.log(np.where(known, measured, 1.0) / np.where(known, np.maximum(estimate, 1e-300), 1.0))
+    apart = latency[~np.eye(len(latency), dtype=bool)]
+    near = np.exp(-((latency / max(float(np.quantile(apart, NEAR)), FLOOR)) ** 2))
+    np.fill_diagonal(near, 1.0)
+    corrected: Floats = estimate * np.exp(near @ above @ near / (near @ known @ near + DOUBT))
+    return corrected
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Median and 90th percentile of |estimate/truth − 1| over hidden pairs."""
+
+    median: float
+    p90: float
+
+
+def hidden_errors(truth: Floats, completed: Floats, hidden: NDArray[np.bool_]) -> Errors:
+    """How far `completed` [N, N] is from `truth` where `hidden`."""
+    off = np.abs(completed[hidden] / truth[hidden] - 1)
+    return Errors(float(np.median(off)), float(np.quantile(off, 0.9)))
+
+
+def hide(count: int, share: float, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """A symmetric mask [N, N] of about `share` of all pairs; every device keeps one measured link at least."""
+    hidden = np.zeros((count, count), bool)
+    rows, columns = np.triu_indices(count, 1)
+    ring = generator.permutation(count)  # these stay
+    kept = {frozenset((int(a), int(b))) for a, b in zip(ring, np.roll(ring, 1), strict=True)}
+    free = [k for k in range(len(rows)) if frozenset((int(rows[k]), int(columns[k]))) not in kept]
+    chosen = generator.choice(free, min(len(free), round(share * len(rows))), replace=False)
+    hidden[rows[chosen], columns[chosen]] = hidden[columns[chosen], rows[chosen]] = True
+    return hidden
+
+
+def _known(matrix: Floats) -> Pairs:
+    rows, columns = np.triu_indices(len(matrix), 1)
+    known = ~np.isnan(matrix[rows, columns])
+    return rows[known], columns[known]
+
+
+def _filled(matrix: Floats, estimate: Floats) -> Floats:
+    filled: Floats = np.where(np.isnan(matrix), estimate, matrix)
+    return filled
+
+
+def _distances(places: Floats) -> Floats:
+    """[N, N] from coordinates and, last, the logarithm of heights [N, D + 1]."""
+    apart = places[:, None, :-1] - places[None, :, :-1]
+    height = np.exp(places[:, -1])
+    distances: Floats = np.sqrt((apart**2).sum(-1) + 1e-6) + height[:, None] + height[None, :]
+    return distances
+
+
+def _latency_loss(flat: Floats, pairs: Pairs, measured: Floats, count: int) -> tuple[float, Floats]:
+    """Mean squared error of log latency, with a small pull of places and heights to the middle; and its gradient."""
+    places = flat.reshape(count, -1)
+    i, j = pairs
+    apart = places[i, :-1] - places[j, :-1]
+    length = np.sqrt((apart**2).sum(-1) + 1e-6)
+    height = np.exp(places[:, -1])
+    total = length + height[i] + height[j]
+    error = np.log(total) - measured
+    slope = 2 * error / total
+    gradient = np.zeros_like(places)
+    pull = (slope / length)[:, None] * apart
+    np.add.at(gradient[:, :-1], i, pull)
+    np.add.at(gradient[:, :-1], j, -pull)
+    np.add.at(gradient[:, -1], i, slope * height[i])
+    np.add.at(gradient[:, -1], j, slope * height[j])
+    centred = places[:, -1] - places[:, -1].mean()
+    loss = (error**2).sum() + RIDGE * (centred**2).sum() + RIDGE / 10 * (places[:, :-1] ** 2).sum()
+    gradient[:, -1] += 2 * RIDGE * centred
+    gradient[:, :-1] += RIDGE / 5 * places[:, :-1]
+    return float(loss), gradient.ravel()

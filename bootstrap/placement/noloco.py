@@ -1,0 +1,194 @@
+"""NoLoCo's cost of a placement: no all-reduce, activations go to random peers of the next stage.
+
+q_i is replica i's share of its stage's traffic, in proportion to its throughput τ_i (microbatches a second, forward
+and backward); p_ij the routing probabilities, (1 − ε)·preferred + ε·q_j; t(i, j, c) = α + 8c/β.
+
+- mean hop h = Σ q_i·p_ij·t(i, j, c_a), c_a the bytes of one microbatch's activations;
+- latency of a microbatch there and back L = Σ 2h + Σ mean compute, the mean compute being Σ q_i/τ_i = n/Στ;
+- bottleneck Z, the busiest resource's seconds for each microbatch of the swarm: compute q_i/τ_i, a device's link in
+  either direction, a site's shared uplink in either direction;
+- throughput X = min(1/Z, F/L), F microbatches being in flight in the swarm (Little's law);
+- gossip G = mean over i ≠ j of t(i, j, c_g), of the stage where that is longest; w seconds of it are hidden;
+- step T = L + (B − 1)·max(Z, L/F) + max(0, G − w)/k, B microbatches of the swarm in a step, k steps in a round.
+
+Groups need not be equal: what counts is Στ of each. The order of the stages is part of a placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from bootstrap.placement.anneal_noloco import Model, MoveAnnealer, grouped, step_time
+from bootstrap.placement.scenario import Scenario
+from bootstrap.placement.step import combined, fill_terms
+from protocol.errors import ScenarioError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How the swarm trains. `microbatches` B and `in_flight` F are of one replica of each stage."""
+
+    microbatches: float = 64.0
+    in_flight: float = 16.0
+    inner_steps: float = 50.0
+    uniform: float = 1.0  # ε: 1 routes at random, as in the paper; 0 to preferred peers alone
+    hidden: float = 0.0  # w, seconds of compute that an exchange overlaps with
+    gossip_bytes: float | None = None  # c_g, by default the scenario's data_parallel_bytes
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Seconds, all but `busiest` (the name of a resource) and `throughput` (microbatches of the swarm a second)."""
+
+    hops: tuple[float, ...]
+    compute: tuple[float, ...]  # 1/Στ of each stage
+    latency: float
+    bottleneck: float
+    busiest: str
+    throughput: float
+    gossip: tuple[float, ...]  # mean pair time of each stage
+    step: float
+
+
+@dataclass(frozen=True)
+class NolocoProblem:
+    """Placements of a scenario's devices; `model` holds what the compiled loops need."""
+
+    model: Model
+    weights: Floats
+    regions: tuple[str, ...]
+
+    @property
+    def stages(self) -> int:
+        return self.model.stages
+
+    def cost(self, stage_of: Integers) -> float:
+        """T in seconds; infinite for a stage that is nearly empty or a device that is too small for its stage."""
+        return float(step_time(self.model, np.ascontiguousarray(stage_of)))
+
+    def drawn(self, generator: np.random.Generator) -> Integers:
+        """Sizes as equal as they and the devices' memory can be."""
+        stages, count = self.stages, len(self.weights)
+        sizes = np.full(stages, count // stages)
+        sizes[generator.permutation(stages)[: count % stages]] += 1
+        placement = seated(sizes, self.model.fits, generator)
+        if placement is None:
+            placement = seated(np.full(stages, self.model.least_size), self.model.fits, generator)
+        assert placement is not None, "noloco_problem has seen that the devices fit"
+        for device in np.flatnonzero(placement < 0):
+            placement[device] = generator.choice(np.flatnonzero(self.model.fits[device]))
+        return placement
+
+    def annealer(self, start: Integers, generator: np.random.Generator) -> MoveAnnealer:
+        return MoveAnnealer(self.model, start, generator)
+
+    def coarse(self, generator: np.random.Generator) -> None:
+        """Not here: a change among single devices is cheap enough to try millions."""
+
+
+def noloco_problem(scenario: Scenario, stages: int, training: Training) -> NolocoProblem:
+    """Raises `ScenarioError` when the devices are too few, or too small, for the stages."""
+    count = scenario.devices
+    if count < stages:
+        raise ScenarioError(f"{count} devices cannot fill {stages} stages: ask for fewer stages.")
+    fits = fitting(scenario, stages)
+    least_size = min(2, count // stages)
+    generator = np.random.default_rng(0)
+    if seated(np.full(stages, least_size), fits, generator) is None:
+        if least_size == 1 or seated(np.ones(stages, np.int64), fits, generator) is None:
+            raise ScenarioError(
+                "memory_bytes: too few devices are large enough for the stages; use more stages."
+            )
+        least_size = 1
+    of_swarm = count / stages  # microbatches of a replica to those of the swarm
+    nbytes = scenario.pipeline_bytes / training.microbatches
+    measured = scenario.throughput
+    gossip_bytes = scenario.data_parallel_bytes if training.gossip_bytes is None else training.gossip_bytes
+    model = Model(
+        stages=stages,
+        least_size=least_size,
+        sizes_vary=measured is not None and bool(np.ptp(measured) > 0),
+        fits=fits,
+        activation=scenario.transfer(nbytes),
+        occupied=8 * nbytes / scenario.bandwidth,
+        gossip=scenario.transfer(gossip_bytes),
+        throughput=np.ones(count) if measured is None else measured,
+        computes=measured is not None,
+        site=np.full(count, -1) if scenario.site is None else scenario.site,
+        uplink=np.zeros(0) if scenario.uplinks is None else 8 * nbytes / scenario.uplinks,
+        uniform=float(training.uniform),
+        microbatches=float(training.microbatches * of_swarm),
+        in_flight=float(training.in_flight * of_swarm),
+        inner_steps=float(training.inner_steps),
+        hidden=float(training.hidden),
+    )
+    return NolocoProblem(model, scenario.transfer(scenario.pipeline_bytes), scenario.regions)
+
+
+def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
+    """[N, S]: which devices have the memory for which stage. Raises `ScenarioError` for one that has it for none."""
+    needed = np.array(scenario.stage_memory or (0.0,))
+    if len(needed) not in (1, stages):
+        raise ScenarioError(
+            f"stage_memory_bytes has {len(needed)} entries: give one, or one for each of {stages}."
+        )
+    held = np.full(scenario.devices, np.inf) if scenario.memory is None else scenario.memory
+    fits: NDArray[np.bool_] = held[:, None] >= np.broadcast_to(needed, stages)
+    for device in np.flatnonzero(~fits.any(1))[:1]:
+        raise ScenarioError(
+            f"memory_bytes[{device}] is too small for any stage: use more stages, or leave it out."
+        )
+    return fits
+
+
+def seated(sizes: Integers, fits: NDArray[np.bool_], generator: np.random.Generator) -> Integers | None:
+    """Random stages [N] that fit and fill `sizes` [S]; −1 for devices left over. None when there are none."""
+    seats = np.repeat(np.arange(len(sizes)), sizes)
+    order = generator.permutation(len(fits))  # equal costs are dealt out by place
+    costs = np.where(fits[order][:, seats], generator.random((len(fits), len(seats))), np.inf)
+    try:
+        devices, chosen = linear_sum_assignment(costs)
+    except ValueError:
+        return None
+    stage_of = np.full(len(fits), -1)
+    stage_of[order[devices]] = seats[chosen]
+    return stage_of
+
+
+def explain(problem: NolocoProblem, stage_of: Integers) -> Terms:
+    """Every term of the step time of a placement."""
+    model = problem.model
+    members, starts = grouped(stage_of, model.stages)
+    hops, compute, pairs = np.empty(model.stages - 1), np.empty(model.stages), np.empty(model.stages)
+    links, uplinks = np.empty(len(stage_of)), np.empty(model.uplink.size)
+    fill_terms(
+        members, starts, model.activation, model.occupied, model.gossip, model.throughput, model.computes,
+        model.site, model.uplink, model.uniform, hops, compute, links, uplinks, pairs,
+    )  # fmt: skip
+    latency = float(2 * hops.sum() + (compute * np.diff(starts)).sum())
+    busy = {f"the link of device {device}": float(time) for device, time in enumerate(links)}
+    busy |= {f"computing in stage {stage}": float(time) for stage, time in enumerate(compute)}
+    busy |= {f"the uplink of site {site}": float(time) for site, time in enumerate(uplinks)}
+    busiest = max(busy, key=lambda name: busy[name])
+    bottleneck = busy[busiest]
+    step = combined(
+        latency,
+        bottleneck,
+        float(pairs.max()),
+        model.microbatches,
+        model.in_flight,
+        model.inner_steps,
+        model.hidden,
+    )
+    rate = min(1 / bottleneck if bottleneck else np.inf, model.in_flight / latency if latency else np.inf)
+    return Terms(
+        tuple(hops.tolist()), tuple(compute.tolist()), latency, bottleneck, busiest, float(rate),
+        tuple(pairs.tolist()), float(step),
+    )  # fmt: skip

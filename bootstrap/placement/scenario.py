@@ -1,0 +1,235 @@
+"""A scenario: devices, and what was measured of the links between them.
+
+A JSON file, latencies one way in ms and bandwidths in Gbit/s, as square matrices whose diagonal is not used:
+
+    {"name": …, "devices": N, "latency_ms": [[…]…], "bandwidth_gbps": [[…]…],
+     "volumes": {"data_parallel_bytes": …, "pipeline_bytes": …}}
+
+and, where known: "regions" (a name for each device), "coordinates" ([latitude, longitude] of each), "throughput"
+(microbatches per second, forward and backward), "memory_bytes", "stage_memory_bytes" (a number, or one for each
+stage), "site_uplink_gbps" ({region: shared uplink}). A link that nobody measured is null, and is estimated from
+the others (see `completion`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+
+from bootstrap.placement.completion import complete_bandwidth, complete_latency
+from protocol.errors import ScenarioError
+
+Floats = NDArray[np.float64]
+
+MAX_BYTES = 64 * 2**20  # of a file; 1,000 devices take some 20 MB
+MAX_DEVICES = 1024
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """N devices. `latency` [N, N] in seconds one way, `bandwidth` [N, N] in bit/s, symmetric; volumes in bytes.
+
+    The diagonals are 0 and infinite, so that a device reaches itself in no time. `throughput` [N] in microbatches
+    per second, or None: computing is then left out of every time. `site` [N]: which shared uplink a device is
+    behind, −1 for none; `uplinks`: their bit/s.
+    """
+
+    name: str
+    latency: Floats
+    bandwidth: Floats
+    data_parallel_bytes: float
+    pipeline_bytes: float
+    regions: tuple[str, ...] = ()
+    coordinates: Floats | None = None
+    throughput: Floats | None = None
+    memory: Floats | None = None
+    stage_memory: tuple[float, ...] = ()  # one for all stages, or one for each
+    site: NDArray[np.int64] | None = None
+    uplinks: Floats | None = None
+    estimated: int = 0  # pairs of devices whose link was not measured
+
+    @property
+    def devices(self) -> int:
+        return len(self.latency)
+
+    def transfer(self, nbytes: float) -> Floats:
+        """[N, N] seconds for `nbytes` over each link: t = α + 8c/β; 0 on the diagonal."""
+        times: Floats = self.latency + 8 * nbytes / self.bandwidth
+        return times
+
+
+def read_scenario(file: Path) -> Scenario:
+    """Raises `ScenarioError` that names what is wrong, and where."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ScenarioError(f"{file} is larger than {MAX_BYTES // 2**20} MiB: give fewer devices.")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"Cannot read {file} ({error.strerror}). Give --scenario a JSON file.") from None
+    except UnicodeDecodeError:
+        raise ScenarioError(f"{file} is not a text file. Give --scenario a JSON file.") from None
+    try:
+        contents = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ScenarioError(f"{file} is not JSON: {str(error)[:100]}.") from None
+    return scenario_from(contents)
+
+
+def scenario_from(contents: Any) -> Scenario:
+    """A scenario from what stands in its file. Raises `ScenarioError` that names what is wrong, and where."""
+    if not isinstance(contents, dict):
+        raise ScenarioError("A scenario is a JSON object with latency_ms and bandwidth_gbps.")
+    latency = _matrix(contents, "latency_ms") / 1e3
+    bandwidth = _matrix(contents, "bandwidth_gbps") * 1e9
+    count = len(latency)
+    if len(bandwidth) != count:
+        raise ScenarioError(
+            f"latency_ms has {count} rows, bandwidth_gbps {len(bandwidth)}: give both one size."
+        )
+    if contents.get("devices", count) != count:
+        raise ScenarioError(f"devices is {_shown(contents['devices'])}, but latency_ms has {count} rows.")
+    off_diagonal = ~np.eye(count, dtype=bool)
+    for row, column in np.argwhere((bandwidth == 0) & off_diagonal)[:1]:
+        raise ScenarioError(
+            f"bandwidth_gbps[{row}][{column}] is zero: these devices cannot reach each other. Leave one out, or "
+            "give null if it was not measured."
+        )
+    latency, bandwidth = _both_directions(latency), _both_directions(bandwidth)
+    np.fill_diagonal(latency, 0.0)
+    np.fill_diagonal(bandwidth, 1.0)
+    unknown = np.isnan(latency) | np.isnan(bandwidth)
+    islands, island = connected_components(~unknown, directed=False)
+    if islands > 1:
+        other = int(np.flatnonzero(island != island[0])[0])
+        raise ScenarioError(
+            f"no chain of measured links leads from device 0 to device {other}: measure one, or leave one out."
+        )
+    latency = complete_latency(latency)
+    bandwidth = complete_bandwidth(bandwidth, latency)
+    np.fill_diagonal(bandwidth, np.inf)
+    volumes = contents.get("volumes")
+    if not isinstance(volumes, dict):
+        raise ScenarioError("volumes is missing: give data_parallel_bytes and pipeline_bytes in it.")
+    scenario = Scenario(
+        name=str(contents.get("name", "unnamed"))[:200],
+        latency=latency,
+        bandwidth=bandwidth,
+        data_parallel_bytes=_number(volumes.get("data_parallel_bytes"), "volumes.data_parallel_bytes"),
+        pipeline_bytes=_number(volumes.get("pipeline_bytes"), "volumes.pipeline_bytes"),
+        estimated=int(unknown.sum()) // 2,
+    )
+    return _with_devices(scenario, contents)
+
+
+def _with_devices(scenario: Scenario, contents: dict[str, Any]) -> Scenario:
+    """Adds what the file says of the devices themselves."""
+    count = scenario.devices
+    regions = contents.get("regions", [])
+    if not isinstance(regions, list) or len(regions) not in (0, count):
+        raise ScenarioError(f"regions is not a list of {count} names, one for each device.")
+    scenario = replace(scenario, regions=tuple(str(region)[:100] for region in regions))
+    if contents.get("coordinates") is not None:
+        rows = _list(contents["coordinates"], "coordinates", count)
+        pairs = [_list(row, f"coordinates[{i}]", 2) for i, row in enumerate(rows)]
+        places = [
+            [_number(value, f"coordinates[{i}][{j}]", least=-360.0) for j, value in enumerate(pair)]
+            for i, pair in enumerate(pairs)
+        ]
+        scenario = replace(scenario, coordinates=np.array(places, np.float64))
+    if contents.get("throughput") is not None:
+        scenario = replace(
+            scenario, throughput=_numbers(contents["throughput"], "throughput", count, above=True)
+        )
+    if contents.get("memory_bytes") is not None:
+        scenario = replace(scenario, memory=_numbers(contents["memory_bytes"], "memory_bytes", count))
+    needed = contents.get("stage_memory_bytes")
+    if needed is not None:
+        values = needed if isinstance(needed, list) else [needed]
+        found = [_number(value, f"stage_memory_bytes[{i}]") for i, value in enumerate(values)]
+        scenario = replace(scenario, stage_memory=tuple(found))
+    return _with_uplinks(scenario, contents.get("site_uplink_gbps"))
+
+
+def _with_uplinks(scenario: Scenario, uplinks: Any) -> Scenario:
+    if uplinks is None:
+        return scenario
+    if not isinstance(uplinks, dict) or not uplinks:
+        raise ScenarioError("site_uplink_gbps is not an object of a region's name and its uplink in Gbit/s.")
+    for name in uplinks:
+        if name not in scenario.regions:
+            raise ScenarioError(f"site_uplink_gbps names {name[:50]!r}, which is not among regions.")
+    names = list(uplinks)
+    speeds = [_number(uplinks[name], f"site_uplink_gbps.{name[:50]}", above=True) * 1e9 for name in names]
+    site = [names.index(region) if region in uplinks else -1 for region in scenario.regions]
+    return replace(scenario, site=np.array(site, np.int64), uplinks=np.array(speeds))
+
+
+def _matrix(contents: dict[str, Any], name: str) -> Floats:
+    """[N, N]; NaN where the file says null."""
+    rows = contents.get(name)
+    if not isinstance(rows, list) or not rows:
+        raise ScenarioError(f"{name} is missing: give a square matrix, a list of rows.")
+    count = len(rows)
+    if count > MAX_DEVICES:
+        raise ScenarioError(f"{name} has {count} rows: at most {MAX_DEVICES} devices are planned for.")
+    if count < 2:
+        raise ScenarioError(f"{name} has one row: a plan needs two devices at least.")
+    matrix = np.empty((count, count))
+    for i, row in enumerate(rows):
+        if not isinstance(row, list) or len(row) != count:
+            length = f"has {len(row)} entries" if isinstance(row, list) else "is not a list"
+            raise ScenarioError(f"{name}[{i}] {length}: the matrix has {count} rows and must be square.")
+        for j, value in enumerate(row):
+            unmeasured = value is None
+            matrix[i, j] = math.nan if unmeasured else _number(value, f"{name}[{i}][{j}]")
+    return matrix
+
+
+def _list(values: Any, name: str, count: int) -> list[Any]:
+    if not isinstance(values, list) or len(values) != count:
+        raise ScenarioError(f"{name} is not a list of {count} entries.")
+    return values
+
+
+def _numbers(values: Any, name: str, count: int, above: bool = False) -> Floats:
+    listed = _list(values, name, count)
+    return np.array([_number(value, f"{name}[{i}]", above=above) for i, value in enumerate(listed)])
+
+
+def _number(value: Any, place: str, *, least: float = 0.0, above: bool = False) -> float:
+    """A finite number of at least `least`, or above it. Raises `ScenarioError` that names the place."""
+    if value is None:
+        raise ScenarioError(f"{place} is missing.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ScenarioError(f"{place} is {_shown(value)}: give a number.")
+    if not abs(value) <= 1e18:  # NaN, infinite, or beyond anything that is measured
+        raise ScenarioError(f"{place} is {_shown(value)}: give a finite number.")
+    if value < least:
+        what = "negative" if least == 0 else _shown(value)
+        raise ScenarioError(f"{place} is {what}: give a number of at least {least:g}.")
+    if above and value == least:
+        raise ScenarioError(f"{place} is zero: give a number above it.")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "too large"
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _both_directions(matrix: Floats) -> Floats:
+    """The mean of the two directions; the one that was measured, where only one was."""
+    other = matrix.T
+    mean = (matrix + other) / 2
+    known: Floats = np.where(np.isnan(matrix), other, np.where(np.isnan(other), matrix, mean))
+    return known

@@ -1,0 +1,159 @@
+"""One way to run every search: a budget, a seed, and the best plan so far at any time.
+
+A method is a generator of evaluated placements. The driver draws from it, keeps the best, and stops when the budget
+is spent; so a method holds neither a clock nor a best of its own, and can be stopped anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A placement (the stage of each device [N]), its cost in seconds, and the evaluations that it took."""
+
+    stage_of: Integers
+    cost: float
+    evaluations: int = 1
+
+
+class Annealer(Protocol):
+    """A walk through placements that remembers its best."""
+
+    @property
+    def best(self) -> Integers:
+        """The stage of each device [N]."""
+
+    @property
+    def least(self) -> float:
+        """The cost of `best`."""
+
+    def walk(self, temperature: float, steps: int) -> None:
+        """Tries `steps` changes at a temperature in seconds."""
+
+
+class Problem(Protocol):
+    """What is searched: placements of N devices in S stages, and their cost."""
+
+    @property
+    def stages(self) -> int: ...
+
+    @property
+    def weights(self) -> Floats:
+        """[N, N] seconds of a macro-batch one way: what the chains of moves go by."""
+
+    def cost(self, stage_of: Integers) -> float:
+        """Seconds; infinite for a placement that is not allowed."""
+
+    def drawn(self, generator: np.random.Generator) -> Integers:
+        """A random placement that is allowed."""
+
+    def annealer(self, start: Integers, generator: np.random.Generator) -> Annealer:
+        """A walk that starts at `start`."""
+
+    def coarse(self, generator: np.random.Generator) -> tuple[Problem, Integers] | None:
+        """The same among clusters of devices, and their members [C, m]; None where that is of no use."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Whichever is spent first; at least one of the two is given."""
+
+    seconds: float | None = None
+    evaluations: int | None = None
+
+
+class Meter:
+    """How much of a budget is spent. The clock gives seconds."""
+
+    def __init__(self, budget: Budget, clock: Callable[[], float]) -> None:
+        self.budget = budget
+        self.evaluations = 0
+        self._clock, self._start = clock, clock()
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._start
+
+    def spent(self) -> float:
+        """The fraction of the budget that is spent; 1 or more when it is used up."""
+        by_time = self.seconds / self.budget.seconds if self.budget.seconds else 0.0
+        by_count = self.evaluations / self.budget.evaluations if self.budget.evaluations else 0.0
+        return max(by_time, by_count)
+
+    def at_most(self, evaluations: int) -> int:
+        """As many, or what is left; at least 1."""
+        if self.budget.evaluations is None:
+            return evaluations
+        return max(1, min(evaluations, self.budget.evaluations - self.evaluations))
+
+
+Method = Callable[[Problem, Meter, np.random.Generator], Iterator[Found]]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The best so far: when, after how many evaluations, at what cost. `spent`: fraction of the budget."""
+
+    seconds: float
+    evaluations: int
+    cost: float
+    spent: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best placement of a search, and each improvement on the way to it."""
+
+    stage_of: Integers
+    cost: float
+    seconds: float
+    evaluations: int
+    history: tuple[Sighting, ...]
+
+
+def run_search(
+    problem: Problem,
+    method: Method,
+    budget: Budget,
+    seed: int,
+    *,
+    progress: Callable[[Sighting], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Outcome:
+    """Runs `method` until `budget` is spent; one placement is evaluated whatever the budget.
+
+    With a budget of evaluations alone the same seed gives the same outcome. Ctrl-C ends the search early with what
+    it has, unless that is nothing.
+    """
+    meter = Meter(budget, clock)
+    best: Found | None = None
+    history: list[Sighting] = []
+    try:
+        for found in method(problem, meter, np.random.default_rng(seed)):
+            meter.evaluations += found.evaluations
+            improved = best is None or found.cost < best.cost
+            if best is None or improved:
+                best = found
+            sighting = Sighting(meter.seconds, meter.evaluations, best.cost, meter.spent())
+            if improved:
+                history.append(sighting)
+            if progress is not None:
+                progress(sighting)
+            if sighting.spent >= 1:
+                break
+    except KeyboardInterrupt:
+        if best is None:
+            raise
+    assert best is not None, "a method evaluates at least one placement"
+    return Outcome(best.stage_of.copy(), best.cost, meter.seconds, meter.evaluations, tuple(history))
