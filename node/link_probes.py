@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from hashlib import blake2b
 
 from node.context import Context
 from node.discovery import read_stage
+from node.link_estimate import LinkEstimate
 from node.links import pause_after
 from node.membership import View
 from node.probe_allowance import ProbeAllowance
 from protocol.codec import Buffer, Encoded
 from protocol.errors import NolocoError, Refused, WireError
+from protocol.link_report import AT_LEAST
 from protocol.messages import Probe, Probed
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
@@ -21,6 +24,7 @@ from protocol.transport.base import PeerId
 logger = logging.getLogger(__name__)
 
 ROUND_TRIPS = 3  # of a visit, after one that may have had to open the stream
+PAYLOADS = 2  # where the first was too short to tell; the second may be longer
 PROBE_DEADLINE = 5.0
 BULK_DEADLINE = 10.0  # 32 KiB at 26 kbit/s
 SPREAD = 0.25  # pauses are longer by up to this share, so that the nodes' probes do not fall together
@@ -76,33 +80,39 @@ class LinkProbes:
     async def visit(self, peer: PeerId) -> float:
         """Measure the round trip, and the bandwidth unless real traffic tells it.
 
-        Returns the seconds that the link was kept busy. Deadlines: `PROBE_DEADLINE` for each round trip,
-        `BULK_DEADLINE` for the bandwidth. A failure ends the visit and is counted; a deadline missed by the
-        payload counts as busy all the while. A wrong digest is a breach of protocol.
+        Returns the seconds that payloads kept the link busy, those that failed included. Deadlines:
+        `PROBE_DEADLINE` for each round trip, `BULK_DEADLINE` for a payload. A failure ends the visit and is
+        counted. A wrong digest is a breach of protocol.
         """
         context, loop = self._context, asyncio.get_running_loop()
         link = context.links.visit(peer, loop.time())
         self._part_from_the_dropped()
-        busy = 0.0
+        bulk_began, answered = math.inf, 0
         try:
             await self._ask(peer, b"")  # opens the stream
             for _ in range(ROUND_TRIPS):
                 began = loop.time()
                 await self._ask(peer, b"")
                 link.note_round_trip(loop.time() - began, loop.time())
-            size = context.links.bulk_bytes(peer, loop.time())
-            if size:
+            if context.links.bulk_bytes(peer, loop.time()):
                 await self._ask(peer, b"", Traffic.STATE)  # opens that stream
-                payload, began, busy = self._rng.randbytes(size), loop.time(), BULK_DEADLINE
-                await self._ask(peer, payload, Traffic.STATE)
-                seconds = loop.time() - began
-                link.note_transfer(size, seconds, loop.time())
-                busy = max(0.0, seconds - link.mean_round_trip)
+                bulk_began = loop.time()
+                while answered < PAYLOADS and (not answered or link.uncertainty == AT_LEAST):
+                    await self._transfer(peer, link)
+                    answered += 1
         except NolocoError as failure:
             link.failures += 1
             context.counters.probe_breaches += isinstance(failure, WireError)
             logger.debug("Peer %s could not be measured: %s", peer[-8:], failure)
-        return busy
+        return max(0.0, loop.time() - bulk_began - answered * link.mean_round_trip)
+
+    async def _transfer(self, peer: PeerId, link: LinkEstimate) -> None:
+        """A payload of the size that suits the link."""
+        loop = asyncio.get_running_loop()
+        size = self._context.links.bulk_bytes(peer, loop.time())
+        payload, began = self._rng.randbytes(size), loop.time()
+        await self._ask(peer, payload, Traffic.STATE)
+        link.note_transfer(size, loop.time() - began, loop.time())
 
     async def _ask(self, peer: PeerId, payload: bytes, traffic: Traffic = Traffic.CONTROL) -> None:
         context, nonce = self._context, self._rng.randbytes(8)

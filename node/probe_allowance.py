@@ -9,9 +9,9 @@ from protocol.messages import MAX_PROBE_BYTES
 from protocol.transport.base import PeerId
 
 WINDOW_SECONDS = 8.0  # shorter than the pause that every prober makes between two visits
-MOST_PROBES = (
-    8  # of a visit: one to open the stream, three round trips, one with a payload, and some to spare
-)
+# of a visit: two that open streams, three round trips, two with a payload, and one to spare
+MOST_PROBES = 8
+MOST_BYTES = 2 * MAX_PROBE_BYTES
 MOST_PROBERS = 256  # that are remembered; who was forgotten gets a fresh window
 
 
@@ -38,4 +38,4 @@ class ProbeAllowance:
                 self._windows.popitem(last=False)
         window.probes += 1
         window.nbytes += nbytes
-        return window.probes <= MOST_PROBES and window.nbytes <= MAX_PROBE_BYTES
+        return window.probes <= MOST_PROBES and window.nbytes <= MOST_BYTES and nbytes <= MAX_PROBE_BYTES

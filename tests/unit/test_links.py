@@ -317,7 +317,9 @@ def test_a_window_holds_a_visit_and_no_more() -> None:
     assert all(allowance.allows(peer(0), 0, 0.0) for _ in range(MOST_PROBES))
     assert not allowance.allows(peer(0), 0, WINDOW_SECONDS - 0.1)
     assert allowance.allows(peer(1), MAX_PROBE_BYTES, 0.0)
+    assert allowance.allows(peer(1), MAX_PROBE_BYTES, 0.0)
     assert not allowance.allows(peer(1), 4, 0.0)
+    assert not allowance.allows(peer(2), MAX_PROBE_BYTES + 4, 0.0)
     assert allowance.allows(peer(0), MAX_PROBE_BYTES, WINDOW_SECONDS)
 
 
@@ -326,6 +328,7 @@ def test_an_honest_prober_is_never_refused() -> None:
     for _ in range(100):
         for _ in range(5):
             assert allowance.allows(peer(0), 0, now)
+        assert allowance.allows(peer(0), FIRST_PROBE_BYTES, now + 0.2)
         assert allowance.allows(peer(0), MAX_PROBE_BYTES, now + 0.5)
         now += LEAST_PAUSE
 
