@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 from protocol.link_report import AT_LEAST
 
@@ -78,6 +79,11 @@ class LinkEstimate:
         """Seconds: the least of the last ones, which the link took rather than the busy machines at its ends."""
         return min(self._recent, default=None)
 
+    @property
+    def typical_round_trip(self) -> float:
+        """Seconds: the median of the last ones, jitter included, but not the few that waited behind bulk data."""
+        return median(self._recent)
+
     # --- bandwidth ----------------------------------------------------------------------------
 
     def began(self, stream: str, now: float) -> None:
@@ -100,13 +106,13 @@ class LinkEstimate:
         if transfer.is_whole and self.round_trips and transfer.nbytes >= LEAST_TRANSFER:
             self.note_transfer(transfer.nbytes, now - transfer.began, now)
         if transfer.under_way:  # what still goes on was sent right behind what is counted
-            self._transfers[stream] = Transfer(now - self.mean_round_trip, transfer.under_way)
+            self._transfers[stream] = Transfer(now - self.typical_round_trip, transfer.under_way)
 
     def note_transfer(self, nbytes: int, seconds: float, now: float) -> None:
         """`seconds` from the first byte to the answer; the round trip in it is none of the link's speed."""
         self.transferred_at = now
         resolution = max(self.deviation, CLOCK_SECONDS)
-        busy = max(seconds - self.mean_round_trip, resolution)
+        busy = max(seconds - self.typical_round_trip, resolution)
         noise = resolution / busy
         if noise > LARGEST_NOISE:
             self._at_least.append(nbytes / (busy + 2 * resolution))

@@ -104,7 +104,7 @@ class LinkProbes:
             link.failures += 1
             context.counters.probe_breaches += isinstance(failure, WireError)
             logger.debug("Peer %s could not be measured: %s", peer[-8:], failure)
-        return max(0.0, loop.time() - bulk_began - answered * link.mean_round_trip)
+        return max(0.0, loop.time() - bulk_began - answered * (link.round_trip or 0.0))
 
     async def _transfer(self, peer: PeerId, link: LinkEstimate) -> None:
         """A payload of the size that suits the link."""

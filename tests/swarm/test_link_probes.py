@@ -32,6 +32,7 @@ from tests.swarm.micro import FOREVER, guest_of, micro_swarm, peer_of, run_swarm
 JITTER = 0.002
 LATENCY_WITHIN = 0.2  # relative
 BANDWIDTH_WITHIN = 1.5  # a factor, either way
+GOSSIP_WITHIN = 0.5  # training goes on beside it
 
 
 def world(sender: PeerId, receiver: PeerId) -> Link:
@@ -223,6 +224,33 @@ def test_records_and_numbers_tell_the_links() -> None:
         assert (found.throughput > 0).all()
         await guest.close()
         await guest.transport.close()
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_gossip_tells_the_bandwidth_and_takes_the_place_of_payloads() -> None:
+    async def main() -> None:
+        swarm = await training(
+            2,
+            step=1,
+            link=Link(0.03, 8e6),
+            stages=1,
+            model__hidden_size=128,
+            model__intermediate_size=256,
+            inner__total_steps=FOREVER,
+            outer__inner_steps=2,
+            limits__gossip_deadline=30.0,
+        )
+        a, b = swarm.nodes[0], peer_of(swarm.nodes[1])
+        await until(lambda: a.links.of(b) is not None and a.links.of(b).round_trips > 0, 30.0)
+        link = a.links.of(b)
+        assert link is not None
+        payloads = link.transfers
+        await until(lambda: link.transfers >= payloads + 5, 120.0)
+        assert a.links.bulk_bytes(b, asyncio.get_running_loop().time()) == 0
+        print(f"from gossip: {link.bandwidth:.3g} of 8e+06 bytes/s, ± {link.uncertainty:.2f}")
+        assert link.bandwidth == pytest.approx(8e6, rel=GOSSIP_WITHIN)
         await swarm.leave()
 
     run_swarm(main())
