@@ -23,7 +23,7 @@ from node.state_directory import StateDirectory
 from protocol.identity import Identity
 from protocol.manifest import Manifest, SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address
-from protocol.transport.memory_link import Link
+from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import MemoryNetwork
 
 # virtual seconds that one piece of work takes on a peer of speed 1
@@ -45,7 +45,7 @@ class SimulatedSwarm:
     manifest: Manifest
     corpus: Corpus
     seed: int = 0
-    link: Link = field(default_factory=Link)
+    link: Link | LinkModel = field(default_factory=Link)
     directory: Path | None = None
     work: Mapping[Priority, float] = field(default_factory=lambda: WORK_SECONDS)
     events: list[dict[str, Any]] = field(default_factory=list)

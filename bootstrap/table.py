@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.observer import Sighting
+from node.links import median_round_trip
 from protocol.errors import StateError
 from protocol.messages import NodeStats
 from protocol.transport.base import PeerId
@@ -49,6 +50,10 @@ class Picture:
     def expected_spread(self) -> float | None:
         known = [stats.expected_spread for stats in self.stats if stats.expected_spread is not None]
         return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+
+    def round_trip(self) -> float | None:
+        """Seconds: the median over all links that the nodes have measured."""
+        return median_round_trip([report for stats in self.stats for report in stats.links])
 
     def loss(self) -> float | None:
         known = [stats.loss for stats in self.stats if stats.loss is not None]
@@ -94,7 +99,7 @@ def render(picture: Picture) -> Group:
 
 
 def headline(picture: Picture) -> str:
-    """One line: time, peers alive, tokens, rate, losses and spread."""
+    """One line: time, peers alive, tokens, rate, losses, the median round trip and spread."""
     alive = len(picture.stats)
     peers = f"{alive}/{picture.expected}" if picture.expected else str(alive)
     parts = [
@@ -108,6 +113,8 @@ def headline(picture: Picture) -> str:
         parts.append(f"held-out {picture.validation[-1][2]:.3f}")
     if picture.bigram is not None:
         parts.append(f"bigram {picture.bigram:.3f}")
+    if (round_trip := picture.round_trip()) is not None:
+        parts.append(f"round trip {1000 * round_trip:.0f} ms")
     parts.append(f"spread {_number(picture.spread(), 4)} (theory {_number(picture.expected_spread(), 4)})")
     return "  ".join(parts)
 

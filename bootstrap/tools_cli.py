@@ -16,6 +16,7 @@ from rich.progress import Progress
 from bootstrap.evaluation import evaluate_route
 from bootstrap.export import export_route
 from bootstrap.founding import chosen_manifest
+from bootstrap.links_cli import links
 from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.manifest_cli import app as manifest_tools
 from bootstrap.observer import visit
@@ -38,6 +39,7 @@ app.add_typer(manifest_tools, name="manifest")
 app.add_typer(simulate, name="simulate")
 app.command("trace")(show_trace)
 app.command()(plan)
+app.command()(links)
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from node.compute import Compute
 from node.events import Events
+from node.links import Links
 from node.membership import View
 from node.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
@@ -30,6 +31,7 @@ class Counters:
     spread: float | None = None  # of the replicas of this stage, from pair distances
     expected_spread: float | None = None  # what the theory says it should be
     blocked_seconds: float = 0.0
+    probe_breaches: int = 0  # others' probes that were too many, and answers to ours that were nonsense
     gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
 
@@ -59,6 +61,7 @@ class Context:
     events: Events
     counters: Counters
     trace: Trace = NO_TRACE
+    links: Links = field(default_factory=Links)
 
     @property
     def is_last(self) -> bool:

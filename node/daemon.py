@@ -23,6 +23,8 @@ from node.events import Events
 from node.execution import choose_execution, described
 from node.greeting import serve_greeting
 from node.joining import find_run, find_stage
+from node.link_probes import LinkProbes
+from node.links import Links
 from node.membership import View
 from node.pipeline import Pipeline
 from node.portrait import announcement, statistics
@@ -84,6 +86,7 @@ class Node:
         self.transport = surroundings.transport
         self.rpc = Rpc(self.transport, watch=surroundings.trace.frames())
         self.view = View()
+        self.links = Links()  # kept when the node moves to another stage
         self.public_state: State = "joining"
         self.context: Context
         self.replica: Replica
@@ -172,6 +175,7 @@ class Node:
             events=self._events,
             counters=Counters(),
             trace=trace,
+            links=self.links,
         )
 
     async def _take_up_training(
@@ -206,6 +210,9 @@ class Node:
         await self._discovery.announce()
         self._tell_addresses(stage)
         self._background.append(asyncio.get_running_loop().create_task(self._discovery.run()))
+        probes = LinkProbes(self.context)
+        probes.serve()
+        self._background.append(asyncio.get_running_loop().create_task(probes.run()))
         saving = self.checkpoints.save_regularly(self._config.checkpoint_minutes * 60)
         self._background.append(asyncio.get_running_loop().create_task(saving))
         self._events.say(

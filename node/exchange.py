@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 import torch
@@ -176,10 +177,11 @@ class Exchange:
             await self._tell(swap, message, [])
 
     async def _tell(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
-        deadline = self._deadline.seconds()
-        await self._context.rpc.call(
-            swap.pair.partner, Traffic.GOSSIP, message, Done, tensors, deadline=deadline
-        )
+        context, partner, deadline = self._context, swap.pair.partner, self._deadline.seconds()
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        clock = asyncio.get_running_loop().time
+        with context.links.transfer(partner, Traffic.GOSSIP, nbytes, clock) if nbytes else nullcontext():
+            await context.rpc.call(partner, Traffic.GOSSIP, message, Done, tensors, deadline=deadline)
 
     # --- receiving ----------------------------------------------------------------------------
 

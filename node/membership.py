@@ -45,6 +45,9 @@ class View:
             del self._suspicions[peer]
         return gone
 
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._members
+
     def suspect(self, peer: PeerId, now: float) -> None:
         """The peer did not answer or answered nonsense: leave it alone for a while."""
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 1

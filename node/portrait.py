@@ -20,6 +20,7 @@ def announcement(context: Context, replica: Replica, state: State, since: float)
         loss=counters.loss,
         tokens_per_second=round(counters.tokens_per_second(), 3),
         addresses=context.transport.addresses()[:8],
+        links=context.links.published(),
     )
 
 
@@ -46,4 +47,6 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         uptime=context.transport.now() - since,
         compute_fraction=round(context.compute.busy.fraction(), 4),
         recent_compute_fraction=round(context.compute.busy.recent_fraction(), 4),
+        links=context.links.told(),
+        probe_breaches=counters.probe_breaches,
     )

@@ -8,6 +8,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import RecordError
+from protocol.link_report import PublishedLinks
 from protocol.transport.base import PeerId, Record
 
 State = Literal["joining", "serving", "finished", "leaving"]
@@ -28,6 +29,7 @@ class Announcement(BaseModel):
     loss: Number | None = None
     tokens_per_second: Number = 0.0
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
+    links: PublishedLinks = []  # measured lately, from this node to others
 
     def to_bytes(self) -> bytes:
         packed: bytes = msgpack.packb(self.model_dump())

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.errors import WireError
+from protocol.link_report import ToldLinks
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
@@ -18,6 +19,7 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
+MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 
 
@@ -73,6 +75,30 @@ class NodeStats(Message):
     uptime: Number = 0.0
     compute_fraction: Fraction | None = None  # of the time since the start, in training work; None: not told
     recent_compute_fraction: Fraction | None = None  # of the last minute
+    links: ToldLinks = []  # to the peers that were measured
+    probe_breaches: Natural = 0  # probes refused because there were too many, and answers that were nonsense
+
+
+# --- links --------------------------------------------------------------------------------------
+
+
+class Probe(Message):
+    """Measure the link: answered by `Probed` at once, without the compute thread. May be repeated, but not often.
+
+    Without a tensor, on the control stream, it tells the round trip; with one of up to `MAX_PROBE_BYTES`, on the
+    state stream, the bandwidth. Deadlines are the sender's. A failure leaves nothing behind on either side.
+    Refusals: "too-often" (counts as a breach), "unknown-request" (an earlier version).
+    """
+
+    kind: ClassVar[str] = "probe"
+    nonce: Annotated[bytes, Field(min_length=8, max_length=8)]
+
+
+class Probed(Message):
+    """Everything arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
+
+    kind: ClassVar[str] = "probed"
+    digest: Annotated[bytes, Field(min_length=16, max_length=16)]  # BLAKE2b over the nonce and the payload
 
 
 # --- microbatches -------------------------------------------------------------------------------
@@ -253,7 +279,7 @@ MESSAGES: dict[str, type[Message]] = {
     for message in (
         Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Propose, Accept,
         Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
-        StatePiece,
+        StatePiece, Probe, Probed,
     )
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ Once on one machine, once on two machines: network namespaces joined by a virtua
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -147,6 +148,11 @@ def look_from_outside(site: Site, address: str, members: int) -> None:
     status = run_tool("status", "--join", address, prefix=prefix)
     assert status.returncode == 0, status.stderr
     assert status.stdout.count("serving") == members, status.stdout
+    scenario = site.directory / "links.json"
+    links = run_tool("links", "--join", address, "--out", str(scenario), prefix=prefix)
+    assert links.returncode == 0, links.stderr
+    assert json.loads(scenario.read_text(encoding="utf-8"))["devices"] == members
+    assert " 0 of " not in links.stdout, "the nodes have measured nothing"
     evaluation = run_tool("eval", "--join", address, "--sequences", "16", prefix=prefix)
     assert evaluation.returncode == 0, evaluation.stderr
     assert "nats per byte" in evaluation.stdout

@@ -21,7 +21,7 @@ from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.rpc import Rpc
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
-from protocol.transport.memory_link import Link
+from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.virtual_time import run_virtual
 
 torch.set_num_threads(1)
@@ -69,7 +69,9 @@ def _zipf(count: int) -> Any:
     return weights / weights.sum()
 
 
-def micro_swarm(seed: int = 1, directory: Path | None = None, link: Link = WIDE, **changes: Any) -> Any:
+def micro_swarm(
+    seed: int = 1, directory: Path | None = None, link: Link | LinkModel = WIDE, **changes: Any
+) -> Any:
     """Make it inside a running loop. `changes` are the manifest's."""
     return SimulatedSwarm(micro_manifest(**changes), micro_corpus(), seed, link, directory=directory)
 
