@@ -78,6 +78,7 @@ async def settled(stages: int, replicas: int, **changes: Any) -> SimulatedSwarm:
     await swarm.seed_peer.start()
     for number in range(stages * replicas):
         swarm.add(number)
+        await asyncio.sleep(4)  # so that each sees where those before it are
     await until(lambda: all(node.public_state == "serving" for node in swarm.nodes.values()), step=1.0)
     assert [len(stage_nodes(swarm, stage)) for stage in range(stages)] == [replicas] * stages
     await asyncio.sleep(6 * LIFETIME)
