@@ -39,6 +39,7 @@ WORK_SECONDS: Mapping[Priority, float] = {
 class SimulatedSwarm:
     """Mutable state: the living nodes and their tasks, by peer number, and the event log of all of them.
 
+    `seconds(stage, priority)` is what a piece of work takes on a peer of speed 1.
     With `directory` each node keeps its state in a folder of its own there and can come back after a kill.
     """
 
@@ -47,7 +48,7 @@ class SimulatedSwarm:
     seed: int = 0
     link: Link | LinkModel = field(default_factory=Link)
     directory: Path | None = None
-    work: Mapping[Priority, float] = field(default_factory=lambda: WORK_SECONDS)
+    seconds: Callable[[int, Priority], float] = lambda stage, priority: WORK_SECONDS[priority]
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[int, Node] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -85,7 +86,9 @@ class SimulatedSwarm:
         state = self._open_state(number)
         surroundings = Surroundings(
             transport=transport,
-            compute=lambda: InlineCompute(lambda priority: self.work[priority] / speed),
+            compute=lambda: InlineCompute(
+                lambda priority: self.seconds(node.context.stage, priority) / speed
+            ),
             events=Events(transport.now, lambda event: self._log(node, number, event)),
             rng=random.Random(f"{self.seed}/{number}/{life}"),
             state=state,

@@ -30,6 +30,9 @@ class NodeConfig(BaseModel):
     stage: Annotated[
         int, Field(ge=-1, description="Pipeline stage to serve; -1 takes the one that needs replicas most.")
     ] = -1
+    moves: Annotated[
+        bool, Field(description="Move to another stage when that is short of replicas; not with --stage.")
+    ] = True
     data: Annotated[
         tuple[str, ...], Field(description="Text files or globs to train on instead of the run's source.")
     ] = ()

@@ -15,6 +15,17 @@ from protocol.rpc import Rpc
 from protocol.transport.base import PeerId, Transport
 
 RATE_STEPS = 20  # inner steps over which tokens per second are measured
+LEAST_MARKS = 3  # the first steps compile, and warm caches: what two of them show is no rate
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where the counts stood at the end of an inner step."""
+
+    time: float
+    tokens: int
+    microbatches: int
+    computing: float
 
 
 @dataclass
@@ -33,17 +44,27 @@ class Counters:
     blocked_seconds: float = 0.0
     probe_breaches: int = 0  # others' probes that were too many, and answers to ours that were nonsense
     gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
-    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+    _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
 
-    def mark(self, now: float) -> None:
-        """An inner step ended at loop time `now`."""
-        self._marks.append((now, self.tokens))
+    def mark(self, now: float, computing: float = 0.0) -> None:
+        """An inner step ended at loop time `now`, after so many seconds of computing since the start."""
+        self._marks.append(_Mark(now, self.tokens, self.received, computing))
 
     def tokens_per_second(self) -> float:
-        if len(self._marks) < 2 or self._marks[-1][0] <= self._marks[0][0]:
+        if len(self._marks) < 2 or self._marks[-1].time <= self._marks[0].time:
             return 0.0
-        (first, before), (last, after) = self._marks[0], self._marks[-1]
-        return (after - before) / (last - first)
+        first, last = self._marks[0], self._marks[-1]
+        return (last.tokens - first.tokens) / (last.time - first.time)
+
+    def capacity(self) -> float | None:
+        """Microbatches per second, forward and backward, were this node never to wait; None is not known yet.
+
+        The rate that a node shows is that of the slowest stage; this one tells what it would do in a larger share.
+        """
+        if len(self._marks) < LEAST_MARKS or self._marks[-1].computing <= self._marks[0].computing:
+            return None
+        first, last = self._marks[0], self._marks[-1]
+        return (last.microbatches - first.microbatches) / (last.computing - first.computing)
 
 
 @dataclass(frozen=True)

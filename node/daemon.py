@@ -1,22 +1,23 @@
-"""One node's life: join, take a stage, train, leave."""
+"""One node's life: join, take a stage, train, perhaps move to another stage, leave."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from node.abilities import Abilities, ReadCorpus
 from node.checkpoints import Checkpoints
 from node.compute import Compute, Priority
 from node.config import NodeConfig
 from node.context import Context, Counters
 from node.copies import copies_of
-from node.data import Corpus, load_corpus
 from node.discovery import Discovery
 from node.evaluation import EvaluationService
 from node.events import Events
@@ -26,19 +27,21 @@ from node.joining import find_run, find_stage
 from node.link_probes import LinkProbes
 from node.links import Links
 from node.membership import View
+from node.moving import Mover
 from node.pipeline import Pipeline
 from node.portrait import announcement, statistics
 from node.ports import tcp_port
 from node.replica import PIECE_PARAMETERS, Replica
-from node.resources import free_memory, require_disk, require_memory
+from node.resources import free_memory
 from node.rounds import Rounds
+from node.stage import work_of
 from node.stage_work import StageWork
 from node.state_directory import Checkpoint, StateDirectory
 from node.state_transfer import StateService
 from node.trace import NO_TRACE, Trace
 from node.trainer import Trainer
 from protocol.announcement import Announcement, State
-from protocol.errors import DataError
+from protocol.errors import JoinError, NolocoError, Refused, ResourceError
 from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import (
     Contribute,
@@ -54,12 +57,18 @@ from protocol.messages import (
     SitOut,
 )
 from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.transport.base import Transport
+from protocol.transport.base import PeerId, Transport
 
 logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 20.0  # what a graceful end may take before it is cut short
+MOVE_SECONDS = 120.0  # what the microbatches in flight may take before a move: nobody waits for it
+DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
+PAUSE_SECONDS = 5.0  # between them
 OLD_ROUNDS = 4  # a checkpoint this many rounds behind the live replicas is not worth going on from
+
+
+End = Literal["complete", "left", "moving"]  # of training at a stage
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Surroundings:
     events: Events
     rng: random.Random
     state: StateDirectory | None = None
-    corpus: Callable[[Manifest, Sequence[str]], Corpus] | None = None
+    corpus: ReadCorpus | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
     trace: Trace = NO_TRACE
 
@@ -100,12 +109,19 @@ class Node:
         self._compute: Compute | None = None
         self._leaving = asyncio.Event()
         self._since = 0.0
+        self._stage_since = 0.0
+        self._is_whole = False  # the replica has its stage's state: it is worth keeping
+        self._abilities: Abilities
+        self._mover: Mover | None = None
+        self._target = -1  # the stage that this node is about to move to
 
     async def run(self) -> None:
         """The whole life. Raises `UserError` with what to do when the node cannot join."""
         try:
             await self.join()
-            if await self.train():
+            while (end := await self.train()) == "moving":
+                await self.move()
+            if end == "complete":
                 await self.stay_available()
         finally:
             await self.leave()
@@ -142,14 +158,23 @@ class Node:
         stage = await find_stage(
             self._config, self.transport, self.rpc, self.signed, self.view, me, previous, self._events
         )
+        self._abilities = Abilities(self._config, manifest, state, self.surroundings.corpus)
+        await self._serve(stage, checkpoint)
+
+    async def _serve(self, stage: int, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
+        """Take the stage: its replica, its state, a record. Raises `UserError` with what to do.
+
+        A node that moves does not begin with a state of its own where there are replicas to take it from: it
+        raises `JoinError` instead.
+        """
         config, device = self._config, torch.device(self._config.device)
-        require_memory(manifest, stage, recomputes=config.recompute != "off")
+        manifest = self.signed.manifest
+        self._abilities.require(stage)
         execution = choose_execution(
             manifest, stage, device, free_memory(device), config.precision, config.recompute, config.compile
         )
-        if state is not None:
-            require_disk(manifest, stage, state.path)
-        corpus = self._load_corpus() if stage == 0 else None
+        self._stage_since = self.transport.now()
+        self.public_state = "joining"
         self._compute = self.surroundings.compute()
         self.context = self._make_context(stage)
         self.replica = await self._compute.run(
@@ -157,7 +182,7 @@ class Node:
         )  # nothing else waits yet; it is no training
         self.replica.execute(execution)
         self._events.say(f"Stage {stage} {described(execution, manifest, stage)}.", "execution")
-        await self._take_up_training(stage, checkpoint, corpus)
+        await self._take_up_training(stage, checkpoint, is_move)
 
     def _make_context(self, stage: int) -> Context:
         assert self._compute is not None
@@ -178,16 +203,15 @@ class Node:
             links=self.links,
         )
 
-    async def _take_up_training(
-        self, stage: int, checkpoint: Checkpoint | None, corpus: Corpus | None
-    ) -> None:
+    async def _take_up_training(self, stage: int, checkpoint: Checkpoint | None, is_move: bool) -> None:
         """Build the parts, get the stage's state, then answer peers and say so in the DHT."""
         context, replica, rng = self.context, self.replica, self.surroundings.rng
+        corpus = self._abilities.corpus() if stage == 0 else None
         work = StageWork(context.manifest, replica, copies_of(replica.device))
         self._pipeline = Pipeline(context, replica, work, random.Random(rng.getrandbits(64)))
         self._rounds = Rounds(context, replica, random.Random(rng.getrandbits(64)))
         self._trainer = Trainer(
-            context, replica, self._pipeline, self._rounds, corpus, rng, self._config.max_minutes * 60
+            context, replica, self._pipeline, self._rounds, corpus, rng, self._seconds_left()
         )
         self.checkpoints = Checkpoints(context, replica, self.surroundings.state)
         self._register_handlers(stage, EvaluationService(context, work))
@@ -204,8 +228,8 @@ class Node:
             self._announcement,
         )
         await self._discovery.announce()
-        await self._load_state(stage, checkpoint)
-        self.public_state = "serving"
+        await self._load_state(stage, checkpoint, is_move)
+        self._is_whole, self.public_state = True, "serving"
         await self._discovery.refresh()
         await self._discovery.announce()
         self._tell_addresses(stage)
@@ -233,45 +257,56 @@ class Node:
         for address in addresses:
             logger.info("  noloco-node --join %s", address)
 
-    def _load_corpus(self) -> Corpus:
-        manifest = self.signed.manifest
-        if self.surroundings.corpus is not None:
-            return self.surroundings.corpus(manifest, self._config.data)
-        if not self._config.data and manifest.data.source == "local":
-            raise DataError(
-                f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
-                "(globs may be used, and --data may be given several times), or serve another --stage."
-            )
-        source: str | Sequence[str] = self._config.data or manifest.data.source
-        corpus = load_corpus(source, manifest.data.held_out)
-        corpus.require(manifest.data.sequence_tokens)
-        return corpus
+    def _seconds_left(self) -> float:
+        """Of the time that the volunteer gave; 0 is no limit."""
+        most, is_first = self._config.max_minutes * 60, self._mover is None
+        return most if is_first or not most else max(1e-3, most - (self.transport.now() - self._since))
 
-    async def _load_state(self, stage: int, checkpoint: Checkpoint | None) -> None:
+    async def _load_state(self, stage: int, checkpoint: Checkpoint | None, is_move: bool) -> None:
         """From the own checkpoint when it is recent, else from live replicas, else from the seed."""
-        holders = [p for p in self.view.holding(stage, self.transport.now()) if p != self.context.me]
-        furthest = max(
-            (
-                m.announcement.round
-                for m in self.view.members(stage, self.transport.now())
-                if m.peer in holders
-            ),
-            default=0,
-        )
         if checkpoint is not None and checkpoint.stage == stage:
-            if furthest - checkpoint.state.round < OLD_ROUNDS:
+            if self._furthest(stage) - checkpoint.state.round < OLD_ROUNDS:
                 await self.checkpoints.restore(checkpoint)
                 return
             self._events.say(
                 "The saved state is far behind the other replicas; taking theirs.", "checkpoint-old"
             )
-        if holders:
-            assert self._trainer is not None
-            await self._trainer.download()
-        else:
+        if not await (self._download_for_move(stage) if is_move else self._download(stage)):
             self._events.say(
                 f"First replica of stage {stage}: starting from the run's seed.", "initialised", stage=stage
             )
+
+    def _holders(self, stage: int) -> list[PeerId]:
+        return [p for p in self.view.holding(stage, self.transport.now()) if p != self.context.me]
+
+    def _furthest(self, stage: int) -> int:
+        """The latest round of the replicas that hold the stage's state."""
+        holders, members = self._holders(stage), self.view.members(stage, self.transport.now())
+        return max((m.announcement.round for m in members if m.peer in holders), default=0)
+
+    async def _download(self, stage: int) -> bool:
+        """Whether there is anyone to take the state from. When that fails the own state is kept."""
+        if not self._holders(stage):
+            return False
+        assert self._trainer is not None
+        await self._trainer.download()
+        return True
+
+    async def _download_for_move(self, stage: int) -> bool:
+        """The same, tried again, also where nobody is found at first: a lookup may fail.
+
+        Raises `JoinError` when there are replicas and none gives its state.
+        """
+        assert self._trainer is not None
+        assert self._discovery is not None
+        for attempt in range(DOWNLOADS):
+            await asyncio.sleep(PAUSE_SECONDS if attempt else 0.0)
+            await self._discovery.refresh()  # the node's view was that of its old stage
+            if self._holders(stage) and await self._trainer.download():
+                return True
+        if self._holders(stage):
+            raise JoinError(f"The state of stage {stage} could not be had.")
+        return False
 
     def _register_handlers(self, stage: int, evaluation: EvaluationService) -> None:
         service = StateService(stage, self.replica, self.context.compute)
@@ -290,24 +325,35 @@ class Node:
 
     # --- training -----------------------------------------------------------------------------
 
-    async def train(self) -> bool:
-        """Whether the run was trained to its end, rather than stopped."""
-        assert self._trainer is not None
+    async def train(self) -> End:
+        """At this stage: until the run is complete, this node is told to leave, or another stage needs it."""
         if self._leaving.is_set():
-            return False
+            return "left"
+        assert self._trainer is not None
         training = asyncio.get_running_loop().create_task(self._trainer.run())
         leaving = asyncio.get_running_loop().create_task(self._leaving.wait())
+        moving = asyncio.get_running_loop().create_task(self._called_away())
         try:
-            await asyncio.wait([training, leaving], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([training, leaving, moving], return_when=asyncio.FIRST_COMPLETED)
             if training.done():
-                return training.result()
+                return "complete" if training.result() else "left"
+            if moving.done():
+                self._target = moving.result()
+                self._tell_move(self.context.stage, self._target)
+                await self._withdraw()
+                self._trainer.stop()
+                await asyncio.wait(
+                    [training, leaving], timeout=MOVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not self._leaving.is_set():
+                    return "moving"
             logger.info("Leaving: finishing the microbatches in flight (again Ctrl-C leaves at once).")
             await asyncio.wait([training], timeout=LEAVE_SECONDS)
-            return training.done() and training.result()
+            return "complete" if training.done() and training.result() else "left"
         finally:
-            training.cancel()
-            leaving.cancel()
-            await asyncio.gather(training, leaving, return_exceptions=True)
+            for task in (training, leaving, moving):
+                task.cancel()
+            await asyncio.gather(training, leaving, moving, return_exceptions=True)
 
     async def stay_available(self) -> None:
         """The run is complete here: save, say so, and serve the model until told to leave."""
@@ -323,10 +369,105 @@ class Node:
         )
         await self._leaving.wait()
 
+    # --- moving -------------------------------------------------------------------------------
+
+    async def _called_away(self) -> int:
+        """The stage to move to, once that is called for; never for a node that stays where it is."""
+        abilities, source = self._abilities, self.context.stage
+        if not abilities.may_serve:
+            await asyncio.Event().wait()
+        if self._mover is None:
+            manifest, rng = self.signed.manifest, random.Random(self.surroundings.rng.getrandbits(64))
+            work = [work_of(manifest, stage) for stage in range(manifest.stages)]
+            lifetime = manifest.limits.record_lifetime
+            self._mover = Mover(
+                self.transport, self.rpc, self.signed.run_id, lifetime, work, self._events, rng
+            )
+        return await self._mover.wait(
+            source, abilities.may_serve, lambda target: abilities.check_move(source, target)
+        )
+
+    def _tell_move(self, source: int, target: int) -> None:
+        sentence = f"Stage {target} is short of replicas; moving there from stage {source}."
+        self._events.say(sentence, "moving", source=source, target=target)
+
+    async def _withdraw(self) -> None:
+        """Others stop routing here while what is in flight is finished."""
+        self.public_state = "leaving"
+        assert self._discovery is not None
+        await self._try(self._discovery.announce, "withdrawing the record")
+
+    async def move(self) -> None:
+        """From this stage to the one that needs replicas; to a third, or back, when that cannot be had.
+
+        The other replicas keep the state of the old stage: what is lost are the inner steps since the last round.
+        The checkpoint of the old stage stays until the new one has its state.
+        """
+        assert self._mover is not None
+        await self._give_up_stage()
+        await self._unless_leaving(self._arrive(self.context.stage, self._target))
+        await self._mover.let_go()
+
+    async def _unless_leaving(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        leaving = asyncio.get_running_loop().create_task(self._leaving.wait())
+        try:
+            await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            task.cancel()
+            leaving.cancel()
+            await asyncio.gather(task, leaving, return_exceptions=True)
+
+    async def _arrive(self, source: int, target: int) -> None:
+        """Serve the stage; when that fails, choose one as a newcomer does. Raises `UserError` if that fails, too."""
+        try:
+            await self._serve(target, is_move=True)
+        except NolocoError as failure:
+            self._events.warn(f"{failure} This node chooses a stage anew.", "move-failed", stage=target)
+            if self._discovery is not None:
+                await self._withdraw()
+                await self._give_up_stage()
+            me = self.transport.peer_id
+            stage = await find_stage(
+                self._config, self.transport, self.rpc, self.signed, self.view, me, None, self._events
+            )
+            await self._serve(source if isinstance(failure, ResourceError) else stage)
+        arrived = self.context.stage
+        self._events.say(
+            f"Moved from stage {source} to stage {arrived}.", "moved", source=source, target=arrived
+        )
+        await self._try(self.checkpoints.save, "saving the state")
+
+    async def _give_up_stage(self) -> None:
+        """End everything that belongs to the stage but the network, and let go of its memory."""
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._background.clear()
+        self._discovery, self._is_whole = None, False
+        await self._try(self._rounds.close, "stopping the gossip")
+        await self._try(self._pipeline.close, "closing the pipeline")
+        self.rpc.stop_handling(Traffic.PIPELINE, Traffic.PAIRING, Traffic.GOSSIP, Traffic.STATE)
+        await self._try(self._end_compute, "ending the compute thread")
+        self._trainer = None
+        del self._pipeline, self._rounds, self.checkpoints, self.replica
+        gc.collect()  # the parts know each other
+        if torch.device(self._config.device).type == "cuda":
+            torch.cuda.empty_cache()
+
+    async def _end_compute(self) -> None:
+        assert self._compute is not None
+        await self._compute.run(Priority.SERVE, lambda: None)  # behind all that was asked for
+        await self._compute.close()
+
     # --- leaving ------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Withdraw the record, save, close. Each step is tried whatever becomes of the others."""
+        if self._mover is not None:
+            await self._mover.let_go()
         if self._discovery is None:  # joining failed half way: there is nothing to save or withdraw
             await self._close()
             return
@@ -334,7 +475,7 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._try(self._rounds.close, "stopping the gossip")
-        if self.public_state != "finished":
+        if self._is_whole and self.public_state != "finished":
             await self._try(self.checkpoints.save, "saving the state")
         self.public_state = "leaving"
         await self._try(self._discovery.announce, "withdrawing the record")
@@ -359,9 +500,13 @@ class Node:
     # --- what others see ----------------------------------------------------------------------
 
     def _announcement(self) -> Announcement:
-        return announcement(self.context, self.replica, self.public_state, self._since)
+        return announcement(
+            self.context, self.replica, self.public_state, self._stage_since, self._abilities.may_serve
+        )
 
     async def _on_stats(self, request: Request) -> Answer:
+        if self._discovery is None:
+            raise Refused("moving", "this node is between two stages")
         return Answer(statistics(self.context, self.replica, self.public_state, self._since))
 
 

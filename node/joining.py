@@ -131,7 +131,7 @@ async def find_stage(
         await read_stage(transport, signed.run_id, stage, view)
     now = transport.now()
     members = [member for stage in range(stages) for member in view.members(stage, now)]
-    dead = await _silent(rpc, [member.peer for member in members if member.peer != me])
+    dead = await silent(rpc, [member.peer for member in members if member.peer != me])
     replicas = Counter(m.announcement.stage for m in members if m.peer != me and m.peer not in dead)
     placed = {member.peer for member in members}
     choosing = [(when, peer) for when, peer in newcomers if peer not in placed]
@@ -146,7 +146,7 @@ async def find_stage(
     return stage
 
 
-async def _silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
+async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
     """Which of the peers do not answer: a record outlives its peer by its lifetime.
 
     Asks a few dozen at most; among more, one death does not change which stage is the smallest.

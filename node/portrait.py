@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from node.context import Context
 from node.replica import Replica
 from protocol.announcement import Announcement, State
 from protocol.messages import NodeStats
 
 
-def announcement(context: Context, replica: Replica, state: State, since: float) -> Announcement:
-    """The node's record; `since` is the wall clock at which it joined."""
+def announcement(
+    context: Context, replica: Replica, state: State, since: float, may_serve: Collection[int] = ()
+) -> Announcement:
+    """The node's record; `since` is the wall clock at which it came to its stage."""
     counters = context.counters
+    capacity = counters.capacity()
     return Announcement(
         stage=context.stage,
         state=state,
@@ -19,6 +24,8 @@ def announcement(context: Context, replica: Replica, state: State, since: float)
         round=replica.round,
         loss=counters.loss,
         tokens_per_second=round(counters.tokens_per_second(), 3),
+        capacity=None if capacity is None else round(capacity, 6),
+        may_serve=sorted(may_serve),
         addresses=context.transport.addresses()[:8],
         links=context.links.published(),
     )

@@ -79,6 +79,11 @@ def require_memory(
         )
 
 
+def stages_that_fit(manifest: Manifest, available: int, recomputes: bool = False) -> list[int]:
+    """The stages that a machine with so many bytes of memory could hold."""
+    return [s for s in range(manifest.stages) if memory_needed(manifest, s, recomputes) <= available]
+
+
 def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | None = None) -> None:
     """Raises `ResourceError` when checkpoints of the stage do not fit."""
     needed = parameter_count(manifest, stage) * 4 * COPIES_ON_DISK

@@ -108,5 +108,15 @@ def parameter_shapes(manifest: Manifest, index: int) -> dict[str, tuple[int, ...
     return {stage.checkpoint_name(name): tuple(p.shape) for name, p in stage.named_parameters()}
 
 
+def work_of(manifest: Manifest, index: int) -> int:
+    """Multiplications that a token costs at the stage, forward: what stages are compared by."""
+    model, layers = manifest.model, len(manifest.layers_of(index))
+    table = model.vocab_size * model.hidden_size  # looked up at the first stage, multiplied with at the last
+    weights = parameter_count(manifest, index) - (table if index == 0 else 0)
+    return (
+        weights + layers * 2 * manifest.data.sequence_tokens * model.hidden_size
+    )  # scores, and values by them
+
+
 def parameter_count(manifest: Manifest, index: int) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(manifest, index).values())

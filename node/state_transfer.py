@@ -17,7 +17,7 @@ import torch
 from node.compute import Compute, Priority
 from node.replica import PIECE_PARAMETERS, Replica, digest_of
 from protocol.codec import encode, require_finite
-from protocol.errors import CodecError, JoinError, NolocoError
+from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.messages import GetStateIndex, GetStatePiece, StateIndex, StatePiece
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import PeerId
@@ -62,6 +62,8 @@ class StateService:
 
     async def on_piece(self, request: Request) -> Answer:
         message: GetStatePiece = request.message
+        if message.stage != self._stage:
+            raise Refused("other-stage", f"this node serves stage {self._stage}")
         return await self._compute.run(Priority.SERVE, self._piece, message)
 
     def _piece(self, message: GetStatePiece) -> Answer:
@@ -163,7 +165,7 @@ async def _fetch_piece(
             piece, tensors = await rpc.call(
                 donor,
                 Traffic.STATE,
-                GetStatePiece(index=number, moments=moments),
+                GetStatePiece(stage=stage, index=number, moments=moments),
                 StatePiece,
                 deadline=PIECE_DEADLINE,
             )

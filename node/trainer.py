@@ -142,7 +142,7 @@ class Trainer:
         if self._matchmaker.is_stale:
             await self.download()
         self._pipeline.next_step()
-        context.counters.mark(asyncio.get_running_loop().time())
+        context.counters.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
         context.events.emit(
             "step",
             step=replica.step,
@@ -151,8 +151,8 @@ class Trainer:
             learning_rate=report.learning_rate,
         )
 
-    async def download(self) -> None:
-        """Take the stage's state from its other replicas. On failure the own state stays as it is."""
+    async def download(self) -> bool:
+        """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""
         context, replica = self._context, self._replica
         self._matchmaker.is_stale = False
 
@@ -172,7 +172,7 @@ class Trainer:
             )
         except (JoinError, NolocoError) as failure:
             context.events.warn(f"{failure}", "download-failed")
-            return
+            return False
         await self._rounds.abandon()
         await context.compute.run(Priority.OPTIMIZER, replica.adopt, pieces, progress.step, progress.round)
         seconds = asyncio.get_running_loop().time() - began
@@ -182,6 +182,7 @@ class Trainer:
             step=progress.step,
             round=progress.round,
         )
+        return True
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -23,11 +23,13 @@ class Announcement(BaseModel):
 
     stage: Natural
     state: State
-    since: Number  # wall clock at which the node joined, seconds since the epoch
+    since: Number  # wall clock at which the node came to this stage, seconds since the epoch
     step: Natural = 0
     round: Natural = 0
     loss: Number | None = None
     tokens_per_second: Number = 0.0
+    capacity: Annotated[Number, Field(ge=0)] | None = None  # microbatches per second, were it never to wait
+    may_serve: Annotated[list[Natural], Field(max_length=1_024)] = []  # stages that it would move to
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
     links: PublishedLinks = []  # measured lately, from this node to others
 
@@ -44,6 +46,34 @@ def stage_key(run_id: str, stage: int) -> str:
 def joining_key(run_id: str) -> str:
     """The DHT key under which newcomers say that they are choosing a stage."""
     return f"noloco/{run_id}/joining"
+
+
+def moving_key(run_id: str) -> str:
+    """The DHT key under which a peer says that it is about to move to another stage."""
+    return f"noloco/{run_id}/moving"
+
+
+class Claim(BaseModel):
+    """A peer's lease to move. The earliest one holds while it stands, and nobody else begins to."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    since: Number  # wall clock at which the peer claimed it
+    source: Natural
+    target: Natural
+    withdrawn: bool = False  # a record cannot be taken back before it expires
+
+    def to_bytes(self) -> bytes:
+        packed: bytes = msgpack.packb(self.model_dump())
+        return packed
+
+
+def parse_claim(record: Record) -> tuple[PeerId, Claim]:
+    """Raises `RecordError` when the signed contents are not a claim."""
+    try:
+        return record.subkey, Claim.model_validate(msgpack.unpackb(record.value))
+    except (ValueError, ValidationError, msgpack.UnpackException) as error:
+        raise RecordError(f"malformed claim of {record.subkey}") from error
 
 
 def parse_announcement(record: Record) -> tuple[PeerId, Announcement]:

@@ -257,9 +257,13 @@ class StateIndex(Message):
 
 
 class GetStatePiece(Message):
-    """A range of the flat state. `moments` asks for δ and AdamW's moments beside φ."""
+    """A range of the flat state. `moments` asks for δ and AdamW's moments beside φ.
+
+    Refusal: "other-stage". Peers move, and the states of two stages may have the same shape.
+    """
 
     kind: ClassVar[str] = "get-state-piece"
+    stage: Natural
     index: Natural
     moments: bool
 

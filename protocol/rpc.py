@@ -109,6 +109,11 @@ class Rpc:
     def handle(self, traffic: Traffic, request: type[Message], handler: RequestHandler) -> None:
         self._handlers[traffic, request.kind] = (request, handler)
 
+    def stop_handling(self, *traffic: Traffic) -> None:
+        """Refuse every request of these classes as "unknown-request", until there are handlers again."""
+        for key in [key for key in self._handlers if key[0] in traffic]:
+            del self._handlers[key]
+
     def limit(self, payloads: dict[Traffic, int]) -> None:
         """Set payload bounds once the manifest, which they follow from, is known."""
         self._payloads |= payloads

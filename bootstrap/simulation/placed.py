@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,7 @@ def tokens_per_second(scenario: Scenario, stage_of: Sequence[int], trial: Trial)
 
 async def _train(scenario: Scenario, stage_of: Sequence[int], trial: Trial, corpus: Corpus) -> float:
     manifest = trial_manifest(max(stage_of) + 1, trial)
-    swarm = SimulatedSwarm(manifest, corpus, trial.seed, work=work_seconds(trial))
+    swarm = SimulatedSwarm(manifest, corpus, trial.seed, seconds=work_seconds(trial))
     device_of: dict[PeerId, int] = {}
     nbytes = _frame_bytes(manifest)
     swarm.network.link = lambda sender, receiver: link_between(
@@ -112,14 +112,15 @@ def link_between(scenario: Scenario, sender: int | None, receiver: int | None, s
     )
 
 
-def work_seconds(trial: Trial) -> Mapping[Priority, float]:
-    """Of each kind of work on a device of throughput 1."""
-    return {
+def work_seconds(trial: Trial) -> Callable[[int, Priority], float]:
+    """Of each kind of work on a device of throughput 1, whatever its stage."""
+    seconds = {
         Priority.BACKWARD: 2 * trial.forward_seconds,
         Priority.FORWARD: trial.forward_seconds,
         Priority.OPTIMIZER: trial.forward_seconds,
         Priority.SERVE: 0.0,
     }
+    return lambda stage, priority: seconds[priority]
 
 
 def _frame_bytes(manifest: Manifest) -> int:

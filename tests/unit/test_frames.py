@@ -72,7 +72,7 @@ EXAMPLES: list[Message] = [
     Done(),
     GetStateIndex(),
     StateIndex(stage=0, step=1, round=2, parameters=3, piece_parameters=4),
-    GetStatePiece(index=5, moments=True),
+    GetStatePiece(stage=1, index=5, moments=True),
     StatePiece(index=5, step=6, round=7, digest=bytes(32)),
 ]
 
