@@ -39,9 +39,9 @@ from tests.swarm.micro import (
 )
 
 LIFETIME = 60.0  # of records: a minute, as in runs over the internet
-MICROBATCH_SECONDS = 20.0  # so slow that an hour is a few thousand microbatches; the ratios are what counts
+MICROBATCH_SECONDS = 10.0  # so slow that an hour is a few thousand microbatches; the ratios are what counts
 SLOW: dict[str, Any] = {
-    "inner__microbatches": 2,
+    "inner__microbatches": 4,
     "inner__total_steps": FOREVER,
     "model__intermediate_size": 512,  # next to such layers the last stage's head is a sixth more work
     "limits__record_lifetime": LIFETIME,
@@ -103,6 +103,14 @@ def best_throughput(swarm: SimulatedSwarm) -> float:
     return min(count / share for count, share in zip(counts, shares, strict=True))
 
 
+async def microbatches_in(swarm: SimulatedSwarm, seconds: float) -> float:
+    """How many the first stage has trained in so many seconds, while nobody moves."""
+    first = stage_nodes(swarm, 0)
+    before = sum(node.context.counters.received for node in first)
+    await asyncio.sleep(seconds)
+    return sum(node.context.counters.received for node in first) - before
+
+
 def kill_half(swarm: SimulatedSwarm, stage: int) -> int:
     numbers = numbers_of_stage(swarm, stage)
     for number in numbers[: len(numbers) // 2]:
@@ -126,13 +134,14 @@ async def at_rest(swarm: SimulatedSwarm) -> None:
             return
 
 
-@pytest.mark.timeout(600)  # thirty seconds of computing, on a machine that has other things to do
+@pytest.mark.timeout(600)  # half a minute of computing, on a machine that may have other things to do
 @pytest.mark.parametrize(("stages", "replicas", "needed"), [(4, 4, 1), (3, 8, 2)])
 def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
     stages: int, replicas: int, needed: int
 ) -> None:
     async def main() -> None:
         swarm = await settled(stages, replicas)
+        whole = 2 * await microbatches_in(swarm, 1800.0) if stages == 4 else 0.0
         kill_half(swarm, 1)
         before = min(capacities(swarm))
         began = swarm.network.now()
@@ -147,10 +156,12 @@ def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
         assert needed <= len(moves) <= needed + 2
         assert min(capacities(swarm)) >= 0.8 * best_throughput(swarm)
         if stages == 4:
-            steps = [step_of(node) for node in swarm.nodes.values()]
             real = time.perf_counter()
-            await asyncio.sleep(3600)
-            print(f"an hour: {time.perf_counter() - real:.1f} s real, steps {steps}")
+            after = await microbatches_in(swarm, 3600.0)
+            print(
+                f"an hour: {time.perf_counter() - real:.1f} s real, {after:.0f} microbatches, {whole:.0f} before"
+            )
+            assert after >= 0.6 * whole  # it has 14 of 16 replicas, and 3 instead of 4 in two stages
             assert len(events_of(swarm, "moving")) == len(moves)
         await all_train_on(swarm)
         await swarm.leave()
