@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 from pipelines.chain import Chain, ChainFailed
+from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
 from bootstrap.trace_report import time_of_nodes
-from node.data import load_corpus
 from node.execution import choose_execution
 from node.replica import Replica
 from node.resources import free_memory
@@ -44,20 +44,7 @@ def plain_loop(preset: str, device: str, seconds: float) -> float:
     manifest, where = manifest_of(preset, 1), torch.device(device)
     whole = Replica(manifest, 0, device)
     whole.execute(choose_execution(manifest, 0, where, free_memory(where)))
-    corpus, inner = load_corpus("python-stdlib"), manifest.inner
-    began, steps = 0.0, -WARM_UP_STEPS
-    while steps < 2 or time.perf_counter() - began < seconds:
-        if steps == 0:
-            began = time.perf_counter()
-        for index in range(inner.microbatches):
-            batch = corpus.draw(
-                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
-            )
-            whole.last_stage(*batch)
-        whole.inner_step(inner.microbatches)  # its norm waits for the device
-        steps += 1
-    tokens = steps * inner.microbatches * manifest.tokens_per_microbatch
-    return tokens / (time.perf_counter() - began)
+    return train_plainly(whole, seconds, WARM_UP_STEPS)
 
 
 def plain(preset: str, device: str, seconds: float) -> float:

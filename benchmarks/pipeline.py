@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from pipelines.chain import Chain, ChainFailed, manifest_of
+from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
 from bootstrap.trace_report import time_of_nodes
-from node.data import load_corpus
 from node.replica import Replica
 
 HIDDEN = (128, 256, 512)
@@ -36,22 +36,7 @@ PLACES: list[tuple[str, list[str]]] = [("127.0.0.1", [])] * 3
 def plain_loop(hidden: int, seconds: float, threads: int) -> float:
     """Tokens per second of the whole model in this process."""
     torch.set_num_threads(threads)
-    manifest = manifest_of(hidden)
-    whole = Replica(manifest.model_copy(update={"stages": 1}), 0)
-    corpus, inner = load_corpus("python-stdlib"), manifest.inner
-    began, steps = 0.0, -1  # the first step warms up
-    while steps < 2 or time.perf_counter() - began < seconds:
-        if steps == 0:
-            began = time.perf_counter()
-        for index in range(inner.microbatches):
-            batch = corpus.draw(
-                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
-            )
-            whole.loss_and_backward(*batch)
-        whole.inner_step(inner.microbatches)
-        steps += 1
-    tokens = steps * inner.microbatches * manifest.tokens_per_microbatch
-    return tokens / (time.perf_counter() - began)
+    return train_plainly(Replica(manifest_of(hidden).model_copy(update={"stages": 1}), 0), seconds, 1)
 
 
 def plain(hidden: int, seconds: float, threads: int) -> float:

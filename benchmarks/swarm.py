@@ -13,14 +13,13 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
 import torch
+from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
-from node.data import load_corpus
 from node.replica import Replica
 from protocol.manifest import Manifest, load_preset
 
@@ -28,19 +27,7 @@ from protocol.manifest import Manifest, load_preset
 def plain_loop(manifest: Manifest, seconds: float) -> float:
     """Tokens per second of one thread training the whole model for about `seconds`."""
     torch.set_num_threads(1)
-    whole = Replica(manifest.model_copy(update={"stages": 1}), 0)
-    corpus = load_corpus("python-stdlib")
-    inner, tokens = manifest.inner, 0
-    began = time.perf_counter()
-    while (elapsed := time.perf_counter() - began) < seconds:
-        for index in range(inner.microbatches):
-            batch = corpus.draw(
-                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
-            )
-            whole.loss_and_backward(*batch)
-        whole.inner_step(inner.microbatches)
-        tokens += inner.microbatches * manifest.tokens_per_microbatch
-    return tokens / elapsed
+    return train_plainly(Replica(manifest.model_copy(update={"stages": 1}), 0), seconds)
 
 
 def plain_loops(seconds: float) -> float:

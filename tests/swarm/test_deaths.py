@@ -108,6 +108,8 @@ def test_a_network_daemon_that_restarts_pauses_its_node_and_does_not_end_it() ->
         await asyncio.sleep(3)
         transport.open = real
         await everyone_goes_on(swarm)
+        assert not swarm.tasks[0].done()
+        assert swarm.nodes[0].public_state == "serving"
         await swarm.leave()
 
     run_swarm(main())

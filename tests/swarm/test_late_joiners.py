@@ -119,6 +119,8 @@ def test_a_clock_within_the_limit_is_no_hindrance() -> None:
         swarm.network.skew(peer_of(newcomer), 2.5)
         await until(lambda: newcomer.replica.step > 0 if hasattr(newcomer, "replica") else False)
         await everyone_goes_on(swarm)
+        assert newcomer.public_state == "serving"
+        assert not events_of(swarm, "resend", node=0), "its microbatches are taken, too"
         await swarm.leave()
 
     run_swarm(main())

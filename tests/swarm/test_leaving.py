@@ -61,6 +61,8 @@ def test_leaving_does_not_wait_for_a_stage_that_is_gone() -> None:
         await asyncio.sleep(5)
         swarm.nodes[0].stop()
         await asyncio.wait_for(asyncio.shield(swarm.tasks[0]), 60)
+        assert swarm.tasks[0].exception() is None
+        assert events_of(swarm, "left", node=0)
         await swarm.leave()
 
     run_swarm(main())

@@ -54,6 +54,9 @@ def test_diloco_goes_on_when_a_replica_is_killed() -> None:
         reached = {node: node.replica.step + 50 for node in swarm.nodes.values()}
         await until(lambda: all(node.replica.step >= step for node, step in reached.items()))
         await until(lambda: true_spread(stage_nodes(swarm, 0)) < 1e-6)
+        assert all(node.replica.round >= 12 for node in swarm.nodes.values())  # 5 steps to a round
+        before, after = mean_losses(swarm, 10, 10)
+        assert after < before
         await swarm.leave()
 
     run_swarm(main())

@@ -127,8 +127,10 @@ def test_a_file_without_permission_is_named() -> None:
         path = Path(directory) / "secret.txt"
         path.write_text("text")
         path.chmod(0)
-        with without_privileges(), pytest.raises(DataError, match=r"secret.txt.*permissions"):
+        with without_privileges(), pytest.raises(DataError) as refusal:
             load_corpus(str(path))
+        assert str(path) in str(refusal.value)
+        assert "permissions" in str(refusal.value)
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, math.nan])

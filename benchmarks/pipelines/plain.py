@@ -1,0 +1,29 @@
+"""A plain PyTorch loop over the whole model: what pipelines are compared with."""
+
+from __future__ import annotations
+
+import time
+
+from node.data import load_corpus
+from node.replica import Replica
+
+
+def train_plainly(whole: Replica, seconds: float, warm_up_steps: int = 0) -> float:
+    """Tokens per second of `whole`, one stage that is the whole model, in this process over about `seconds`.
+
+    The microbatches, optimizer and clipping of the manifest, no network; two steps at least after the warm-up.
+    """
+    manifest = whole.manifest
+    corpus, inner = load_corpus("python-stdlib"), manifest.inner
+    began, steps = time.perf_counter(), -warm_up_steps
+    while steps < 2 or time.perf_counter() - began < seconds:
+        if steps == 0:
+            began = time.perf_counter()
+        for index in range(inner.microbatches):
+            batch = corpus.draw(
+                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
+            )
+            whole.last_stage(*batch)
+        whole.inner_step(inner.microbatches)  # its norm waits for the device
+        steps += 1
+    return steps * inner.microbatches * manifest.tokens_per_microbatch / (time.perf_counter() - began)
