@@ -24,9 +24,9 @@ from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
 from bootstrap.trace_report import time_of_nodes
-from node.execution import choose_execution
-from node.replica import Replica
-from node.resources import free_memory
+from node.machine.resources import free_memory
+from node.model.execution import choose_execution
+from node.model.replica import Replica
 from protocol.manifest import Manifest, load_preset
 
 STAGES = {2: "two_stages", 4: "four_stages"}

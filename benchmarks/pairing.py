@@ -4,8 +4,8 @@ Replicas whose speeds differ by up to 5 %, inner steps of 0.5 s with 3 % noise, 
 to 80 ms one way, random starts. `p` is the chi-square test of equally likely pairs; `in vain` counts replicas alone
 twice in a row while another that they could have met was alone, too. Then the time that replicas whose speeds
 differ fourfold are blocked, from their last inner step of a round to the end of a small exchange. The decisions are
-`node.pairing`'s; messages and steps are events (`bootstrap.simulated_pairing`), so ratios do not depend on this
-machine.
+`node.rounds.pairing`'s; messages and steps are events (`bootstrap.simulated_pairing`), so ratios do not depend on
+this machine.
 """
 
 from __future__ import annotations

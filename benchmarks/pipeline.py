@@ -23,7 +23,7 @@ from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
 from bootstrap.trace_report import time_of_nodes
-from node.replica import Replica
+from node.model.replica import Replica
 
 HIDDEN = (128, 256, 512)
 WARM_UP_STEPS = 2

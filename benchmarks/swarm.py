@@ -20,7 +20,7 @@ import torch
 from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
-from node.replica import Replica
+from node.model.replica import Replica
 from protocol.manifest import Manifest, load_preset
 
 

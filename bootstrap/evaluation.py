@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from bootstrap.observer import Observer
-from node.data import Corpus
-from node.stage import Stage
+from node.data.corpus import Corpus
+from node.model.stage import Stage
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused
 from protocol.manifest import Manifest

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from bootstrap.observer import Observer
-from node.flat import layout
-from node.stage import llama_config, parameter_shapes
-from node.state_transfer import Progress, fetch_slow_weights
+from node.model.flat import layout
+from node.model.stage import llama_config, parameter_shapes
+from node.state.transfer import Progress, fetch_slow_weights
 from protocol.errors import StateError
 from protocol.transport.base import PeerId
 

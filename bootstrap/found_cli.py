@@ -12,9 +12,9 @@ import typer
 from bootstrap.founding import Founded, chosen_manifest, found, reach_of
 from bootstrap.seed_peer import SeedPeer
 from node.command import fail, run_async
-from node.log import set_up_logging
-from node.ports import port_is_free
-from node.signals import on_interrupt
+from node.machine.ports import port_is_free
+from node.machine.signals import on_interrupt
+from node.watch.log import set_up_logging
 from protocol.errors import NolocoError, ResourceError
 from protocol.manifest import PRESETS
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bootstrap.observer import Sighting
 from node.daemon import Node
-from node.stage import parameter_count
+from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.link_report import PEER_CHARACTERS, LinkReport
 from protocol.manifest import Manifest

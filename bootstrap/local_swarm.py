@@ -21,8 +21,8 @@ from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
 from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
-from node.data import Corpus, load_corpus
-from node.processes import Child, Children
+from node.data.corpus import Corpus, load_corpus
+from node.machine.processes import Child, Children
 from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
 from protocol.manifest import Manifest

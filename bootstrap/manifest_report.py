@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from bootstrap.simulation.front import citation
-from node.outer import OuterSettings, stationary_variance
-from node.resources import memory_needed
-from node.stage import parameter_count
+from node.machine.resources import memory_needed
+from node.model.outer import OuterSettings, stationary_variance
+from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
 from protocol.stability import gamma_bound

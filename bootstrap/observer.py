@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.daemon import payload_limits
-from node.discovery import read_stage
-from node.greeting import greet
-from node.joining import DIAL_DEADLINE
-from node.membership import Member, View
+from node.places.discovery import read_stage
+from node.places.greeting import greet
+from node.places.joining import DIAL_DEADLINE
+from node.places.membership import Member, View
 from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity
 from protocol.manifest import Manifest, SignedManifest

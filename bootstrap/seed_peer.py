@@ -5,7 +5,7 @@ Members keep the DHT among themselves, so the run goes on when it dies, and any 
 
 from __future__ import annotations
 
-from node.greeting import serve_greeting
+from node.places.greeting import serve_greeting
 from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
 from protocol.transport.base import Transport

@@ -1,6 +1,6 @@
 """Thousands of rounds of one stage's replicas in seconds: `Pairing` itself, with messages and inner steps as events.
 
-What `node.matchmaker` does over the network, this does with delays drawn at random: the same calls in the same
+What `node.rounds.matchmaker` does over the network, this does with delays drawn at random: the same calls in the same
 order, no weights and no tensors. Replicas start at random moments, so nothing is in step unless pairing makes it so.
 """
 
@@ -16,14 +16,14 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
-from node.meeting import Meeting, Progress
-from node.pace import steps_of_round
-from node.pairing import Pair, Pairing
-from node.search import Proposal, Refusal
+from node.places.search import Proposal, Refusal
+from node.rounds.meeting import Meeting, Progress
+from node.rounds.pace import steps_of_round
+from node.rounds.pairing import Pair, Pairing
 from protocol.transport.base import PeerId
 
-BUSY_SECONDS = 0.02  # as in node.matchmaker
-EXCHANGE_SECONDS = 5.0  # its deadline, as in node.exchange
+BUSY_SECONDS = 0.02  # as in node.rounds.matchmaker
+EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchange
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.seed_peer import SeedPeer
-from node.compute import InlineCompute, Priority
 from node.config import NodeConfig
 from node.daemon import Node, Surroundings
-from node.data import Corpus
-from node.events import Events
-from node.replica import Replica
-from node.state_directory import StateDirectory
+from node.data.corpus import Corpus
+from node.model.compute import InlineCompute, Priority
+from node.model.replica import Replica
+from node.state.directory import StateDirectory
+from node.watch.events import Events
 from protocol.identity import Identity
 from protocol.manifest import Manifest, SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from bootstrap.observer import Observer
-from node.state_transfer import fetch_slow_weights
+from node.state.transfer import fetch_slow_weights
 
 
 async def measure_spread(observer: Observer) -> float:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.observer import Sighting
-from node.links import median_round_trip
+from node.links.links import median_round_trip
 from protocol.errors import StateError
 from protocol.messages import NodeStats
 from protocol.transport.base import PeerId

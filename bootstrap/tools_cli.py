@@ -26,9 +26,9 @@ from bootstrap.summary import Summary
 from bootstrap.table import Picture, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
-from node.data import load_corpus
-from node.log import set_up_logging
-from node.signals import on_interrupt
+from node.data.corpus import load_corpus
+from node.machine.signals import on_interrupt
+from node.watch.log import set_up_logging
 from protocol.errors import DataError, NolocoError
 from protocol.manifest import Manifest, manifest_from
 

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from node.processes import Child
+from node.machine.processes import Child
 from protocol.errors import StateError
 
 FILE_NAME = "trace.json"  # of a node, in its state directory

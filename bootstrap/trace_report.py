@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bootstrap.trace_merge import read_trace
-from node.trace import Track
+from node.watch.trace import Track
 from protocol.errors import StateError
 
 Spans = npt.NDArray[np.float64]  # [n, 2] disjoint and in order, in seconds

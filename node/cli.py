@@ -10,17 +10,17 @@ import torch
 import typer
 
 from node.command import fail, options_from, run_async
-from node.compute import Compute, ComputeThread
 from node.config import NodeConfig, build_config
 from node.daemon import Node, Surroundings
-from node.events import Events, JsonLines
-from node.joining import NO_ADDRESS
-from node.log import set_up_logging
-from node.ports import port_is_free
-from node.several import devices_of, run_several
-from node.signals import on_interrupt
-from node.state_directory import StateDirectory
-from node.trace import NO_TRACE, Trace, TraceFile
+from node.machine.ports import port_is_free
+from node.machine.several import devices_of, run_several
+from node.machine.signals import on_interrupt
+from node.model.compute import Compute, ComputeThread
+from node.places.joining import NO_ADDRESS
+from node.state.directory import StateDirectory
+from node.watch.events import Events, JsonLines
+from node.watch.log import set_up_logging
+from node.watch.trace import NO_TRACE, Trace, TraceFile
 from protocol.errors import JoinError, NolocoError, ResourceError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from node.compute import Compute
-from node.events import Events
-from node.links import Links
-from node.membership import View
-from node.trace import NO_TRACE, Trace
+from node.links.links import Links
+from node.model.compute import Compute
+from node.places.membership import View
+from node.watch.events import Events
+from node.watch.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc
 from protocol.transport.base import PeerId, Transport

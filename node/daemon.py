@@ -12,34 +12,34 @@ from typing import Any, Literal
 
 import torch
 
-from node.abilities import Abilities, ReadCorpus
-from node.checkpoints import Checkpoints
-from node.compute import Compute, Priority
 from node.config import NodeConfig
 from node.context import Context, Counters
-from node.copies import copies_of
-from node.discovery import Discovery
-from node.evaluation import EvaluationService
-from node.events import Events
-from node.execution import choose_execution, described
-from node.greeting import serve_greeting
-from node.joining import find_run, find_stage
-from node.link_probes import LinkProbes
-from node.links import Links
-from node.membership import View
-from node.moving import Mover
-from node.pipeline import Pipeline
-from node.portrait import announcement, statistics
-from node.ports import tcp_port
-from node.replica import PIECE_PARAMETERS, Replica
-from node.resources import free_memory
-from node.rounds import Rounds
-from node.stage import work_of
-from node.stage_work import StageWork
-from node.state_directory import Checkpoint, StateDirectory
-from node.state_transfer import StateService
-from node.trace import NO_TRACE, Trace
+from node.links.links import Links
+from node.links.probes import LinkProbes
+from node.machine.ports import tcp_port
+from node.machine.resources import free_memory
+from node.model.compute import Compute, Priority
+from node.model.copies import copies_of
+from node.model.evaluation import EvaluationService
+from node.model.execution import choose_execution, described
+from node.model.replica import PIECE_PARAMETERS, Replica
+from node.model.stage import work_of
+from node.model.stage_work import StageWork
+from node.pipeline.pipeline import Pipeline
+from node.places.abilities import Abilities, ReadCorpus
+from node.places.discovery import Discovery
+from node.places.greeting import serve_greeting
+from node.places.joining import find_run, find_stage
+from node.places.membership import View
+from node.places.moving import Mover
+from node.rounds.rounds import Rounds
+from node.state.checkpoints import Checkpoints
+from node.state.directory import Checkpoint, StateDirectory
+from node.state.transfer import StateService
 from node.trainer import Trainer
+from node.watch.events import Events
+from node.watch.portrait import announcement, statistics
+from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
 from protocol.errors import JoinError, NolocoError, Refused, ResourceError
 from protocol.manifest import Manifest, SignedManifest

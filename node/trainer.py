@@ -9,14 +9,14 @@ import random
 
 import torch
 
-from node.compute import Priority
 from node.context import Context
-from node.data import Corpus
-from node.pipeline import Pipeline
-from node.replica import Replica
-from node.rounds import Rounds
-from node.state_transfer import download_state
-from node.swap import cancelled
+from node.data.corpus import Corpus
+from node.model.compute import Priority
+from node.model.replica import Replica
+from node.pipeline.pipeline import Pipeline
+from node.rounds.rounds import Rounds
+from node.rounds.swap import cancelled
+from node.state.transfer import download_state
 from protocol.errors import JoinError, NolocoError, TransportDown
 
 logger = logging.getLogger(__name__)

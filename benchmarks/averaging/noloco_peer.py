@@ -20,13 +20,13 @@ import uvloop
 from coordination import Message, next_command, say, sleep_until
 from state import manifest_of, sample
 
-from node.compute import ComputeThread, Priority
 from node.context import Context, Counters
 from node.daemon import payload_limits
-from node.events import Events
-from node.membership import View
-from node.replica import Replica
-from node.rounds import Rounds
+from node.model.compute import ComputeThread, Priority
+from node.model.replica import Replica
+from node.places.membership import View
+from node.rounds.rounds import Rounds
+from node.watch.events import Events
 from protocol.announcement import Announcement
 from protocol.identity import Identity
 from protocol.messages import Contribute, Propose, Ready, Release

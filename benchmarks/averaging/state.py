@@ -46,7 +46,7 @@ def manifest_of(
 
 def shapes_of(manifest: Manifest) -> list[tuple[int, ...]]:
     """Of the stage's parameters, for whoever averages a list of tensors."""
-    from node.stage import parameter_shapes  # takes seconds, and the measured processes can do without
+    from node.model.stage import parameter_shapes  # takes seconds, and the measured processes can do without
 
     return list(parameter_shapes(manifest, 0).values())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from node.data import load_corpus
-from node.replica import Replica
+from node.data.corpus import load_corpus
+from node.model.replica import Replica
 
 
 def train_plainly(whole: Replica, seconds: float, warm_up_steps: int = 0) -> float:

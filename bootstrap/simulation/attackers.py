@@ -13,8 +13,8 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
-from node.defence import blocks_of
-from node.replica import Pieces, Replica
+from node.model.replica import Pieces, Replica
+from node.rounds.defence import blocks_of
 from protocol.manifest import Manifest
 
 Kind: TypeAlias = Literal["sign-flip", "noise", "constant", "collusion", "inner-product"]
@@ -93,7 +93,7 @@ class Attacker(Replica):
             return self.phi + poison * (length / _length(poison))
         z = self._just_inside(honest_z, poison)
         gamma, beta = self.settings.gamma, self.settings.beta
-        return z.sub_(self.phi, alpha=gamma - beta).div_(beta)  # eq. (4) of node/outer.py for θ
+        return z.sub_(self.phi, alpha=gamma - beta).div_(beta)  # eq. (4) of node/model/outer.py for θ
 
     def _direction(self, honest_z: torch.Tensor) -> torch.Tensor:
         """Which way to push, [parameters] of any length; `honest_z` is [replicas, parameters]."""

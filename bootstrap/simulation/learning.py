@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from bootstrap.simulated_swarm import SimulatedSwarm
 from bootstrap.spread import squared_deviation
 from node.daemon import Node
-from node.data import Corpus, load_corpus
-from node.replica import Replica
+from node.data.corpus import Corpus, load_corpus
+from node.model.replica import Replica
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual

@@ -17,9 +17,9 @@ import torch
 
 from bootstrap.placement.scenario import Scenario
 from bootstrap.simulated_swarm import SimulatedSwarm
-from node.compute import Priority
 from node.daemon import Node
-from node.data import Corpus
+from node.data.corpus import Corpus
+from node.model.compute import Priority
 from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Link

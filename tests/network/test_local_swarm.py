@@ -16,7 +16,7 @@ import torch
 from daemons import wait_until
 from transformers import AutoModelForCausalLM
 
-from node.data import load_corpus
+from node.data.corpus import load_corpus
 
 COMMAND = [sys.executable, "-m", "bootstrap.tools_cli", "swarm"]
 

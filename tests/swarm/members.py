@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from node.context import Context, Counters
-from node.matchmaker import Matchmaker
-from node.membership import View
-from node.pairing import Pair
+from node.places.membership import View
+from node.rounds.matchmaker import Matchmaker
+from node.rounds.pairing import Pair
 from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
 from protocol.identity import Identity

@@ -15,7 +15,7 @@ import torch
 
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.daemon import Node
-from node.data import Corpus
+from node.data.corpus import Corpus
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.rpc import Rpc

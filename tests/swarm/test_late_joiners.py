@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bootstrap.simulated_swarm import SimulatedSwarm
-from node.replica import Replica
+from node.model.replica import Replica
 from protocol.errors import ClockError, JoinError
 from protocol.identity import Identity
 from protocol.transport.memory import memory_address

@@ -16,9 +16,9 @@ from bootstrap.observer import Observer
 from bootstrap.placement.scenario import scenario_from
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.daemon import Node
-from node.link_estimate import LinkEstimate
-from node.links import DUTY, LEAST_PAUSE
-from node.probe_allowance import MOST_PROBES
+from node.links.allowance import MOST_PROBES
+from node.links.estimate import LinkEstimate
+from node.links.links import DUTY, LEAST_PAUSE
 from protocol.bans import BAN_AFTER_STRIKES
 from protocol.codec import Encoded
 from protocol.errors import Refused

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from bootstrap.simulated_swarm import SimulatedSwarm
-from node.abilities import Abilities
-from node.compute import Priority
-from node.moving import Mover
-from node.rebalance import Move, Peer, best_move
-from node.stage import work_of
-from node.state_transfer import download_state
+from node.model.compute import Priority
+from node.model.stage import work_of
+from node.places.abilities import Abilities
+from node.places.moving import Mover
+from node.places.rebalance import Move, Peer, best_move
+from node.state.transfer import download_state
 from protocol.errors import JoinError, Refused, ResourceError
 from protocol.messages import GetStatePiece, StatePiece
 from protocol.rpc import Traffic
@@ -243,8 +243,8 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
     monkeypatch.setattr(Mover, "_look", marked_look)
     monkeypatch.setattr(Mover, "_take_lease", counted)
     monkeypatch.setattr(Mover, "_claims", unseen)
-    monkeypatch.setattr("node.moving.best_move", selfish)
-    monkeypatch.setattr("node.moving.PAUSES", (0.5, 0.5))
+    monkeypatch.setattr("node.places.moving.best_move", selfish)
+    monkeypatch.setattr("node.places.moving.PAUSES", (0.5, 0.5))
 
     async def main() -> None:
         swarm = await settled(2, 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from node.replica import Replica
+from node.model.replica import Replica
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
     FOREVER,

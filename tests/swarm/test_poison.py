@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from bootstrap.simulation.attackers import Attack, Attacker
-from node.replica import Replica
+from node.model.replica import Replica
 from protocol.manifest import Manifest
 from tests.swarm.micro import events_of, mean_losses, micro_swarm, run_swarm
 

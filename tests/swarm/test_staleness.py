@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from node.replica import Replica
+from node.model.replica import Replica
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (

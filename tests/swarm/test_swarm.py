@@ -18,8 +18,8 @@ import torch
 
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.daemon import Node
-from node.pairing import Pair
-from node.replica import Pieces, Replica, digest_of
+from node.model.replica import Pieces, Replica, digest_of
+from node.rounds.pairing import Pair
 from protocol.identity import Identity
 from protocol.messages import Propose
 from tests.swarm.micro import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from node.meeting import LONGEST, Meeting, Progress
-from node.pairing import Pair, Pairing
-from node.search import Proposal, Refusal
+from node.places.search import Proposal, Refusal
+from node.rounds.meeting import LONGEST, Meeting, Progress
+from node.rounds.pairing import Pair, Pairing
 from protocol.transport.base import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")

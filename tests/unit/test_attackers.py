@@ -8,8 +8,8 @@ import torch
 from bootstrap.simulation.attackers import KINDS, Attack, Attacker, Kind
 from bootstrap.simulation.learning import corpus_of
 from bootstrap.simulation.poison import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
-from node.defence import blocks_of
-from node.replica import EVERYTHING, Replica
+from node.model.replica import EVERYTHING, Replica
+from node.rounds.defence import blocks_of
 from tests.swarm.micro import micro_corpus, micro_manifest
 
 MANIFEST = micro_manifest(stages=1)

@@ -6,7 +6,7 @@ import msgpack
 import pytest
 
 from node.context import LEAST_MARKS, Counters
-from node.stage import work_of
+from node.model.stage import work_of
 from protocol.announcement import Announcement, Claim, parse_announcement, parse_claim
 from protocol.errors import RecordError
 from protocol.transport.base import PeerId, Record

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from node.compute import ComputeThread, Priority, job_name
-from node.trace import TraceFile
+from node.model.compute import ComputeThread, Priority, job_name
+from node.watch.trace import TraceFile
 
 
 def _work_outer_step(seconds: float) -> None:

@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 import torch
 
-from node.copies import Copies, CudaCopies, HostCopies, Landing, copies_of
-from node.replica import Replica
-from node.stage_work import StageWork
+from node.model.copies import Copies, CudaCopies, HostCopies, Landing, copies_of
+from node.model.replica import Replica
+from node.model.stage_work import StageWork
 from protocol.codec import Encoded, as_read
 from protocol.manifest import Manifest, load_preset
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import node.defence
-from node.defence import FAR, Defence, Finding, blocks_of
-from node.flat import layout
-from node.history import GROWTH, VOTES, History
-from node.quarantine import OFFENCES, QUARANTINE_SECONDS
+import node.rounds.defence
+from node.model.flat import layout
+from node.rounds.defence import FAR, Defence, Finding, blocks_of
+from node.rounds.history import GROWTH, VOTES, History
+from node.rounds.quarantine import OFFENCES, QUARANTINE_SECONDS
 from protocol.transport.base import PeerId
 
 GAMMA = BETA = 0.7
@@ -263,7 +263,7 @@ def test_chunks_give_what_the_whole_gives(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Swarm], torch.Tensor]
 ) -> None:
     def look(chunk: int) -> tuple[Finding, torch.Tensor]:
-        monkeypatch.setattr(node.defence, "CHUNK", chunk)
+        monkeypatch.setattr(node.rounds.defence, "CHUNK", chunk)
         swarm = Swarm()
         defence = experienced(swarm)
         return swarm.look(defence, "x", swarm.own_z(), make(swarm))

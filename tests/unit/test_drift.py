@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.drift import BAND, FURTHEST, DriftControl, SpreadModel
-from node.outer import OuterSettings, stationary_variance
+from node.model.outer import OuterSettings, stationary_variance
+from node.rounds.drift import BAND, FURTHEST, DriftControl, SpreadModel
 
 SETTINGS = OuterSettings(0.5, 0.7, 0.7)
 

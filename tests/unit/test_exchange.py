@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from node.pairing import Pair
-from node.replica import Replica
+from node.model.replica import Replica
+from node.rounds.pairing import Pair
 from protocol.codec import encode
 from protocol.messages import Contribute, Done
 from protocol.rpc import Traffic

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from node.compute import Priority
-from node.pairing import Pair
-from node.replica import Replica
+from node.model.compute import Priority
+from node.model.replica import Replica
+from node.rounds.pairing import Pair
 from protocol.codec import encode
 from protocol.errors import CodecError, PeerUnreachable, Refused
 from protocol.messages import Contribute, Done

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.pairing import Pair
-from node.replica import Replica
+from node.model.replica import Replica
+from node.rounds.pairing import Pair
 from protocol.codec import Encoded, encode
 from protocol.messages import Contribute
 from protocol.transport.memory_link import Link

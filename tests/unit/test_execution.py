@@ -7,15 +7,15 @@ import shutil
 import pytest
 import torch
 
-from node.execution import COMPILERS, USABLE, Execution, choose_execution, described
-from node.replica import Replica
-from node.resources import (
+from node.machine.resources import (
     GIB,
     least_in_flight,
     memory_needed,
     memory_of_activations,
     memory_of_state,
 )
+from node.model.execution import COMPILERS, USABLE, Execution, choose_execution, described
+from node.model.replica import Replica
 from protocol.errors import UserError
 from protocol.manifest import Manifest, load_preset
 

@@ -16,7 +16,7 @@ from bootstrap.links_cli import table_of, write_scenario
 from bootstrap.observer import Sighting
 from bootstrap.placement.scenario import read_scenario
 from bootstrap.table import Picture, headline
-from node.membership import Member
+from node.places.membership import Member
 from protocol.announcement import Announcement
 from protocol.errors import StateError
 from protocol.identity import Identity

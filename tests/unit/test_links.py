@@ -9,8 +9,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from node.link_estimate import LARGEST_NOISE, LONG_TRANSFER, RECENT, LinkEstimate
-from node.links import (
+from node.links.allowance import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
+from node.links.estimate import LARGEST_NOISE, LONG_TRANSFER, RECENT, LinkEstimate
+from node.links.links import (
     FIRST_PROBE_BYTES,
     FRESH_SECONDS,
     LEAST_PAUSE,
@@ -19,7 +20,6 @@ from node.links import (
     median_round_trip,
     pause_after,
 )
-from node.probe_allowance import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
 from protocol.announcement import Announcement, parse_announcement
 from protocol.errors import RecordError, WireError
 from protocol.link_report import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, LinkReport

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from bootstrap.manifest_cli import app
 from bootstrap.manifest_report import Links, Report, report_on
 from bootstrap.simulation.front import read_points
-from node.resources import memory_needed
-from node.stage import parameter_count
+from node.machine.resources import memory_needed
+from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.manifest import PRESETS, Manifest, load_preset, manifest_from, preset_text
 

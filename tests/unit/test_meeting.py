@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.meeting import LONGEST, Bounds, Meeting, Progress
+from node.rounds.meeting import LONGEST, Bounds, Meeting, Progress
 
 K20 = Bounds.of(20, 0.25)
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.outer import (
+from node.model.outer import (
     OuterSettings,
     contribution,
     covariance_recursion,

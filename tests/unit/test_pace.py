@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.meeting import Bounds
-from node.pace import Tempo, steps_of_round
+from node.rounds.meeting import Bounds
+from node.rounds.pace import Tempo, steps_of_round
 
 K = 20
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.meeting import Meeting
-from node.pairing import Pair, Pairing
-from node.search import Refusal
+from node.places.search import Refusal
+from node.rounds.meeting import Meeting
+from node.rounds.pairing import Pair, Pairing
 from tests.unit.pairings import A, B, C, K, agreed, answer, at, deliver, pairing, propose
 
 # --- holding to it ---------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-import node.replica
-from node.outer import OuterSettings, contribution, outer_step
-from node.replica import Replica, StageState, digest_of
-from node.schedule import learning_rate
-from node.stage import llama_config
+import node.model.replica
+from node.model.outer import OuterSettings, contribution, outer_step
+from node.model.replica import Replica, StageState, digest_of
+from node.model.schedule import learning_rate
+from node.model.stage import llama_config
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_corpus, micro_manifest
@@ -297,7 +297,7 @@ def test_a_snapshot_with_a_tensor_of_another_size_is_refused_whole() -> None:
 def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(node.replica, "PIECE_PARAMETERS", 1000)
+    monkeypatch.setattr(node.model.replica, "PIECE_PARAMETERS", 1000)
     donor = trained()
     joiner = Replica(donor.manifest, 0)
     pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}

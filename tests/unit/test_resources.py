@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.resources import GIB, memory_needed, require_disk, require_memory
-from node.stage import parameter_count
+from node.machine.resources import GIB, memory_needed, require_disk, require_memory
+from node.model.stage import parameter_count
 from protocol.errors import ResourceError
 from protocol.manifest import load_preset
 

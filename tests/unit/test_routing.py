@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.routing import FLOOR, Router
+from node.pipeline.routing import FLOOR, Router
 from protocol.transport.base import PeerId
 
 PEERS = [PeerId(f"peer {number}") for number in range(5)]

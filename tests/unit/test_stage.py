@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from node.replica import Replica
-from node.stage import Stage, llama_config, parameter_count, parameter_shapes
+from node.model.replica import Replica
+from node.model.stage import Stage, llama_config, parameter_count, parameter_shapes
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.stage_choice import choose_stage
+from node.places.stage_choice import choose_stage
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=6)

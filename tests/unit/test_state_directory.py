@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from node.replica import StageState
-from node.state_directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
+from node.model.replica import StageState
+from node.state.directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
 from protocol.manifest import SignedManifest, load_preset

@@ -11,7 +11,7 @@ from rich.console import Console
 from bootstrap.observer import Sighting
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, render
-from node.membership import Member
+from node.places.membership import Member
 from protocol.announcement import Announcement
 from protocol.errors import WireError
 from protocol.identity import Identity

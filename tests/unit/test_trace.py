@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bootstrap.trace_merge import read_trace
-from node import trace as module
-from node.trace import NO_TRACE, TraceFile, Track
+from node.watch import trace as module
+from node.watch.trace import NO_TRACE, TraceFile, Track
 from protocol.errors import StateError
 from protocol.transport.base import PeerId
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
 from bootstrap.trace_report import Idle, common, length, merged, time_of_nodes, without
-from node.trace import TraceFile, Track
+from node.watch.trace import TraceFile, Track
 from protocol.errors import StateError
 
 SPANS = st.lists(

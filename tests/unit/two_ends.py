@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from node.compute import InlineCompute
 from node.context import Context, Counters
-from node.events import Events
-from node.membership import View
-from node.outer import contribution, outer_step
-from node.pairing import Pair
-from node.replica import Pieces, Replica
-from node.rounds import Rounds
+from node.model.compute import InlineCompute
+from node.model.outer import contribution, outer_step
+from node.model.replica import Pieces, Replica
+from node.places.membership import View
+from node.rounds.pairing import Pair
+from node.rounds.rounds import Rounds
+from node.watch.events import Events
 from protocol.identity import Identity
 from protocol.messages import Contribute
 from protocol.rpc import Rpc, Traffic

@@ -1,0 +1,1 @@
+"""Text, tokens and the part that is held out."""

@@ -1,0 +1,1 @@
+"""Measuring the links to other nodes."""

@@ -1,0 +1,1 @@
+"""What this machine can carry, its devices, ports, processes and signals."""

@@ -1,0 +1,1 @@
+"""The slice of the model that a node trains, and the thread that computes."""

@@ -1,0 +1,51 @@
+"""Validation for whoever asks: forward passes with the slow weights along a route that the asker chose."""
+
+from __future__ import annotations
+
+from node.context import Context
+from node.model.compute import Priority
+from node.model.stage_work import StageWork
+from protocol.errors import Refused, WireError
+from protocol.messages import Evaluate, Evaluated
+from protocol.rpc import Answer, Request, Traffic
+from protocol.transport.base import PeerId
+
+EVALUATION_DEADLINE = 60.0
+
+
+class EvaluationService:
+    """Stands behind training: it computes only when no microbatch waits."""
+
+    def __init__(self, context: Context, work: StageWork) -> None:
+        self._context = context
+        self._work = work
+
+    async def on_evaluate(self, request: Request) -> Answer:
+        """Loss of the slow weights on a microbatch, along the route that the caller chose."""
+        context, message = self._context, request.message
+        if (
+            message.stage != context.stage
+            or len(message.route) != context.manifest.stages - 1 - context.stage
+        ):
+            raise Refused("not-serving", "the route does not fit this stage")
+        if context.is_last:
+            loss_sum, tokens = await context.compute.run(
+                Priority.SERVE, self._work.evaluate_last, lambda: self._work.decoded(request)
+            )
+            return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
+        parcel = await context.compute.run(
+            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request)
+        )
+        onward = Evaluate(stage=message.stage + 1, route=message.route[1:])
+        try:
+            evaluated, _ = await context.rpc.call(
+                PeerId(message.route[0]),
+                Traffic.PIPELINE,
+                onward,
+                Evaluated,
+                parcel,
+                deadline=EVALUATION_DEADLINE,
+            )
+        except WireError as failure:  # of the next stage, not of the one who asks
+            raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure
+        return Answer(evaluated)

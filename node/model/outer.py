@@ -1,0 +1,188 @@
+"""The NoLoCo outer step: how a replica's slow weights move after a round, and how far replicas drift apart.
+
+Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
+arXiv 2506.10911. For replica i with slow weights φ_i, fast weights θ_i, outer momentum δ_i and an averaging
+group g (itself and its partner; itself alone at worst; everyone in DiLoCo), Δ = θ − φ:
+
+    δ_i ← α·δ_i + β·mean_g(Δ) + γ·(mean_g(φ) − φ_i)        (1)
+    φ_i ← φ_i + δ_i                                        (2)
+    θ_i ← φ_i                                              (3)
+
+Regrouped, (1) needs the mean of a single tensor, so partners exchange one tensor and not two:
+
+    z_i = β·θ_i + (γ − β)·φ_i                              (4)
+    δ_i ← α·δ_i + mean_g(z) − γ·φ_i                        (5)
+
+The paper calls it a modified Nesterov momentum; in form it is a heavy ball. γ = 0 with one group of all
+replicas and equal φ is DiLoCo's outer step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from node.model import kernels
+from protocol.stability import gamma_bound as stability_bound
+
+__all__ = [
+    "OuterSettings",
+    "add_weighted",
+    "contribution",
+    "covariance_recursion",
+    "outer_step",
+    "outer_step_reference",
+    "stability_bound",
+    "stationary_covariance",
+    "stationary_variance",
+]
+
+Matrix: TypeAlias = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class OuterSettings:
+    """α: memory of the outer momentum, β: gain on the group's progress, γ: pull toward the group's mean φ."""
+
+    alpha: float
+    beta: float
+    gamma: float
+
+
+@torch.no_grad()
+def contribution(theta: Tensor, phi: Tensor, settings: OuterSettings) -> Tensor:
+    """z = β·θ + (γ − β)·φ, eq. (4): a new tensor of φ's type, what a replica gives to its partner.
+
+    θ and φ have one shape on one device; θ may be of a lower precision.
+    """
+    z = theta.to(phi.dtype) * settings.beta
+    if settings.gamma != settings.beta:
+        z.add_(phi, alpha=settings.gamma - settings.beta)
+    return z
+
+
+@torch.no_grad()
+def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettings) -> None:
+    """Eq. (5) and (2) in place on φ and δ; the caller then copies φ to θ, eq. (3).
+
+    `mean_z` is the mean over the group, oneself included; one's own z alone is a group of one. All have one
+    shape and type on one device and are contiguous; `mean_z` is left unchanged. Nothing of the tensors' size is
+    allocated. Every member of the group must be given the same mean, codec losses included, or the members'
+    means drift.
+    """
+    if phi.device.type == "cpu":
+        slow, momentum, mean = (tensor.view(-1).numpy() for tensor in (phi, delta, mean_z))
+        number = slow.dtype.type
+        kernels.outer_step(slow, momentum, mean, number(settings.alpha), number(settings.gamma))
+        return
+    torch.add(mean_z, delta, alpha=settings.alpha, out=delta)
+    phi.add_(delta.sub_(phi, alpha=settings.gamma))
+
+
+@torch.no_grad()
+def add_weighted(target: Tensor, first: Tensor, a: float, second: Tensor, b: float) -> Tensor:
+    """target ← target + a·first + b·second, in one pass where there is a compiled one. Returns `target`."""
+    if target.device.type != "cpu":
+        return target.add_(first, alpha=a).add_(second, alpha=b)
+    sum_, one, other = (tensor.view(-1).numpy() for tensor in (target, first, second))
+    number = sum_.dtype.type
+    kernels.add_weighted(sum_, one, number(a), other, number(b))
+    return target
+
+
+def outer_step_reference(
+    phi: Sequence[Tensor], theta: Sequence[Tensor], delta: Sequence[Tensor], settings: OuterSettings
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Eq. (1) and (2) as written, for all members of one group of any size, in one go.
+
+    Entry i of each sequence is member i's. Returns the new (φ, δ) of every member; the arguments stay
+    unchanged. For tests and simulations: it needs what no replica has, the tensors of all members.
+    """
+    mean_phi = torch.stack(list(phi)).mean(0)
+    mean_progress = torch.stack([fast - slow for fast, slow in zip(theta, phi, strict=True)]).mean(0)
+    new_delta = [
+        settings.alpha * momentum + settings.beta * mean_progress + settings.gamma * (mean_phi - slow)
+        for momentum, slow in zip(delta, phi, strict=True)
+    ]
+    return [slow + momentum for slow, momentum in zip(phi, new_delta, strict=True)], new_delta
+
+
+def covariance_recursion(
+    sigma: Matrix,
+    settings: OuterSettings,
+    replicas: int | None = None,
+    kappa: float = 0.0,
+    noise_variance: float = 1.0,
+) -> Matrix:
+    """One round of Σ, the covariance [2, 2] of (φ, δ) over the replicas, under uniformly random pairs.
+
+    The model of a round's progress is θ − φ = −κφ + ξ with ξ independent per replica and round, of variance
+    s² = `noise_variance`: inner steps pull toward an optimum and scatter around it. A member's deviation is
+    its pair's deviation from the mean of all, which M_S moves, plus its own from its pair's, which M_D moves:
+
+        Σ' = (N−2)/(2(N−1))·M_S Σ M_Sᵀ + N/(2(N−1))·M_D Σ M_Dᵀ + β²s²·(N−2)/(2N)·ones(2,2)
+        M_S = [[1−βκ, α], [−βκ, α]],  M_D = [[1−γ, α], [−γ, α]]
+
+    With an odd N a uniformly random replica is alone in each round: it keeps all of its deviation, which M_S
+    moves, and all of its noise, so the three weights become 1/2, 1/2 and (N−1)/(2N).
+
+    `replicas` is N, at least 1; None stands for the limit of many. Σ sums squares over N, not N − 1.
+    Raises `ValueError` for fewer.
+    """
+    between, within, noise = _pair_weights(replicas)
+    across, inside = _pair_matrices(settings, kappa)
+    floor = settings.beta**2 * noise_variance * noise * np.ones((2, 2))
+    return between * across @ sigma @ across.T + within * inside @ sigma @ inside.T + floor
+
+
+def stationary_covariance(
+    settings: OuterSettings, replicas: int | None = None, kappa: float = 0.0, noise_variance: float = 1.0
+) -> Matrix:
+    """The fixed point Σ of `covariance_recursion`; infinite everywhere when the settings are unstable."""
+    between, within, _ = _pair_weights(replicas)
+    across, inside = _pair_matrices(settings, kappa)
+    operator = between * np.kron(across, across) + within * np.kron(inside, inside)
+    if np.abs(np.linalg.eigvals(operator)).max() >= 1:
+        return np.full((2, 2), math.inf)
+    floor = covariance_recursion(np.zeros((2, 2)), settings, replicas, kappa, noise_variance)
+    return np.linalg.solve(np.eye(4) - operator, floor.reshape(4)).reshape(2, 2)
+
+
+def stationary_variance(
+    settings: OuterSettings, replicas: int | None = None, kappa: float = 0.0, noise_variance: float = 1.0
+) -> float:
+    """Var(φ) over replicas, per parameter, long after the start; the replica spread is its square root.
+
+    For many replicas and κ = 0 it is β²s²(1+α) / (γ(2(1−α²) − γ)). Infinite when the settings are unstable.
+    """
+    return float(stationary_covariance(settings, replicas, kappa, noise_variance)[0, 0])
+
+
+def _pair_weights(replicas: int | None) -> tuple[float, float, float]:
+    """Weights of M_S, of M_D and of the noise in the recursion.
+
+    Of the variance, N/(2(N−1)) lies within random pairs: a quarter of E(x_i − x_j)², which is 2N/(N−1) times the
+    variance. With an odd N the pairs hold (N−1)/N of the replicas, the lone one's deviation counts as between.
+    """
+    if replicas is None:
+        return 0.5, 0.5, 0.5
+    n = replicas
+    if n < 1:
+        raise ValueError(f"replicas are counted from 1, not {n}")
+    if n % 2:
+        return 0.5, 0.5, (n - 1) / (2 * n)
+    return (n - 2) / (2 * (n - 1)), n / (2 * (n - 1)), (n - 2) / (2 * n)
+
+
+def _pair_matrices(settings: OuterSettings, kappa: float) -> tuple[Matrix, Matrix]:
+    pull = settings.beta * kappa
+    across = np.array([[1 - pull, settings.alpha], [-pull, settings.alpha]])
+    inside = np.array([[1 - settings.gamma, settings.alpha], [-settings.gamma, settings.alpha]])
+    return across, inside

@@ -1,0 +1,93 @@
+"""What the compute thread does with one microbatch: decode and check, compute, encode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+
+from node.model.copies import Copies, Landing
+from node.model.replica import Replica
+from protocol.codec import Encoded, encode, torch_type
+from protocol.errors import Refused
+from protocol.manifest import Manifest
+from protocol.rpc import Request
+
+Load: TypeAlias = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # gives (inputs, labels)
+
+
+class StageWork:
+    """Holds no state of its own: the replica is changed by backward passes only.
+
+    What goes to peers is a `Landing`: on a GPU it is copied and encoded while the next microbatch is computed.
+    """
+
+    def __init__(self, manifest: Manifest, replica: Replica, copies: Copies) -> None:
+        self._manifest = manifest
+        self._replica = replica
+        self._copies = copies
+
+    def decoded(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, labels) of a request, checked. Raises `Refused` for what does not fit this stage."""
+        try:
+            inputs, labels = request.tensors()
+        except ValueError:
+            raise Refused("bad-shape", "two tensors are expected: inputs and labels") from None
+        model, data = self._manifest.model, self._manifest.data
+        shape = (labels.shape[0] if labels.dim() else 0, data.sequence_tokens)
+        expected = shape if self._replica.stage.is_first else (*shape, model.hidden_size)
+        if not shape[0] or tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
+            raise Refused("bad-shape", f"expected inputs of shape {expected}")
+        for tokens in (labels, inputs) if self._replica.stage.is_first else (labels,):
+            if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab_size:
+                raise Refused("bad-shape", "tokens are outside the vocabulary")
+        if not self._replica.stage.is_first:
+            inputs = inputs.float()
+            if not bool(torch.isfinite(inputs).all()):
+                raise Refused("non-finite", "the activations hold NaN or infinity")
+        return inputs, labels.long()
+
+    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, Landing[list[Encoded]]]:
+        inputs, labels = load()
+        leaf, outputs = self._replica.forward(self._copies.to_device(inputs))
+        codec = self._manifest.wire.activations
+        fetch = self._copies.to_host(outputs, torch_type(codec))
+        self._copies.keep_pace()
+        return leaf, outputs, self._copies.landing(lambda: self._parcel(fetch(), labels, codec))
+
+    def backward(
+        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> Landing[list[Encoded]]:
+        by_inputs = self._replica.backward(leaf, outputs, self._copies.to_device(gradient))
+        answer = self._answer(by_inputs)
+        self._copies.keep_pace()
+        return self._copies.landing(answer)
+
+    def last_stage(self, load: Load) -> Landing[tuple[float, list[Encoded]]]:
+        inputs, labels = (self._copies.to_device(tensor) for tensor in load())
+        loss, by_inputs = self._replica.last_stage(inputs, labels)
+        answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
+        self._copies.keep_pace()
+        return self._copies.landing(lambda: (fetch_loss().item(), answer()))
+
+    def evaluate(self, load: Load) -> list[Encoded]:
+        inputs, labels = load()
+        return self._parcel(self._replica.evaluate(inputs).cpu(), labels, "fp32")
+
+    def evaluate_last(self, load: Load) -> tuple[float, int]:
+        inputs, labels = load()
+        logits = self._replica.evaluate(inputs).flatten(0, 1).float()
+        return F.cross_entropy(logits, labels.flatten(), reduction="sum").item(), labels.numel()
+
+    def _parcel(self, outputs: torch.Tensor, labels: torch.Tensor, codec: str) -> list[Encoded]:
+        return [encode(outputs, codec), encode(labels.to(torch.int32), "int32")]
+
+    def _answer(self, by_inputs: torch.Tensor | None) -> Callable[[], list[Encoded]]:
+        """What to call for the gradient that the stage before gets; the first stage has none."""
+        if by_inputs is None:
+            return list
+        codec = self._manifest.wire.gradients
+        fetch = self._copies.to_host(by_inputs, torch_type(codec))
+        return lambda: [encode(fetch(), codec)]

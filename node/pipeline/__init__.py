@@ -1,0 +1,1 @@
+"""The way of a microbatch through this node and on to the next stage."""

@@ -1,0 +1,151 @@
+"""The way of a microbatch to the next stage: a random live peer, and another one when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import torch
+
+from node.context import Context
+from node.pipeline.deadlines import AdaptiveDeadline
+from node.pipeline.routing import FixedRouter, Router
+from protocol.codec import Encoded, require_finite
+from protocol.errors import (
+    CodecError,
+    DeadlineExceeded,
+    NolocoError,
+    PeerUnreachable,
+    Refused,
+    TransportDown,
+    WireError,
+)
+from protocol.messages import Forward, Gradient
+from protocol.rpc import Traffic
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling up to the next line
+MOST_RETRY_SECONDS = 0.8
+PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
+LEAST_DEADLINE = 5.0  # a peer may be in its outer step or start up; below this a deadline only causes resends
+
+
+class Onward:
+    """Mutable state: what the router and the deadline learned, and whether this node is leaving."""
+
+    def __init__(self, context: Context, rng: random.Random) -> None:
+        self._context = context
+        fixed = context.manifest.routing == "fixed"
+        self._router = FixedRouter(rng, self._own_place) if fixed else Router(rng)
+        self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)
+        self._told_no_peer = False
+        self._leaving = False
+
+    def _own_place(self) -> int:
+        """The place of this replica among those of its stage, by peer id."""
+        context = self._context
+        others = context.view.serving(context.stage, context.transport.now())
+        return sum(peer < context.me for peer in others)
+
+    def prepare_to_leave(self) -> None:
+        """Send what others can still take; do not wait for peers that may never come."""
+        self._leaving = True
+
+    async def send(self, microbatch: str, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
+        """To random peers of the next stage until one answers; returns its loss and the gradient.
+
+        Each failure costs one resend to another peer. With no live peer this waits for one to appear.
+        """
+        context, tried = self._context, set[PeerId]()
+        pause = RETRY_SECONDS
+        while True:
+            peers = context.view.serving(context.stage + 1, context.transport.now())
+            peer = self._router.choose(peers, exclude=tried)
+            if peer is None:
+                await self._wait_for_peers(pause if peers else None)
+                pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
+                tried.clear()
+                continue
+            try:
+                answer = await self._ask(peer, microbatch, parcel)
+            except Refused as refusal:
+                logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
+                tried.add(peer)
+            except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
+                self._note_failure(peer, failure)
+                tried.add(peer)
+            except TransportDown as problem:
+                if self._leaving:
+                    raise
+                logger.debug("Waiting for the network: %s", problem)
+                await asyncio.sleep(PAUSE_SECONDS)
+            else:
+                context.view.trust(peer)
+                self._told_no_peer = False
+                return answer
+
+    async def _ask(self, peer: PeerId, microbatch: str, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
+        context = self._context
+        stages_behind = context.manifest.stages - 1 - context.stage
+        began = asyncio.get_running_loop().time()
+        reply, tensors = await context.rpc.call(
+            peer,
+            Traffic.PIPELINE,
+            Forward(microbatch=microbatch[-64:], stage=context.stage + 1),
+            Gradient,
+            parcel,
+            deadline=self._deadline.seconds() * stages_behind,
+        )
+        try:
+            if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
+                raise CodecError("the gradient does not have the shape of the activations")
+            require_finite(tensors[0])
+        except CodecError:
+            context.rpc.strike(peer)
+            raise
+        seconds = asyncio.get_running_loop().time() - began
+        self._deadline.note(seconds / stages_behind)
+        self._router.note(peer, reply.seconds, reply.queue)
+        context.counters.sent[peer] = context.counters.sent.get(peer, 0) + 1
+        return reply.loss, tensors[0]
+
+    def _note_failure(self, peer: PeerId, failure: NolocoError) -> None:
+        context = self._context
+        if isinstance(failure, DeadlineExceeded):
+            self._deadline.note_missed()
+        context.view.suspect(peer, context.transport.now())
+        self._router.forget(peer)
+        context.counters.resends += 1
+        context.events.warn(
+            f"Peer {peer[-8:]} of stage {context.stage + 1} {_what_happened(failure)}; "
+            "its microbatch goes to another one.",
+            "resend",
+            peer=peer,
+            reason=type(failure).__name__,
+        )
+
+    async def _wait_for_peers(self, pause: float | None) -> None:
+        """Wait `pause` seconds for busy peers; with None there are no live ones, which the volunteer is told."""
+        if pause is not None:
+            await asyncio.sleep(pause)
+            return
+        if self._leaving:
+            raise TransportDown("this node is leaving and nobody can take its microbatches")
+        if not self._told_no_peer:
+            self._told_no_peer = True
+            stage = self._context.stage + 1
+            self._context.events.warn(
+                f"No live peer serves stage {stage} at present; waiting for one.", "no-peer", stage=stage
+            )
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def _what_happened(failure: NolocoError) -> str:
+    if isinstance(failure, PeerUnreachable):
+        return "cannot be reached"
+    if isinstance(failure, DeadlineExceeded):
+        return f"gave {failure}"
+    return f"broke the protocol ({failure})"

@@ -1,0 +1,161 @@
+"""The way of a microbatch through this stage: admission, forward, onward, backward, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from node.context import Context
+from node.model.compute import Priority
+from node.model.replica import Replica
+from node.model.stage_work import Load, StageWork
+from node.pipeline.gate import Gate
+from node.pipeline.onward import Onward
+from node.pipeline.window import Window
+from node.watch.trace import Track
+from protocol.codec import Encoded
+from protocol.errors import Refused
+from protocol.messages import Forward, Gradient
+from protocol.rpc import Answer, Request
+
+REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
+
+
+class Pipeline:
+    """Mutable state: answers in progress and recent, the losses of this step, and whether peers are served."""
+
+    def __init__(self, context: Context, replica: Replica, work: StageWork, rng: random.Random) -> None:
+        self._context = context
+        self._replica = replica
+        self._work = work
+        inner, in_flight = context.manifest.inner, replica.execution.in_flight
+        if context.is_last:  # forward and backward passes are one piece of work: nothing is between them
+            self._gate = Gate(inner.microbatches, 0, inner.microbatches)
+        else:
+            self._gate = Gate(inner.microbatches, inner.staleness, in_flight)
+        self._onward = Onward(context, rng)
+        self._window = Window(inner.microbatches, in_flight)
+        self._answers: dict[str, asyncio.Task[Answer]] = {}
+        self._losses: list[float] = []
+        self.serving = True
+
+    # --- one inner step -----------------------------------------------------------------------
+
+    async def batch_complete(self) -> None:
+        """Wait until the gradients of exactly one batch are in."""
+        await self._gate.complete()
+
+    def next_step(self) -> None:
+        """The weights have changed: admit what waited. Keeps the mean loss of the finished step."""
+        if self._losses:
+            self._context.counters.loss = sum(self._losses) / len(self._losses)
+        self._losses.clear()
+        self._gate.next_step()
+
+    def hold(self) -> None:
+        """Send waiting microbatches elsewhere and refuse new ones until the next step.
+
+        Those that the first stage has drawn itself stay: nobody else would take them.
+        """
+        if self._context.stage > 0:
+            self._gate.hold()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a microbatch runs or waits here."""
+        return self._gate.is_busy
+
+    def prepare_to_leave(self) -> None:
+        """Finish what others can still take; do not wait for peers that may never come."""
+        self._onward.prepare_to_leave()
+
+    async def drain(self) -> None:
+        """Admit nothing more from peers and wait for what is running here."""
+        self.serving = False
+        await self._gate.idle()
+
+    async def close(self) -> None:
+        """Give up everything that waits or runs; callers get an error."""
+        self.serving = False
+        self._gate.close()
+        for task in list(self._answers.values()):
+            task.cancel()
+        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+
+    # --- training -----------------------------------------------------------------------------
+
+    async def on_forward(self, request: Request) -> Answer:
+        """A repeated delivery joins the first one, or gets its answer again."""
+        message: Forward = request.message
+        if not self.serving or message.stage != self._context.stage or message.stage == 0:
+            raise Refused("not-serving", f"this node serves stage {self._context.stage}")
+        name = f"{request.peer}/{message.microbatch}"
+        task = self._answers.get(name)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(
+                self.train(name, lambda: self._work.decoded(request))
+            )
+            self._remember(name, task)
+        return await asyncio.shield(task)
+
+    async def train(self, microbatch: str, load: Load) -> Answer:
+        """Carry one microbatch forward and backward through this stage and all later ones.
+
+        Raises `Refused` "busy" when the queue is full. Whatever is raised, the microbatch has left no trace
+        in the gradients and its place in the step is free again.
+        """
+        context = self._context
+        with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch):
+            await self._gate.enter(microbatch)
+        began = asyncio.get_running_loop().time()
+        try:
+            if context.is_last:
+                landing = await context.compute.run(Priority.FORWARD, self._work.last_stage, load)
+                loss, answer = await landing.landed()
+            else:
+                loss, answer = await self._train_through(microbatch, load)
+        except BaseException:
+            self._gate.give_up(microbatch)
+            raise
+        self._gate.done(microbatch)
+        self._losses.append(loss)
+        context.counters.received += 1
+        context.counters.tokens += context.manifest.tokens_per_microbatch
+        seconds = asyncio.get_running_loop().time() - began
+        reply = Gradient(
+            loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=round(seconds, 6)
+        )
+        return Answer(reply, answer)
+
+    async def _train_through(self, microbatch: str, load: Load) -> tuple[float, list[Encoded]]:
+        context = self._context
+        leaf, outputs, activations = await context.compute.run(Priority.FORWARD, self._work.forward, load)
+        parcel = await activations.landed()
+        sent = asyncio.get_running_loop().time()
+        with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
+            loss, gradient = await self._onward.send(microbatch, parcel)
+        self._adapt(asyncio.get_running_loop().time() - sent)
+        with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
+            await self._gate.backward(microbatch)
+        by_inputs = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
+        return loss, await by_inputs.landed()
+
+    def _adapt(self, seconds: float) -> None:
+        """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
+        context = self._context
+        computing = context.compute.busy.seconds() / (context.counters.received + 1)
+        self._gate.allow(self._window.in_flight(seconds, computing))
+
+    def _remember(self, name: str, task: asyncio.Task[Answer]) -> None:
+        """Keep the last answers for repeated deliveries: a few batches of them, never those that failed."""
+        self._answers[name] = task
+        keep = REMEMBERED_BATCHES * self._context.manifest.inner.microbatches
+        for old in [n for n, t in self._answers.items() if t.done()][: max(0, len(self._answers) - keep)]:
+            del self._answers[old]
+
+        def forget_failure(done: asyncio.Task[Any]) -> None:
+            if done.cancelled() or done.exception() is not None:
+                self._answers.pop(name, None)
+
+        task.add_done_callback(forget_failure)

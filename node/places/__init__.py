@@ -1,0 +1,1 @@
+"""Joining, who serves what, and moving to another stage."""

@@ -1,0 +1,124 @@
+"""Keeps the view of the swarm fresh: announces this node in the DHT and reads the neighbours' records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from node.places.membership import View
+from node.state.directory import StateDirectory
+from node.watch.events import Events
+from protocol.announcement import Announcement, parse_announcement, stage_key
+from protocol.errors import NolocoError, RecordError, StateError, TransportDown
+from protocol.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+DHT_DEADLINE = 5.0
+DIAL_DEADLINE = 5.0
+POLLS_PER_LIFETIME = 6
+LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
+ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
+
+
+async def read_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
+    """Bring the records of one stage into the view; malformed ones are passed over."""
+    for record in await transport.get(stage_key(run_id, stage), DHT_DEADLINE):
+        try:
+            peer, announcement = parse_announcement(record)
+        except RecordError as error:
+            logger.debug("Ignoring a record: %s", error)
+            continue
+        if announcement.stage == stage:
+            transport.learn(peer, announcement.addresses)
+            view.update(peer, announcement, record.expires)
+
+
+class Discovery:
+    """Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        run_id: str,
+        lifetime: float,
+        view: View,
+        events: Events,
+        state: StateDirectory | None,
+        stages: Sequence[int],
+        describe: Callable[[], Announcement],
+    ) -> None:
+        self._transport = transport
+        self._run_id = run_id
+        self._lifetime = lifetime
+        self._view = view
+        self._events = events
+        self._state = state
+        self._stages = stages
+        self._describe = describe
+        self._announced = float("-inf")
+        self._alone = False
+        self._in_book: set[str] = set()  # addresses that this life of the node has saved
+
+    async def announce(self) -> None:
+        """Publish this node's record now; a failure is repeated by `run`."""
+        announcement = self._describe()
+        self._announced = asyncio.get_running_loop().time()
+        stored = await self._transport.put(
+            stage_key(self._run_id, announcement.stage), announcement.to_bytes(), self._lifetime, DHT_DEADLINE
+        )
+        if not stored:
+            self._announced = float("-inf")
+            logger.debug("The record was not stored anywhere; it is announced again")
+
+    async def refresh(self) -> None:
+        """Read the records of the stages that matter to this node and drop those that ran out."""
+        for stage in self._stages:
+            await read_stage(self._transport, self._run_id, stage, self._view)
+        for peer in self._view.expire(self._transport.now()):
+            self._events.emit("peer-gone", peer=peer)
+
+    async def run(self) -> None:
+        """Announce, read and reconnect for ever."""
+        while True:
+            try:
+                due = self._announced + self._lifetime / ANNOUNCEMENTS_PER_LIFETIME
+                if asyncio.get_running_loop().time() >= due:
+                    await self.announce()
+                await self.refresh()
+                await self._keep_connected()
+            except (TransportDown, StateError) as problem:
+                logger.warning("%s", problem)
+            except NolocoError as problem:
+                logger.debug("Discovery: %s", problem)
+            await asyncio.sleep(min(self._lifetime / POLLS_PER_LIFETIME, self._patience()))
+
+    def _patience(self) -> float:
+        """Seconds that the next look can wait at most: not long while nobody can take this node's microbatches."""
+        onward = self._describe().stage + 1
+        if onward in self._stages and not self._view.members(onward, self._transport.now()):
+            return LONELY_SECONDS
+        return float("inf")
+
+    async def _keep_connected(self) -> None:
+        """Save whom we know; when nobody is left, dial the peer book until somebody answers."""
+        connected = await self._transport.peers()
+        addresses = [address for _, known in connected for address in known]
+        if connected and self._alone:
+            self._events.say("Connected again.", "reconnected")
+        if connected:
+            self._alone = False
+            if self._state is not None and not set(addresses) <= self._in_book:
+                older = [a for a in self._state.peer_book() if a not in set(addresses)]
+                self._state.save_peer_book(addresses + older)
+                self._in_book |= set(addresses)
+            return
+        if not self._alone:
+            self._alone = True
+            self._events.warn(
+                "No other peer is connected; this node keeps looking for those it knows.", "alone"
+            )
+        if self._state is not None:
+            await self._transport.connect(self._state.peer_book(), DIAL_DEADLINE)
+            await self.announce()

@@ -1,0 +1,200 @@
+"""When this node should move to another stage: reads the records, lets `rebalance` decide, takes the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Sequence
+
+from node.places.discovery import DHT_DEADLINE, read_stage
+from node.places.joining import silent
+from node.places.membership import Member, View
+from node.places.rebalance import Patience, Peer, best_move
+from node.watch.events import Events
+from protocol.announcement import Claim, moving_key, parse_claim
+from protocol.errors import NolocoError, RecordError, UserError
+from protocol.rpc import Rpc
+from protocol.transport.base import PeerId, Transport
+
+logger = logging.getLogger(__name__)
+
+# In record lifetimes. A dead peer's record may stand for one of them, and the next one shows what is left.
+PATIENCE = 2.0
+REST = 3.0  # what a peer stays where it came to, so that the others' views have settled
+PAUSES = (0.4, 0.6)  # between looks; at random, or all would ask at once
+SETTLE_SECONDS = 6.0  # for claims of the same moment to be seen by each other: more than `DHT_DEADLINE`
+RENEWALS_PER_LIFETIME = 3
+LONGEST_CLAIM = (
+    1800.0  # a download that hangs must not keep everyone in place; who joins a stage counts for it
+)
+
+
+class Mover:
+    """Mutable state: how long the same stage has been short, the claim of this node, and the task that renews it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        rpc: Rpc,
+        run_id: str,
+        lifetime: float,
+        work: Sequence[float],
+        events: Events,
+        rng: random.Random,
+    ) -> None:
+        self._transport = transport
+        self._rpc = rpc
+        self._run_id = run_id
+        self._lifetime = lifetime
+        self._work = work
+        self._events = events
+        self._rng = rng
+        self._patience = Patience(PATIENCE * lifetime)
+        self._claim: Claim | None = None
+        self._holding: asyncio.Task[None] | None = None
+
+    async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
+        """Return the stage to move to once that is called for; this node then holds the lease.
+
+        `check` raises `UserError` for a stage that this machine cannot serve after all, and takes it out of
+        `may_serve`. Whatever fails on the network is tried again at the next look.
+        """
+        try:
+            return await self._called(stage, may_serve, check)
+        except asyncio.CancelledError:
+            await self.let_go()
+            raise
+
+    async def _called(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
+        while True:
+            await asyncio.sleep(self._lifetime * self._rng.uniform(*PAUSES))
+            try:
+                target = await self._look(stage, may_serve)
+                if target is None:
+                    continue
+                if self._fits(check, stage, target) and await self._is_not_missed(stage):
+                    return target
+                await self._withdraw()
+            except NolocoError as problem:
+                logger.debug("Looking whether to move: %s", problem)
+
+    def _fits(self, check: Callable[[int], None], stage: int, target: int) -> bool:
+        try:
+            check(target)
+        except UserError as problem:
+            self._events.warn(f"This node stays at stage {stage}: {problem}", "stays", stage=stage)
+            return False
+        return True
+
+    async def _look(self, stage: int, may_serve: Collection[int]) -> int | None:
+        """One look at the records; the stage to move to if it is this node's turn and the lease is its own."""
+        me, now = self._transport.peer_id, self._transport.now
+        peers = await self._survey()
+        rested = now() - REST * self._lifetime
+        move = best_move(peers, self._work, rested)
+        if not self._patience.is_over(move, bool(await self._claims()), now()):
+            return None
+        if move is None or move.peer != me or move.target not in may_serve:
+            return None
+        if not await self._take_lease(stage, move.target):
+            return None
+        again = best_move(await self._survey(), self._work, rested, only=me)
+        if again is not None and again.target == move.target:
+            return move.target
+        await self._withdraw()
+        return None
+
+    async def _survey(self) -> list[Peer]:
+        """All replicas of the run. Empty when this node's own record is missing: then much else may be, too.
+
+        Empty also when peers have finished: the run is about to end, stage after stage, and nobody is short.
+        """
+        view, now = View(), self._transport.now()
+        for stage in range(len(self._work)):
+            await read_stage(self._transport, self._run_id, stage, view)
+        members = [member for stage in range(len(self._work)) for member in view.members(stage, now)]
+        is_over = any(member.announcement.state == "finished" for member in members)
+        knows_me = any(member.peer == self._transport.peer_id for member in members)
+        return [_peer(member) for member in members] if knows_me and not is_over else []
+
+    async def _is_not_missed(self, stage: int) -> bool:
+        """Whether another serving replica of the own stage answers, whatever the records say."""
+        others = [p.peer for p in await self._survey() if p.stage == stage and p.is_serving]
+        others = [peer for peer in others if peer != self._transport.peer_id]
+        return len(await silent(self._rpc, others)) < len(others)
+
+    # --- the lease ----------------------------------------------------------------------------
+
+    async def _take_lease(self, source: int, target: int) -> bool:
+        """Whether this node may move: its claim stands and none came before it.
+
+        Claims are seen by others before `SETTLE_SECONDS` are over: one that takes longer to store is withdrawn.
+        """
+        loop = asyncio.get_running_loop()
+        self._claim = Claim(since=self._transport.now(), source=source, target=target)
+        began = loop.time()
+        is_stored = await self._put()
+        if is_stored and loop.time() - began < SETTLE_SECONDS:
+            await asyncio.sleep(SETTLE_SECONDS)
+            mine = (self._claim.since, self._transport.peer_id)
+            if all(mine < (claim.since, peer) for peer, claim in await self._claims()):
+                self._holding = loop.create_task(self._hold())
+                return True
+        await self._withdraw()
+        return False
+
+    async def _hold(self) -> None:
+        """For ever: keep the lease while this node moves. Without this it ends after a record's lifetime."""
+        while True:
+            await asyncio.sleep(self._lifetime / RENEWALS_PER_LIFETIME)
+            try:
+                await self._put()
+            except NolocoError as problem:
+                logger.debug("The lease could not be renewed: %s", problem)
+
+    async def let_go(self) -> None:
+        """The move is over. The lease stands for up to a record's lifetime more: others see this node by then."""
+        if self._holding is not None:
+            self._holding.cancel()
+            await asyncio.gather(self._holding, return_exceptions=True)
+            self._holding = None
+
+    async def _withdraw(self) -> None:
+        """Let others move instead. A claim that cannot be withdrawn ends after a record's lifetime."""
+        await self.let_go()
+        if self._claim is not None:
+            self._claim = self._claim.model_copy(update={"withdrawn": True})
+            await self._put()
+
+    async def _put(self) -> bool:
+        assert self._claim is not None
+        return await self._transport.put(
+            moving_key(self._run_id), self._claim.to_bytes(), self._lifetime, DHT_DEADLINE
+        )
+
+    async def _claims(self) -> list[tuple[PeerId, Claim]]:
+        """The claims of others that stand."""
+        found: list[tuple[PeerId, Claim]] = []
+        for record in await self._transport.get(moving_key(self._run_id), DHT_DEADLINE):
+            try:
+                peer, claim = parse_claim(record)
+            except RecordError as error:
+                logger.debug("Ignoring a record: %s", error)
+                continue
+            is_old = claim.since < self._transport.now() - LONGEST_CLAIM
+            if peer != self._transport.peer_id and not claim.withdrawn and not is_old:
+                found.append((peer, claim))
+        return found
+
+
+def _peer(member: Member) -> Peer:
+    said = member.announcement
+    return Peer(
+        peer=member.peer,
+        stage=said.stage,
+        capacity=said.capacity,
+        since=said.since,
+        is_serving=said.state == "serving",
+        may_serve=frozenset(said.may_serve),
+    )

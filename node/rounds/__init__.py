@@ -1,0 +1,1 @@
+"""Partners, exchanges and the outer step at the end of a round."""

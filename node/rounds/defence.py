@@ -1,0 +1,178 @@
+"""The defence of the average: how far, and whither, one partner may pull this replica. Pure; clock passed in.
+
+Self-centred clipping in the manner of He et al., "Byzantine-robust decentralized learning via ClippedGossip"
+(arXiv 2202.01545), with a radius learned from history as in Karimireddy et al., "Learning from history"
+(arXiv 2012.10333): whatever a partner j sends, replica i averages with
+
+    z_j' = z_i + f·(z_j − z_i),   f = min(1, (τ/d)²),   d = ‖z_j − z_i‖                 (1)
+
+in each block of parameters by itself (a matrix, or all vectors together), so that an attack on one layer does not
+hide in the norm of the whole. f falls with the square: what is kept, τ²/d, is largest at the radius τ and vanishes
+for gross outliers, where ClippedGossip keeps τ however far away z_j is.
+
+The radius follows the run: τ = clip · median over recent partners of d / s_i, times s_i = ‖β·Δ_i‖ of this replica.
+Δ shrinks and grows with the learning rate, and honest distances with it.
+
+What is clipped is the pull ½(z_j − z_i) of `averaging`. When nothing is, it stays bit for bit and the pair's
+mean of φ moves by progress alone. When it is, the sum of the two partners' means differs from z_i + z_j by
+(f_i − f_j)(z_j − z_i)/2: nothing when both clip alike, as two honest partners nearly do, who see the same d. Against
+an attacker only the own side matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from node.model.flat import Slice
+from node.rounds.history import History
+from node.rounds.quarantine import Quarantine
+from protocol.transport.base import PeerId
+
+CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
+# d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
+# What a replica believes in until it has met enough partners.
+EXPECTED_RATIO = 2.0
+# Who is further away than this many radii, over the whole stage, is reproached with it. Honest replicas were beyond 2
+# in a percent of their meetings, all while distances grew in the first rounds; an attack ten times Δ is at about 2.7.
+FAR = 2.5
+# A round in which this replica got nowhere must not shut everybody out: the scale falls to no less than this part of
+# itself, which is still faster than a learning-rate schedule. And with far less progress than the scale there is no
+# direction to oppose.
+SCALE_KEPT = 0.9
+LEAST_PROGRESS = 0.25
+
+Blocks: TypeAlias = NDArray[np.float64]
+Offence: TypeAlias = Literal["far", "opposed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One look at a partner's contribution."""
+
+    distance: float  # ‖z_j − z_i‖; infinite when it overflows
+    radius: float  # allowed for the distance
+    agreement: float  # cosine of what the partner would have this replica do and its own progress
+    clipped: float  # fraction of the parameters in clipped blocks
+    offence: Offence | None
+    quarantined: bool  # the peer is, from now on
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over the entries of each block, [blocks]."""
+
+    squared_distance: Blocks
+    squared_progress: Blocks
+    product: Blocks  # of difference and progress
+
+    @property
+    def agreement(self) -> float:
+        """cos(z_j − γφ_i, z_i − γφ_i); 0 where it is undefined."""
+        own, product = self.squared_progress.sum(), self.product.sum()
+        theirs = own + 2 * product + self.squared_distance.sum()
+        if not (math.isfinite(theirs) and math.isfinite(product) and own > 0 and theirs > 0):
+            return 0.0
+        return float(np.clip((own + product) / math.sqrt(own * theirs), -1.0, 1.0))
+
+
+def blocks_of(slices: Sequence[Slice]) -> list[slice]:
+    """What is clipped by itself: each matrix of a stage, and all its vectors together."""
+    matrices = [place for place in slices if len(place.shape) >= 2]
+    blocks = [slice(place.start, place.stop) for place in matrices]
+    vectors = [place for place in slices if len(place.shape) < 2]
+    return blocks + ([slice(vectors[0].start, vectors[-1].stop)] if vectors else [])
+
+
+class Defence:
+    """Mutable state: the history of distances and agreements, the scale of own progress, the record of offences.
+
+    `clip` is the radius in medians of past distances, above 0.
+    """
+
+    def __init__(self, blocks: Sequence[slice], clip: float) -> None:
+        self._blocks = list(blocks)
+        self._clip = clip
+        self._history = History(np.full(len(self._blocks) + 1, EXPECTED_RATIO))
+        self._scale: Blocks = np.zeros(len(self._blocks) + 1)  # s of each block and of the whole
+        self._quarantine = Quarantine()
+
+    @torch.no_grad()
+    def examine(
+        self, peer: PeerId, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor], now: float
+    ) -> Finding:
+        """Clip `pull`, ½(z_j − z_i), in place to what may be averaged with, and learn from it.
+
+        It is float32 [parameters] and finite; `progress_of` gives any part of the own z_i − γφ_i, on the same
+        device. A partner that opposes this replica's progress as none did lately leaves no pull: a group of one.
+        """
+        sums = self._sums(pull, progress_of)
+        progress = _norms(sums.squared_progress)
+        scale = self._scale = np.maximum(progress, SCALE_KEPT * self._scale)
+        distances = _norms(sums.squared_distance)
+        limits = self._clip * self._history.usual_ratios()
+        excess = _excess(distances, limits * scale)
+        agreement = sums.agreement if progress[-1] > LEAST_PROGRESS * scale[-1] else 0.0
+        opposed = agreement < self._history.least_agreement()
+        kept = np.zeros(len(self._blocks)) if opposed else np.maximum(1.0, excess[:-1]) ** -2.0
+        self._shrink(pull, kept)
+        self._history.note(peer, _excess(distances, scale), limits, agreement)
+        offence: Offence | None = "opposed" if opposed else "far" if excess[-1] > FAR else None
+        return Finding(
+            distance=float(distances[-1]),
+            radius=float(limits[-1] * scale[-1]),
+            agreement=agreement,
+            clipped=self._fraction(kept < 1.0),
+            offence=offence,
+            quarantined=self._quarantine.note(peer, offence is not None, now),
+        )
+
+    def refused(self, peer: PeerId, now: float) -> bool:
+        """The peer's contribution was not finite or had another shape; whether its quarantine begins."""
+        return self._quarantine.note(peer, True, now)
+
+    def is_quarantined(self, peer: PeerId, now: float) -> bool:
+        """Whether to leave the peer alone: do not propose to it, refuse its proposals. `now` in seconds."""
+        return self._quarantine.holds(peer, now)
+
+    def _sums(self, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor]) -> _Sums:
+        sums = np.zeros((3, len(self._blocks)))
+        for index, block in enumerate(self._blocks):
+            for part in _chunks(block):
+                half, progress = pull[part], progress_of(part)
+                pairs = ((half, half), (progress, progress), (half, progress))
+                sums[:, index] += torch.stack([torch.dot(*pair) for pair in pairs]).cpu().numpy()
+        return _Sums(4 * sums[0], sums[1], 2 * sums[2])
+
+    def _shrink(self, pull: torch.Tensor, kept: Blocks) -> None:
+        """Eq. (1) in place, with f = `kept` [blocks]."""
+        for block, factor in zip(self._blocks, kept.tolist(), strict=True):
+            if factor < 1.0:
+                pull[block].mul_(factor)
+
+    def _fraction(self, chosen: NDArray[np.bool_]) -> float:
+        sizes = np.array([block.stop - block.start for block in self._blocks])
+        return float(sizes[chosen].sum() / sizes.sum())
+
+
+def _norms(squares: Blocks) -> Blocks:
+    """Of each block and, last, of the whole, from sums of squares."""
+    norms: Blocks = np.sqrt(np.append(squares, squares.sum()))
+    return norms
+
+
+def _excess(distances: Blocks, radii: Blocks) -> Blocks:
+    """distance / radius; 0 for no distance, infinite for a radius of 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(distances > 0, distances / radii, 0.0)
+
+
+def _chunks(block: slice) -> Iterator[slice]:
+    for start in range(block.start, block.stop, CHUNK):
+        yield slice(start, min(start + CHUNK, block.stop))

@@ -1,0 +1,270 @@
+"""The exchange of a round: the own contribution to the partner in pieces, the partner's back, both at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import NoReturn
+
+import torch
+
+from node.context import Context
+from node.model.compute import Priority
+from node.model.replica import PIECE_PARAMETERS, Replica
+from node.pipeline.deadlines import AdaptiveDeadline
+from node.rounds.contribution import Buffers, Contribution, weights_of
+from node.rounds.offer import Offer, sample_stride
+from node.rounds.pairing import Pair
+from node.rounds.swap import Swap, all_of, cancelled
+from protocol.codec import Encoded, as_read, require_finite_values
+from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.frames import MAX_TENSORS
+from protocol.manifest import GOSSIP_CODECS
+from protocol.messages import Contribute, Done, Part
+from protocol.rpc import Traffic
+
+LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
+# of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
+BUNDLE_BYTES = 2**20 + 2**16
+PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute thread once
+JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
+REMEMBERED_PAIRS = 8
+ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
+
+
+class Exchange:
+    """Mutable state: the exchanges agreed or under way; the pairs that averaged lately; past exchange times.
+
+    What they take in memory is bounded by the pairs that the matchmaker agrees to.
+    """
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        self._context = context
+        self._replica = replica
+        self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
+        self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
+        self._buffers = Buffers(replica.parameters, torch.device("cpu"))
+        self._swaps: dict[Pair, Swap] = {}
+        self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
+        self._ending: list[asyncio.Task[None]] = []
+
+    # --- the life of an exchange --------------------------------------------------------------
+
+    def of(self, pair: Pair) -> Swap:
+        """The exchange with this pair's partner; made when it is first asked for."""
+        swap = self._swaps.get(pair)
+        if swap is None:
+            offer = Offer(self._replica, self._weights, self._context.manifest.wire)
+            partners = Contribution(self._buffers, self._weights, self._replica.pieces)
+            swap = self._swaps[pair] = Swap(pair, offer, partners)
+        return swap
+
+    def begin(self, pair: Pair) -> None:
+        """The pair is agreed for the current round: φ, if it travels by itself, can go."""
+        swap = self.of(pair)
+        if "phi" in self._weights and not swap.is_over:
+            swap.send("phi", self._send(swap, "phi"))
+
+    async def finish(self, swap: Swap, urgent: bool) -> bool:
+        """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
+
+        Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
+        or refuses. Nothing is sent any more then. Unless it is `urgent` it leaves room for other traffic in the
+        first half of that time.
+        """
+        context, began = self._context, asyncio.get_running_loop().time()
+        seconds = self._deadline.seconds()
+        hurry = asyncio.get_running_loop().call_later(seconds / 2, swap.urgent.set)
+        if urgent:
+            swap.urgent.set()
+        for part in self._weights:
+            swap.send(part, self._send(swap, part))
+        try:
+            async with asyncio.timeout(seconds):
+                await swap.both_ways(self._make_sure_of(swap))
+        except (NolocoError, TimeoutError) as failure:
+            if isinstance(failure, TimeoutError | DeadlineExceeded):
+                self._deadline.note_missed()
+            if not isinstance(failure, Refused):
+                context.view.suspect(swap.pair.partner, context.transport.now())
+            context.events.warn(
+                f"Averaging with {swap.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
+                "counts its own progress alone.",
+                "exchange-failed",
+                partner=swap.pair.partner,
+                reason=type(failure).__name__,
+            )
+            return False
+        finally:
+            hurry.cancel()
+            await cancelled(swap.end())
+        self._deadline.note(asyncio.get_running_loop().time() - began)
+        self._averaged.append(swap.pair)
+        return True
+
+    def forget(self, swap: Swap, averaged: bool) -> None:
+        """The outer step is taken. After a failure, work that was cancelled may still write to its memory."""
+        self._swaps.pop(swap.pair, None)
+        if averaged:
+            swap.partners.give_back()
+
+    def drop_unless(self, is_wanted: Callable[[Pair], bool]) -> None:
+        """Give up the exchanges of pairs that came to nothing."""
+        for pair in [pair for pair in self._swaps if not is_wanted(pair)]:
+            self._ending = [task for task in self._ending if not task.done()] + self._swaps.pop(pair).end()
+
+    def end_all(self) -> None:
+        """The weights are about to be replaced: from now on the partners are refused, and go on alone."""
+        for swap in self._swaps.values():
+            self._ending += swap.end()
+
+    async def still(self) -> None:
+        """Return when nothing that was given up refers to the weights any more: they may change then."""
+        await cancelled(self._ending)
+        self._ending.clear()
+
+    # --- sending ------------------------------------------------------------------------------
+
+    async def _send(self, swap: Swap, part: Part) -> None:
+        """All pieces of a part, acknowledged. Raises what the sending of one raised."""
+        pieces = self._replica.pieces
+        jobs = (
+            range(first, min(first + PIECES_PER_JOB, pieces)) for first in range(0, pieces, PIECES_PER_JOB)
+        )
+        await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
+
+    async def _work_off(self, swap: Swap, part: Part, jobs: Iterator[Sequence[int]]) -> None:
+        for indices in jobs:
+            # with forward passes, not behind all of them: a busy stage would never send anything
+            priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
+            pieces = await self._context.compute.run(priority, swap.offer.encode, part, indices)
+            rest = deque(_bundles(indices, pieces))
+            while rest and not swap.urgent.is_set():
+                await self._send_politely(swap, part, *rest[0])
+                rest.popleft()
+            await all_of(*(self._send_bundle(swap, part, *bundle) for bundle in rest))
+
+    async def _send_politely(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+        """One bundle of pieces at a time, and after it a pause as long: half of the link at most."""
+        async with swap.turn:
+            began = asyncio.get_running_loop().time()
+            await self._send_bundle(swap, part, index, tensors)
+            await swap.make_way(asyncio.get_running_loop().time() - began)
+
+    async def _send_bundle(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+        """Pieces from `index` on. Once more when the stream breaks: a repeated piece is harmless."""
+        offset, total = index * PIECE_PARAMETERS, self._replica.parameters
+        message = Contribute(pair=swap.pair.name, part=part, offset=offset, total=total)
+        for is_last_try in (False, True):
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            swap.bytes_sent += nbytes
+            self._context.counters.gossip_bytes += nbytes
+            try:
+                await self._tell(swap, message, tensors)
+                return
+            except PeerUnreachable:
+                if is_last_try:
+                    raise
+
+    async def _make_sure_of(self, swap: Swap) -> NoReturn:
+        """Ask again and again with an empty piece: raises when the partner has given the pair up, or is gone."""
+        total = self._replica.parameters
+        message = Contribute(pair=swap.pair.name, part=next(iter(self._weights)), offset=total, total=total)
+        while True:
+            await asyncio.sleep(ASK_SECONDS)
+            await self._tell(swap, message, [])
+
+    async def _tell(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
+        context, partner, deadline = self._context, swap.pair.partner, self._deadline.seconds()
+        nbytes = sum(tensor.nbytes for tensor in tensors)
+        clock = asyncio.get_running_loop().time
+        with context.links.transfer(partner, Traffic.GOSSIP, nbytes, clock) if nbytes else nullcontext():
+            await context.rpc.call(partner, Traffic.GOSSIP, message, Done, tensors, deadline=deadline)
+
+    # --- receiving ----------------------------------------------------------------------------
+
+    def knows(self, pair: Pair) -> bool:
+        return pair in self._swaps
+
+    def has_averaged(self, pair: Pair) -> bool:
+        """Whether this exchange succeeded: its pieces come again when our answers were lost."""
+        return pair in self._averaged
+
+    def receive(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
+        """Take in pieces of the partner's contribution; what is there already changes nothing.
+
+        Raises `Refused` when the exchange is over, and `CodecError` when a piece does not fit or holds NaN or
+        infinity; nothing of the message is then kept.
+        """
+        if swap.is_over:
+            raise Refused("unknown-pair")
+        parameters = self._replica.parameters
+        if message.offset == message.total == parameters and not tensors:
+            return
+        first, beside = divmod(message.offset, PIECE_PARAMETERS)
+        if message.total != parameters or beside or message.offset >= parameters:
+            raise CodecError("a contribution does not have the size of this stage")
+        if message.part not in self._weights:
+            raise CodecError(f"contributions do not travel as {message.part} in this run")
+        with_sample = message.part == "z" and first == 0
+        pieces = {
+            first + number: piece for number, piece in enumerate(tensors[:-1] if with_sample else tensors)
+        }
+        self._require_shapes(pieces, tensors[-1] if with_sample and tensors else None)
+        for tensor in tensors:
+            if tensor.codec not in GOSSIP_CODECS:
+                raise CodecError(f"contributions do not travel in {tensor.codec}")
+            require_finite_values(tensor)
+        for index, piece in pieces.items():
+            if not swap.partners.has(message.part, index):
+                bounds = self._replica.piece_bounds(index)
+                swap.partners.add(message.part, index, bounds, piece)
+                if message.part == "phi":
+                    self._pick_sample(swap, bounds, piece)
+        if with_sample and swap.phi_sample is None:
+            swap.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
+        if swap.partners.is_complete:
+            swap.received.set()
+
+    def _require_shapes(self, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
+        replica = self._replica
+        known = range(replica.pieces)
+        shapes = {
+            index: (bounds.stop - bounds.start,)
+            for index, bounds in ((index, replica.piece_bounds(index)) for index in pieces if index in known)
+        }
+        fits = pieces and all(piece.shape == shapes.get(index) for index, piece in pieces.items())
+        if sample is not None:
+            fits = fits and sample.shape == (-(-replica.parameters // sample_stride(replica.parameters)),)
+        if not fits:
+            raise CodecError("a contribution does not have the shape of this stage")
+
+    def _pick_sample(self, swap: Swap, bounds: slice, phi: Encoded) -> None:
+        """Every n-th entry of the partner's φ."""
+        stride = sample_stride(self._replica.parameters)
+        if swap.phi_sample is None:
+            swap.phi_sample = torch.empty(-(-self._replica.parameters // stride))
+        picked = as_read(phi)[-bounds.start % stride :: stride]
+        first = -(-bounds.start // stride)
+        swap.phi_sample[first : first + len(picked)].copy_(picked)
+
+
+def _bundles(
+    indices: Sequence[int], pieces: Sequence[Sequence[Encoded]]
+) -> Iterator[tuple[int, list[Encoded]]]:
+    """Pieces that follow one another, as many to a message as are at most `BUNDLE_BYTES`, with the first's index.
+
+    A piece with a sample of φ beside it goes by itself.
+    """
+    first, bundle, has_sample = indices[0], list[Encoded](), False
+    for index, tensors in zip(indices, pieces, strict=True):
+        nbytes = sum(tensor.nbytes for tensor in (*bundle, *tensors))
+        is_full = nbytes > BUNDLE_BYTES or len(bundle) == MAX_TENSORS
+        if bundle and (is_full or has_sample):
+            yield first, bundle
+            first, bundle = index, []
+        bundle.extend(tensors)
+        has_sample = len(tensors) > 1
+    yield first, bundle

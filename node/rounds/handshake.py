@@ -1,0 +1,110 @@
+"""The small calls by which pairs are made: deadlines of a few round trips, repeated when a stream breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import asdict
+from statistics import median
+
+from node.pipeline.deadlines import AdaptiveDeadline
+from node.places.search import Proposal, Refusal
+from node.rounds.agreement import Pair
+from node.rounds.meeting import Meeting
+from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.messages import Accept, Done, Message, Propose, Ready, Release, SitOut, Timed
+from protocol.rpc import Reply, Rpc, Traffic
+from protocol.transport.base import PeerId
+
+FIRST_DEADLINE = 2.0  # of a peer not called before: a stream, perhaps a connection, has to be opened first
+LEAST_DEADLINE = 0.05  # a busy event loop answers later than the network
+REMEMBERED_PEERS = 1_024
+REMEMBERED_TRIPS = 9
+
+
+class Handshake:
+    """Mutable state: the deadline, the last round trips, and the peers that a stream was opened to."""
+
+    def __init__(self, rpc: Rpc) -> None:
+        self._rpc = rpc
+        self._deadline = AdaptiveDeadline(FIRST_DEADLINE, LEAST_DEADLINE)
+        self._trips: deque[float] = deque(maxlen=REMEMBERED_TRIPS)
+        self._met: dict[PeerId, None] = {}
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds that an answer takes, as far as is known."""
+        return median(self._trips) if self._trips else 0.0
+
+    async def propose(self, proposal: Proposal, stage: int, round_: int) -> Meeting | Refusal:
+        """The other's answer. Raises `NolocoError` when there is none; the other may have agreed all the same."""
+        pair = proposal.pair
+        message = Propose(stage=stage, round=round_, pair=pair.name, **asdict(proposal.mine))
+        try:
+            return meeting_in(await self._call(pair.partner, message, Accept))
+        except Refused as refusal:
+            engaged_with = PeerId(refusal.reason) if refusal.code == "engaged" and refusal.reason else None
+            return Refusal(refusal.code, engaged_with)
+
+    async def ready(self, pair: Pair) -> bool:
+        """Tell the partner that the round ends; False when it knows of no such pair.
+
+        Losing this costs the partner a few more inner steps, nothing else.
+        """
+        try:
+            await self._call(pair.partner, Ready(pair=pair.name), Done)
+        except Refused:
+            return False
+        except NolocoError:
+            pass
+        return True
+
+    async def release(self, pair: Pair) -> None:
+        """Losing this costs the partner the time until it asks whether the pair still holds."""
+        with contextlib.suppress(NolocoError):
+            await self._call(pair.partner, Release(pair=pair.name), Done)
+
+    async def sit_out(self, peer: PeerId, stage: int, meeting: Meeting) -> None:
+        """When this is refused or lost, whoever comes last to the search is left over."""
+        with contextlib.suppress(NolocoError):
+            await self._call(peer, SitOut(stage=stage, **asdict(meeting)), Done)
+
+    async def _call(self, peer: PeerId, message: Message, reply: type[Reply]) -> Reply:
+        """Ask something that may be repeated: a stream that breaks costs one more try, not a deadline.
+
+        Raises as `Rpc.call`.
+        """
+        try:
+            return await self._try(peer, message, reply)
+        except PeerUnreachable:
+            return await self._try(peer, message, reply)
+
+    async def _try(self, peer: PeerId, message: Message, reply: type[Reply]) -> Reply:
+        loop = asyncio.get_running_loop()
+        began, has_met = loop.time(), peer in self._met
+        deadline = self._deadline.seconds() if has_met else FIRST_DEADLINE
+        try:
+            answer, _ = await self._rpc.call(peer, Traffic.PAIRING, message, reply, deadline=deadline)
+        except DeadlineExceeded:
+            if has_met:
+                self._deadline.note_missed()
+                self._met.pop(peer, None)
+            raise
+        except Refused:
+            self._note(peer, has_met, loop.time() - began)
+            raise
+        self._note(peer, has_met, loop.time() - began)
+        return answer
+
+    def _note(self, peer: PeerId, has_met: bool, seconds: float) -> None:
+        if has_met:
+            self._deadline.note(seconds)
+            self._trips.append(seconds)
+        elif len(self._met) >= REMEMBERED_PEERS:
+            self._met.pop(next(iter(self._met)))
+        self._met[peer] = None
+
+
+def meeting_in(message: Timed) -> Meeting:
+    return Meeting(message.opens_in, message.due_in, message.ends_in, message.step_seconds)

@@ -1,0 +1,121 @@
+"""What a meeting with a partner tells: how far apart replicas are, how far they should be, and whom to believe."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from node.context import Context
+from node.model.replica import Replica
+from node.rounds.averaging import Pull
+from node.rounds.defence import Defence, Finding, blocks_of
+from node.rounds.drift import DriftControl, SpreadModel
+from node.rounds.spread import SpreadEstimate
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+SETTLED_ROUND = 20  # a replica that begins beyond it came to a stage whose spread was already there
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One meeting: mean squares over a sample of the parameters, and what the defence found."""
+
+    squared_distance: float  # of φ_i − φ_j
+    squared_difference: float  # of Δ_i − Δ_j
+    finding: Finding | None
+
+
+class Judgement:
+    """Mutable state: the spread as estimated and as predicted, the length of rounds that follows, the defence."""
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        outer = context.manifest.outer
+        self._context = context
+        self._replica = replica
+        self._spread = SpreadEstimate()
+        self._model = SpreadModel(replica.settings)
+        self._is_settled = False
+        self._drift = DriftControl() if outer.drift_control else None
+        blocks = blocks_of(replica.flat.slices)
+        self._defence = Defence(blocks, outer.clip) if outer.clip else None
+
+    def defend(self, peer: PeerId, pull: Pull) -> Finding | None:
+        """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
+        if self._defence is None:
+            return None
+        now = self._context.transport.now()
+        return self._defence.examine(peer, pull.whole(), self._own_progress, now)
+
+    def _own_progress(self, bounds: slice) -> torch.Tensor:
+        """z − γφ over `bounds`: β·Δ, weighted as it counts."""
+        return self._replica.offered_progress(bounds).mul_(self._replica.settings.beta)
+
+    def seen(
+        self,
+        pull: torch.Tensor,
+        phi: torch.Tensor,
+        partners_phi: torch.Tensor | None,
+        finding: Finding | None,
+    ) -> Seen | None:
+        """What the meeting tells, from samples of the pull and of both φ; None when the partner's was not sent."""
+        if partners_phi is None:
+            return None
+        settings, apart = self._replica.settings, partners_phi.to(phi.device) - phi
+        progress = (2 * pull - settings.gamma * apart) / settings.beta
+        return Seen(float(apart.square().mean()), float(progress.square().mean()), finding)
+
+    def round_ended(self, peer: PeerId | None, seen: Seen | None) -> None:
+        """Publish what follows; `peer` is the partner, None in a round alone."""
+        context, counters = self._context, self._context.counters
+        replicas = len(context.view.members(context.stage, context.transport.now()))
+        if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
+            self._is_settled = True
+        difference = seen.squared_difference if seen is not None else None
+        counters.expected_spread = self._model.round_ended(replicas, difference, self._is_settled)
+        if seen is None or peer is None:
+            return
+        self._spread.note(seen.squared_distance)
+        counters.spread = self._spread.value(replicas)
+        if self._drift is not None and counters.expected_spread is not None:
+            self._drift.note(counters.spread, counters.expected_spread)
+        if seen.finding is not None:
+            self._tell(peer, seen.finding)
+
+    def refused(self, peer: PeerId) -> None:
+        """Its contribution was malformed or not finite."""
+        if self._defence is not None and self._defence.refused(peer, self._context.transport.now()):
+            self._warn_of(peer)
+
+    def _tell(self, peer: PeerId, finding: Finding) -> None:
+        if finding.clipped:
+            self._context.events.emit(
+                "clipped",
+                partner=peer,
+                distance=finding.distance,
+                radius=finding.radius,
+                fraction=round(finding.clipped, 4),
+                offence=finding.offence,
+            )
+        if finding.quarantined:
+            self._warn_of(peer)
+
+    def _warn_of(self, peer: PeerId) -> None:
+        self._context.events.warn(
+            f"Replica {peer[-8:]} keeps sending contributions far from all others: it is left alone for a while.",
+            "quarantined",
+            partner=peer,
+        )
+
+    # --- what the matchmaker asks -------------------------------------------------------------
+
+    def is_quarantined(self, peer: PeerId) -> bool:
+        """Whether not to average with the peer at present."""
+        return self._defence is not None and self._defence.is_quarantined(peer, self._context.transport.now())
+
+    def steps_of_round(self, nominal: int) -> int:
+        """Inner steps of the next round, given those that the pace asks for."""
+        return nominal if self._drift is None else self._drift.steps(nominal)

@@ -1,0 +1,299 @@
+"""Finding the partner of a round: `Pairing` decides, this carries its proposals and answers over the network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from typing import Any
+
+from node.context import Context
+from node.model.replica import Replica
+from node.places.search import Proposal, Refusal
+from node.rounds.handshake import Handshake, meeting_in
+from node.rounds.meeting import Progress
+from node.rounds.pace import Tempo, steps_of_round
+from node.rounds.pairing import Pair, Pairing
+from protocol.errors import NolocoError, Refused
+from protocol.messages import Accept, Done, Propose, SitOut
+from protocol.rpc import Answer, Request
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
+FRESH_ROUNDS = 2  # a replica this young that meets one FAR_AHEAD of it takes its state instead of averaging
+FAR_AHEAD = 5
+
+
+class Matchmaker:
+    """Mutable state: the pairing, the search for a partner, what the partner was told, the tempo.
+
+    Peers to `avoid` are not averaged with. `adapt` may change how many inner steps a round should have.
+    `agreed` is called once for each pair of a round: when both know of it, at the earliest when the round begins.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        replica: Replica,
+        rng: random.Random,
+        agreed: Callable[[Pair], None],
+        avoid: Callable[[PeerId], bool] = lambda peer: False,
+        adapt: Callable[[int], int] = lambda steps: steps,
+    ) -> None:
+        self._context = context
+        self._replica = replica
+        self._rng = rng
+        self._agreed = agreed
+        self._avoid = avoid
+        self._adapt = adapt
+        self._handshake = Handshake(context.rpc)
+        outer = context.manifest.outer
+        self._pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
+        self._seek_timer: asyncio.TimerHandle | None = None
+        self._seeking: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._known: Pair | None = None  # the pair that `agreed` was called for
+        self._told: Pair | None = None  # the pair whose partner knows that this round ends
+        self._tempo = Tempo(self._now())
+        self.is_stale = False  # this replica is far behind the others: it should download its stage again
+        self.accepting = True
+
+    @property
+    def pair(self) -> Pair | None:
+        """The partner agreed on for this round."""
+        agreement = self._pairing.current
+        return agreement.pair if agreement is not None else None
+
+    def is_expected(self, name: str, peer: PeerId) -> bool:
+        """Whether `peer` may send contributions under this pair's name, for this round or the next."""
+        return self._pairing.holds(Pair(peer, name))
+
+    # --- the rhythm of a round ----------------------------------------------------------------
+
+    def step_done(self, seconds: float) -> None:
+        """An inner step ended after `seconds`: look for a partner, or tell it that this round must end soon."""
+        self._tempo.step_done(seconds, self._now())
+        here, pair = self._here(), self.pair
+        self._seek_when_due()
+        if pair is not None and self._told != pair and self._pairing.is_ready(here):
+            self._told = pair
+            self._spawn(self._tell_ready(pair))
+        if self._pairing.must_renew(here, pair is not None and self._is_in_doubt(pair.partner)):
+            self._renew()
+
+    @property
+    def must_end(self) -> bool:
+        """Whether this end of an inner step is also the end of the round."""
+        return self._pairing.must_end(self._here())
+
+    async def seek_last(self) -> None:
+        """Look for a partner for the last round of a run, whatever the step count, until there is one."""
+        self._pairing.at_once = True
+        self._stop_timer()
+        if self._seeking is None or self._seeking.done():
+            self._seeking = self._spawn(self._seek())
+        await asyncio.wait([self._seeking])
+        pair = self.pair
+        if pair is not None and self._told != pair:
+            self._told = pair
+            await self._tell_ready(pair)
+
+    async def conclude(self) -> Pair | None:
+        """The round is at its end: return the partner if there is one. Waits for nothing.
+
+        A proposal that is not answered yet is withdrawn once it is. When the partner has not heard of the pair,
+        or not any more, it refuses this replica's contribution.
+        """
+        self._tempo.round_ended(self._now())
+        self._pairing.end_round(self._here())
+        pair = self.pair
+        if pair is not None and self._told != pair:
+            self._told = pair
+            self._spawn(self._tell_ready(pair))
+        return pair
+
+    def begin_round(self) -> None:
+        """The next round begins, perhaps with a partner agreed on before."""
+        self._tempo.round_began(self._now())
+        self._pairing.pause = self._tempo.pause
+        self._pairing.begin_round(self._next_steps())
+        self._note_agreement()
+        self._seek_when_due()
+
+    def _next_steps(self) -> int:
+        context = self._context
+        rates = [
+            member.announcement.tokens_per_second
+            for member in context.view.members(context.stage, context.transport.now())
+            if member.peer != context.me and member.announcement.state == "serving"
+        ]
+        outer = context.manifest.outer
+        own_rate = context.counters.tokens_per_second()
+        return self._adapt(steps_of_round(outer.pace, outer.inner_steps, own_rate, rates))
+
+    def _here(self) -> Progress:
+        return self._tempo.progress(self._now(), self._replica.steps_in_round)
+
+    def _is_stalled(self) -> bool:
+        return self._tempo.is_stalled(self._now(), self._pairing.bounds)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # --- asking others ------------------------------------------------------------------------
+
+    def _seek_when_due(self) -> None:
+        """Begin to look for a partner at the moment that this round's dice chose."""
+        is_seeking = self._seek_timer is not None or (self._seeking is not None and not self._seeking.done())
+        if is_seeking or self.pair is not None or not self._tempo.is_known or not self.accepting:
+            return
+        delay = self._pairing.seeks_in(self._here())
+        self._seek_timer = asyncio.get_running_loop().call_later(delay, self._start_seeking)
+
+    def _start_seeking(self) -> None:
+        self._seek_timer = None
+        if not self._is_stalled():
+            self._seeking = self._spawn(self._seek())
+
+    def _stop_timer(self) -> None:
+        if self._seek_timer is not None:
+            self._seek_timer.cancel()
+            self._seek_timer = None
+
+    async def _seek(self) -> None:
+        """Propose to random replicas until one agrees or all have refused; in the last round, until one agrees."""
+        context, pairing = self._context, self._pairing
+        while self.accepting:
+            serving = context.view.serving(context.stage, context.transport.now())
+            candidates = [peer for peer in serving if not self._avoid(peer)]
+            proposal = pairing.propose(candidates, self._here())
+            successor = pairing.successor(self._here())
+            if successor is not None:
+                self._spawn(self._handshake.sit_out(successor[0], context.stage, successor[1]))
+            if proposal is not None and await self._ask(proposal) != "busy":
+                continue
+            if proposal is None:
+                if pairing.current is not None or pairing.is_ending or not pairing.at_once:
+                    return
+                pairing.forget_refusals()
+            await asyncio.sleep(BUSY_SECONDS * self._rng.uniform(0.5, 1.5))
+
+    def _is_in_doubt(self, peer: PeerId) -> bool:
+        """Whether the peer was seen to fail, or says that it does not train any more."""
+        view, stage, now = self._context.view, self._context.stage, self._context.transport.now()
+        known = any(member.peer == peer for member in view.members(stage, now))
+        return known and peer not in view.serving(stage, now)
+
+    def _renew(self) -> None:
+        """Ask the partner whether it still holds to the pair, and if it does not, look for another."""
+
+        async def ask_again(proposal: Proposal) -> None:
+            await self._ask(proposal)
+            self._seek_when_due()
+
+        proposal = self._pairing.renewal(self._here())
+        if proposal is not None and (self._renewing is None or self._renewing.done()):
+            self._renewing = self._spawn(ask_again(proposal))
+
+    async def _ask(self, proposal: Proposal) -> str | None:
+        """Propose; the code of the refusal, None when the other agreed. Without an answer it is "lost"."""
+        context, pairing, pair = self._context, self._pairing, proposal.pair
+        pairing.handshake = self._handshake.round_trip
+        try:
+            answer = await self._handshake.propose(proposal, context.stage, self._replica.round)
+        except NolocoError as failure:
+            logger.debug("Proposal to %s failed: %s", pair.partner[-8:], failure)
+            context.view.suspect(pair.partner, context.transport.now())
+            self._spawn(self._handshake.release(pair))  # it may have agreed
+            answer = Refusal("lost")
+        if isinstance(answer, Refusal):
+            self.is_stale = self.is_stale or answer.code == "stale"
+            pairing.refused(proposal, answer, self._here())
+            return answer.code
+        if not pairing.accepted(proposal, answer, self._here()):
+            self._spawn(self._handshake.release(pair))
+        self._note_agreement()
+        return None
+
+    def _note_agreement(self) -> None:
+        pair = self.pair
+        if pair is not None and pair != self._known:
+            self._known = pair
+            self._agreed(pair)
+
+    async def _tell_ready(self, pair: Pair) -> None:
+        is_known = await self._handshake.ready(pair)
+        if not is_known and not self._pairing.is_ending and self._pairing.drop(pair):
+            self._seek_when_due()
+
+    # --- what others ask ----------------------------------------------------------------------
+
+    async def on_propose(self, request: Request) -> Answer:
+        message: Propose = request.message
+        if message.stage != self._context.stage or not self.accepting:
+            raise Refused("other-stage" if self.accepting else "finished")
+        if self._avoid(request.peer):
+            raise Refused("unwanted", "contributions of this replica were out of all proportion")
+        mine, theirs = self._replica.round, message.round
+        if theirs <= FRESH_ROUNDS and mine - theirs >= FAR_AHEAD:
+            raise Refused("stale", "download this stage's state first")
+        if mine <= FRESH_ROUNDS and theirs - mine >= FAR_AHEAD:
+            self.is_stale = True
+            raise Refused("early")
+        pair = Pair(request.peer, message.pair)
+        if self._is_stalled() and not self._pairing.is_ending:
+            self._pairing.drop(pair)
+            raise Refused("early")
+        answer = self._pairing.on_proposal(pair, meeting_in(message), self._here())
+        self._seek_when_due()  # it may have been a pair of ours
+        if isinstance(answer, Refusal):
+            raise Refused(answer.code, answer.engaged_with or "")
+        self._note_agreement()
+        return Answer(Accept(round=self._replica.round, **asdict(answer)))
+
+    async def on_ready(self, request: Request) -> Answer:
+        if not self._pairing.on_ready(Pair(request.peer, request.message.pair)):
+            raise Refused("unknown-pair")
+        return Answer(Done())
+
+    async def on_release(self, request: Request) -> Answer:
+        if self._pairing.drop(Pair(request.peer, request.message.pair)):
+            self._seek_when_due()
+        return Answer(Done())
+
+    async def on_sit_out(self, request: Request) -> Answer:
+        message: SitOut = request.message
+        if message.stage != self._context.stage or self._is_stalled():
+            raise Refused("other-stage")
+        if not self._pairing.on_sit_out(meeting_in(message), self._here()):
+            raise Refused("engaged")
+        return Answer(Done())
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        return task
+
+    async def retire(self) -> None:
+        """No more rounds: whoever expected to meet this replica can look for another partner."""
+        self.accepting = False
+        self._stop_timer()
+        pairs = [agreement.pair for agreement in self._pairing.agreements]
+        for pair in pairs:
+            self._pairing.drop(pair)
+        await asyncio.gather(*(self._handshake.release(pair) for pair in pairs))
+
+    async def close(self) -> None:
+        await self.retire()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,299 @@
+"""Who averages with whom: a handshake between two replicas, with no common view and no coordinator. Pure.
+
+A replica can hold an agreement for the round that goes on and one for the round after it. At a random moment in
+the first half of its round it proposes, to random replicas one after another, until one agrees. Whoever is asked
+accepts for whichever of its own two rounds can end together with the proposer's. So it makes no difference who is
+a little ahead: one that has not yet ended its last round is as likely a partner as any other, and pairs that
+ended together do not find each other more often. A replica that nobody has room for proposes for its next round
+instead. It then has a partner before others look for theirs, and is not alone twice in a row. It also asks a
+random one of those who had no room to be left over in its turn, so that this is not always one of the slow.
+
+The round ends together at a time that both computed from the same four numbers each. The one with the longer
+inner steps ends it, at the end of its step nearest to that time, and says so; the other follows at the end of
+the step that it is in. Neither stops training before. A replica that has found nobody ends its round alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from enum import IntEnum
+
+from node.places.search import Proposal, Refusal, Search
+from node.rounds.agreement import Agreement, Pair
+from node.rounds.meeting import LONGEST, Bounds, Meeting, Progress
+from protocol.transport.base import PeerId
+
+__all__ = ["Pair", "Pairing"]
+
+SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
+SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
+PATIENCE = 2.0  # steps that may be waited at the end for a partner that is late: better than to be alone
+
+
+class Slot(IntEnum):
+    CURRENT = 0  # the round that goes on
+    NEXT = 1
+
+
+SLOTS = tuple(Slot)
+
+
+class Pairing:
+    """Mutable state: the agreements, the proposal under way, who refused, and how the round ends alone."""
+
+    def __init__(self, me: PeerId, inner_steps: int, window: float, rng: random.Random) -> None:
+        self.me = me
+        self._window = window
+        self._rng = rng
+        # whoever measures these may say so, in seconds:
+        self.pause = 0.0  # from the last inner step of a round to the first of the next one
+        self.handshake = 0.0  # what the answer to a proposal takes
+        self.at_once = False  # the replica trains no more: its round can end at any time
+        # by slot:
+        self._agreed: list[Agreement | None] = [None, None]
+        self._search = [Search(), Search()]
+        self._asking: Proposal | None = None
+        self._sought = Slot.CURRENT  # what for
+        self._in_step = True  # somebody's round could end when this one can
+        self._round_seconds = 0.0  # that the last round with a partner took
+        self.begin_round(inner_steps)
+
+    def begin_round(self, inner_steps: int) -> None:
+        """The round is over; the next one begins with what was agreed on for it."""
+        self._was_alone = self.current is None
+        self.bounds = Bounds.of(inner_steps, self._window)
+        self._agreed = [self._agreed[Slot.NEXT], None]
+        self._asking = self._asking if self._sought is Slot.NEXT else None
+        self._sought = Slot.CURRENT
+        self._search = [self._search[Slot.NEXT], Search()]
+        # In step with others, an even rhythm keeps it so; out of step, an uneven one brings them together.
+        uneven = self._was_alone and not self._in_step
+        self._alone_at = (
+            self._rng.randint(self.bounds.opens_at, self.bounds.ends_at) if uneven else inner_steps
+        )
+        self._seek_at = 0.0 if self._was_alone else self._rng.uniform(0, SEEKS_UNTIL)  # of the round
+        self._in_step = False
+        self._exhausted = False  # everybody has refused for this round
+        self.is_ending = False
+
+    def end_round(self, here: Progress) -> None:
+        """No more inner steps: from here on only the next round is agreed on."""
+        self.is_ending = True
+        self._ended_at = here.now
+        if self.current is not None:
+            self._round_seconds = here.steps * here.step_seconds
+        if self._asks_for(Slot.CURRENT):
+            self._asking = None
+
+    @property
+    def current(self) -> Agreement | None:
+        """The agreement for the round that goes on."""
+        return self._agreed[Slot.CURRENT]
+
+    @property
+    def agreements(self) -> list[Agreement]:
+        return [agreement for agreement in self._agreed if agreement is not None]
+
+    # --- looking for a partner ----------------------------------------------------------------
+
+    def seeks_in(self, here: Progress) -> float:
+        """Seconds until it is time to look for a partner, should there be none by then.
+
+        In parts of the time that rounds with others take: in parts of k steps, the slow would always be late.
+        """
+        step, bounds = here.step_seconds, self.bounds
+        seconds = min(max(self._round_seconds, bounds.opens_at * step), bounds.ends_at * step)
+        share = SITS_OUT_UNTIL if self._search[Slot.CURRENT].sits_out else self._seek_at
+        return max(0.0, share * seconds - here.steps * step - here.into_step)
+
+    def propose(self, candidates: Sequence[PeerId], here: Progress) -> Proposal | None:
+        """Ask one of the candidates that may be willing, uniformly at random; None when there is nothing to ask."""
+        too_early = self.seeks_in(here) > 0 and not self.at_once
+        if self._asking is not None or self.current is not None or too_early:
+            return None
+        too_late = self.is_ending or (not self.at_once and here.until(self.bounds.ends_at) <= self.handshake)
+        now = [] if too_late else self._willing(Slot.CURRENT, candidates, here.steps)
+        later = [] if self.at_once else self._willing(Slot.NEXT, candidates, here.steps)
+        self._exhausted = not now
+        # one that was to be left over expects nothing of this round
+        slot = Slot.NEXT if later and (self._search[Slot.CURRENT].sits_out or not now) else Slot.CURRENT
+        self._search[Slot.CURRENT].sits_out = False
+        willing = later if slot is Slot.NEXT else now
+        if not willing:
+            return None
+        pair = Pair(self._rng.choice(willing), f"{self._rng.getrandbits(128):032x}")
+        self._asking, self._sought = Proposal(pair, self._meeting(slot, here), here.now), slot
+        return self._asking
+
+    def _willing(self, slot: Slot, candidates: Sequence[PeerId], steps: int) -> list[PeerId]:
+        if self._agreed[slot] is not None:
+            return []
+        return [peer for peer in self._search[slot].willing(candidates, steps) if peer != self.me]
+
+    def forget_refusals(self) -> None:
+        """Everyone may be asked again: time has passed."""
+        for search in self._search:
+            search.forget()
+
+    def accepted(self, proposal: Proposal, theirs: Meeting, here: Progress) -> bool:
+        """The answer is yes. False when it is not wanted any more, or makes no sense: the other must be told."""
+        slot = self._slot_of(proposal.pair)
+        if slot is None and self._asking is proposal:
+            slot, self._asking = self._sought, None
+        if slot is None:
+            return False
+        patience = 0.0 if self._agreed[slot] is None else PATIENCE
+        meets_in = proposal.mine.match(theirs, patience) if theirs.is_possible else None
+        if meets_in is None:
+            self._agreed[slot] = None
+            self._search[slot].bar(proposal.pair.partner)
+            return False
+        meets_at = (proposal.sent_at + here.now) / 2 + meets_in  # as the other computed it half way
+        self._agree(slot, Agreement.of(proposal.pair, self.me, meets_at, proposal.mine, theirs, here.now))
+        return True
+
+    def refused(self, proposal: Proposal, refusal: Refusal, here: Progress) -> None:
+        """The answer is no, or was lost (with a code of the caller's); a pair agreed before is one no more."""
+        if self.drop(proposal.pair):
+            return
+        if self._asking is not proposal:
+            return  # the other's crossing proposal was agreed on meanwhile
+        slot, self._asking = self._sought, None
+        self._in_step = self._in_step or refusal.code in ("busy", "engaged")
+        retry_at = here.steps + max(1, self.bounds.ends_at - self.bounds.nominal)
+        self._search[slot].note(proposal.pair.partner, refusal, retry_at)
+
+    def on_proposal(self, pair: Pair, theirs: Meeting, here: Progress) -> Meeting | Refusal:
+        """Another replica proposes, or asks whether a pair still holds: what to accept with, or why not."""
+        known = self._slot_of(pair)
+        refusal = Refusal("out-of-step")
+        for slot in SLOTS if known is None else (known,):
+            if known is None and (self.is_ending if slot is Slot.CURRENT else self.at_once):
+                continue
+            mine = self._meeting(slot, here)
+            patience = 0.0 if known is None else PATIENCE
+            meets_in = theirs.match(mine, patience) if theirs.is_possible else None
+            if meets_in is None:
+                continue
+            self._in_step = self._in_step or slot is Slot.CURRENT
+            agreement = self._agreed[slot]
+            if agreement is not None and slot is not known:
+                refusal = Refusal("engaged", agreement.pair.partner)
+            elif agreement is None and self._search[slot].sits_out:
+                refusal = Refusal("engaged")
+            elif not self._yields(slot, pair.partner):
+                refusal = Refusal("busy")
+            else:
+                self._agree(slot, Agreement.of(pair, self.me, here.now + meets_in, mine, theirs, here.now))
+                return mine
+        self.drop(pair)
+        return refusal
+
+    def successor(self, here: Progress) -> tuple[PeerId, Meeting] | None:
+        """For one that is alone among others: who is to be left over in the next round, and when that may end."""
+        agreement = self._agreed[Slot.NEXT]
+        if self.current is not None or agreement is None or not self._exhausted:
+            return None
+        search = self._search[Slot.CURRENT]
+        engaged, search.engaged = [peer for peer in search.engaged if peer != agreement.pair.partner], []
+        return (self._rng.choice(engaged), self._meeting(Slot.NEXT, here)) if engaged else None
+
+    def on_sit_out(self, theirs: Meeting, here: Progress) -> bool:
+        """Another asks this replica to be left over in the round that ends with its own; False for no."""
+        for slot in SLOTS:
+            is_free = self._agreed[slot] is None and not self._asks_for(slot)
+            in_turn = self.current is not None if slot is Slot.NEXT else self.seeks_in(here) > 0
+            meets = theirs.is_possible and theirs.match(self._meeting(slot, here)) is not None
+            if is_free and in_turn and meets:
+                self._search[slot].sits_out = True
+                return True
+        return False
+
+    def _yields(self, slot: Slot, proposer: PeerId) -> bool:
+        """Of two proposals that cross, the smaller peer id's counts; any other waits for the answer to ours."""
+        if self._asking is None or self._sought is not slot:
+            return True
+        if self._asking.pair.partner == proposer and proposer < self.me:
+            self._asking = None
+            return True
+        return False
+
+    def _asks_for(self, slot: Slot) -> bool:
+        return self._asking is not None and self._sought is slot
+
+    # --- holding to it ------------------------------------------------------------------------
+
+    def _agree(self, slot: Slot, agreement: Agreement) -> None:
+        known = self._agreed[slot]
+        agreement.partner_ready = known is not None and known.pair == agreement.pair and known.partner_ready
+        self._agreed[slot] = agreement
+        self._in_step = self._in_step or slot is Slot.CURRENT
+
+    def _slot_of(self, pair: Pair) -> Slot | None:
+        for slot, agreement in zip(SLOTS, self._agreed, strict=True):
+            if agreement is not None and agreement.pair == pair:
+                return slot
+        return None
+
+    def holds(self, pair: Pair) -> bool:
+        """Whether it is agreed on, for this round or the next."""
+        return self._slot_of(pair) is not None
+
+    def drop(self, pair: Pair) -> bool:
+        """The pair is none any more. Its partner is not asked again in that round. False for one not ours."""
+        slot = self._slot_of(pair)
+        if slot is None:
+            return False
+        self._agreed[slot] = None
+        self._search[slot].bar(pair.partner)
+        return True
+
+    def renewal(self, here: Progress) -> Proposal | None:
+        """The pair of this round, to be proposed once more: does the partner live, and when will it be there?"""
+        agreement = self.current
+        if agreement is None or self.is_ending:
+            return None
+        return Proposal(agreement.pair, self._meeting(Slot.CURRENT, here), here.now)
+
+    def must_renew(self, here: Progress, in_doubt: bool) -> bool:
+        """Whether to do that now; `in_doubt` when there are signs that the partner is gone."""
+        return self.current is not None and self.current.must_renew(here, self.bounds.nominal, in_doubt)
+
+    # --- ending the round ---------------------------------------------------------------------
+
+    def _meeting(self, slot: Slot, here: Progress) -> Meeting:
+        """When the round of this slot may end."""
+        if slot is Slot.CURRENT:
+            meeting = self.bounds.meeting(here)
+            if not (self.is_ending or self.at_once):
+                return meeting
+            return Meeting(0.0, 0.0, LONGEST if self.is_ending else meeting.ends_in, 0.0)
+        return self.bounds.meeting_after(self._ends_in(here) + self.pause, here.step_seconds)
+
+    def _ends_in(self, here: Progress) -> float:
+        """Seconds until the end of this round, as far as it is known; negative when it was before."""
+        if self.is_ending:
+            return max(self._ended_at - here.now, -self.pause)
+        if self.current is not None:
+            return max(0.0, self.current.meets_at - here.now)
+        return here.until(self._alone_at)
+
+    def on_ready(self, pair: Pair) -> bool:
+        """The partner's round has come to its end; False for a pair that is not ours."""
+        for agreement in self.agreements:
+            if agreement.pair == pair:
+                agreement.partner_ready = True
+                return True
+        return False
+
+    def is_ready(self, here: Progress) -> bool:
+        """Whether to tell the partner that this round must end before long."""
+        return self.current is not None and self.current.is_ready(here, self.bounds)
+
+    def must_end(self, here: Progress) -> bool:
+        """Whether this end of an inner step is also the end of the round."""
+        if self.current is not None:
+            return self.current.must_end(here, self.bounds)
+        found_nobody = self._exhausted and not self._asks_for(Slot.CURRENT)
+        return here.steps >= self.bounds.ends_at or (here.steps >= self._alone_at and found_nobody)

@@ -1,0 +1,1 @@
+"""A stage's state: on disk, and over the network to newcomers."""

@@ -1,0 +1,69 @@
+"""When a node saves its replica, and how it takes it up again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from node.context import Context
+from node.model.compute import Priority
+from node.model.replica import Replica
+from node.state.directory import Checkpoint, StateDirectory
+from protocol.errors import CodecError, StateError
+
+LEAST_SECONDS = 10.0
+SHARE_OF_TIME = 0.01  # may go into writing checkpoints
+
+
+class Checkpoints:
+    """Without a state directory (simulations) nothing is saved."""
+
+    def __init__(self, context: Context, replica: Replica, state: StateDirectory | None) -> None:
+        self._context = context
+        self._replica = replica
+        self._state = state
+
+    def stop(self) -> None:
+        """Save nothing any more."""
+        self._state = None
+
+    async def save(self) -> None:
+        """Write a checkpoint. Raises `StateError`; the previous one then stays valid."""
+        if self._state is None:
+            return
+        context = self._context
+        snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
+        checkpoint = Checkpoint(context.stage, snapshot)
+        await asyncio.to_thread(self._state.save_checkpoint, context.run_id, checkpoint)
+        context.events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
+
+    async def save_regularly(self, most_seconds: float) -> None:
+        """For ever: as often as it costs little, and every `most_seconds` at least."""
+        if self._state is None:
+            return
+        pause = min(most_seconds, LEAST_SECONDS)
+        while True:
+            await asyncio.sleep(pause)
+            began = asyncio.get_running_loop().time()
+            try:
+                await self.save()
+                cost = asyncio.get_running_loop().time() - began
+                pause = min(most_seconds, max(LEAST_SECONDS, cost / SHARE_OF_TIME))
+            except StateError as error:
+                self._context.events.warn(str(error), "checkpoint-failed")
+
+    async def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of this stage. Raises `StateError` when it does not fit the run."""
+        context, state = self._context, checkpoint.state
+        try:
+            await context.compute.run(Priority.OPTIMIZER, self._replica.restore, state)
+        except CodecError as error:
+            raise StateError(
+                f"The checkpoint does not fit this run's stage {checkpoint.stage} ({error}). "
+                "Delete checkpoint.safetensors in the state directory to start from other replicas."
+            ) from None
+        context.events.say(
+            f"Continuing from the checkpoint at step {state.step}, round {state.round}.",
+            "restored",
+            step=state.step,
+            round=state.round,
+        )

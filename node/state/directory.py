@@ -1,0 +1,183 @@
+"""What a node keeps on disk: its key, the manifest, its port, the peer book and the last checkpoint.
+
+Enough to come back as the same peer, also after the whole swarm was down. Files are replaced whole: written
+beside, flushed to disk, renamed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import safetensors
+import torch
+from safetensors.torch import save as to_safetensors
+
+from node.model.replica import StageState
+from protocol.errors import StateError
+from protocol.identity import Identity
+from protocol.manifest import SignedManifest
+
+MAX_PEER_BOOK = 256
+_TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    stage: int
+    state: StageState
+
+
+class StateDirectory:
+    """One node's directory; locked while the node runs, so that no second one takes its identity."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: TextIO | None = None
+
+    def exists(self) -> bool:
+        """Whether a node has been a member of a run from here."""
+        return (self.path / "manifest.noloco").exists()
+
+    def open(self) -> None:
+        """Create and lock the directory. Raises `StateError`."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise StateError(
+                f"Another node runs with the state directory {self.path}. "
+                "Give this one a directory of its own with --state-dir."
+            ) from None
+        except OSError as error:
+            self.close()
+            raise StateError(
+                f"Cannot use the state directory {self.path} ({error.strerror}). Choose one with --state-dir."
+            ) from None
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # --- who this node is ---------------------------------------------------------------------
+
+    @property
+    def identity_path(self) -> Path:
+        return self.path / "identity.key"
+
+    def identity(self) -> Identity:
+        return Identity.load_or_create(self.identity_path)
+
+    def manifest(self) -> SignedManifest | None:
+        path = self.path / "manifest.noloco"
+        return SignedManifest.from_bytes(self._read(path)) if path.exists() else None
+
+    def save_manifest(self, signed: SignedManifest) -> None:
+        known = self.manifest()
+        if known is not None and known.run_id != signed.run_id:
+            raise StateError(
+                f"{self.path} belongs to run {known.run_id}, but the peers reached train run "
+                f"{signed.run_id}. Give each run a directory of its own with --state-dir."
+            )
+        self._replace(self.path / "manifest.noloco", signed.to_bytes())
+
+    # --- where it was and whom it knew --------------------------------------------------------
+
+    def remember(self, **facts: Any) -> None:
+        """Merge small facts (port, stage) into node.json."""
+        self._replace(self.path / "node.json", json.dumps(self.facts() | facts).encode())
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self._json("node.json", dict)
+        return facts
+
+    def peer_book(self) -> list[str]:
+        """Addresses of peers met before, latest first."""
+        return [address for address in self._json("peers.json", list) if isinstance(address, str)]
+
+    def save_peer_book(self, addresses: list[str]) -> None:
+        self._replace(self.path / "peers.json", json.dumps(addresses[:MAX_PEER_BOOK]).encode())
+
+    # --- checkpoint ---------------------------------------------------------------------------
+
+    def save_checkpoint(self, run_id: str, checkpoint: Checkpoint) -> None:
+        """Replace the last checkpoint; the old one stays valid until the new one is whole on disk."""
+        state = checkpoint.state
+        facts = {
+            "run": run_id,
+            "stage": str(checkpoint.stage),
+            "step": str(state.step),
+            "round": str(state.round),
+        }
+        tensors = {name: getattr(state, name) for name in _TENSORS}
+        facts["crc32"] = str(_checksum(tensors))
+        self._replace(self.path / "checkpoint.safetensors", to_safetensors(tensors, metadata=facts))
+
+    def checkpoint(self, run_id: str) -> Checkpoint | None:
+        """The last checkpoint of this run. Raises `StateError` when it is damaged."""
+        path = self.path / "checkpoint.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                facts = file.metadata()
+                tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in _TENSORS}
+            if facts["run"] != run_id:
+                return None
+            if int(facts["crc32"]) != _checksum(tensors):
+                raise ValueError("its checksum does not fit")
+            state = StageState(int(facts["step"]), int(facts["round"]), **tensors)
+            return Checkpoint(int(facts["stage"]), state)
+        except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+            raise StateError(
+                f"The checkpoint {path} is damaged ({error}). Delete it: the node then downloads its stage "
+                "from other replicas."
+            ) from None
+
+    # --- files --------------------------------------------------------------------------------
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise StateError(f"Cannot read {path} ({error.strerror}).") from None
+
+    def _json(self, name: str, kind: type[Any]) -> Any:
+        """The contents of a small file; empty when it is missing or damaged, for it can be learned again."""
+        try:
+            contents = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return kind()
+        return contents if isinstance(contents, kind) else kind()
+
+    def _replace(self, path: Path, contents: bytes) -> None:
+        beside = path.with_suffix(path.suffix + ".new")
+        try:
+            with beside.open("wb") as file:
+                file.write(contents)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            advice = "Free some space" if error.errno == errno.ENOSPC else "Check its permissions"
+            raise StateError(
+                f"Cannot write {path} ({error.strerror}). {advice}; what was saved before is still valid."
+            ) from None
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> int:
+    """CRC-32 over the tensors' bytes: a flipped bit on the disk must not train on."""
+    checksum = 0
+    for name in _TENSORS:
+        checksum = zlib.crc32(tensors[name].contiguous().numpy().data.cast("B"), checksum)
+    return checksum

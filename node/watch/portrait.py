@@ -1,0 +1,59 @@
+"""What others see of a node: its record in the DHT, and its numbers for whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from node.context import Context
+from node.model.replica import Replica
+from protocol.announcement import Announcement, State
+from protocol.messages import NodeStats
+
+
+def announcement(
+    context: Context, replica: Replica, state: State, since: float, may_serve: Collection[int] = ()
+) -> Announcement:
+    """The node's record; `since` is the wall clock at which it came to its stage."""
+    counters = context.counters
+    capacity = counters.capacity()
+    return Announcement(
+        stage=context.stage,
+        state=state,
+        since=since,
+        step=replica.step,
+        round=replica.round,
+        loss=counters.loss,
+        tokens_per_second=round(counters.tokens_per_second(), 3),
+        capacity=None if capacity is None else round(capacity, 6),
+        may_serve=sorted(may_serve),
+        addresses=context.transport.addresses()[:8],
+        links=context.links.published(),
+    )
+
+
+def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
+    counters = context.counters
+    return NodeStats(
+        stage=context.stage,
+        state=state,
+        step=replica.step,
+        round=replica.round,
+        loss=counters.loss,
+        tokens=counters.tokens,
+        tokens_per_second=counters.tokens_per_second(),
+        pair_averagings=sum(counters.partners.values()),
+        partners={str(peer): count for peer, count in counters.partners.items()},
+        partner=counters.partner,
+        spread=counters.spread,
+        expected_spread=counters.expected_spread,
+        gossip_bytes=counters.gossip_bytes,
+        sent={str(peer): count for peer, count in counters.sent.items()},
+        received=counters.received,
+        resends=counters.resends,
+        blocked_seconds=counters.blocked_seconds,
+        uptime=context.transport.now() - since,
+        compute_fraction=round(context.compute.busy.fraction(), 4),
+        recent_compute_fraction=round(context.compute.busy.recent_fraction(), 4),
+        links=context.links.told(),
+        probe_breaches=counters.probe_breaches,
+    )
