@@ -24,7 +24,7 @@ from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
 from bootstrap.trace_report import time_of_nodes
-from node.machine.resources import free_memory
+from node.machine.resources import room_on
 from node.model.execution import choose_execution
 from node.model.replica import Replica
 from protocol.manifest import Manifest, load_preset
@@ -43,7 +43,7 @@ def plain_loop(preset: str, device: str, seconds: float) -> float:
     """Tokens per second of the whole model in this process."""
     manifest, where = manifest_of(preset, 1), torch.device(device)
     whole = Replica(manifest, 0, device)
-    whole.execute(choose_execution(manifest, 0, where, free_memory(where)))
+    whole.execute(choose_execution(manifest, 0, where, room_on(where).free))
     return train_plainly(whole, seconds, WARM_UP_STEPS)
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from bootstrap.manifest_report import TOLERABLE, Links, Report, report_on
 from node.command import fail
-from node.machine.resources import size
+from node.machine.limits import size
 from protocol.errors import ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 

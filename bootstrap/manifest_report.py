@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from bootstrap.simulation.front import citation
 from node.machine.resources import memory_needed
+from node.model.footprint import LABEL_BYTES
 from node.model.outer import OuterSettings, stationary_variance
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
 from protocol.stability import gamma_bound
 
-LABEL_BYTES = 4  # an int32 travels with each token's activations, for the loss at the end
 TOLERABLE = 0.05  # of the time: what an exchange may block before the report calls for longer inner steps
 
 

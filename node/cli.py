@@ -72,6 +72,7 @@ async def serve(config: NodeConfig) -> None:
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
         trace=trace,
+        rehearses=True,
     )
     daemon = Node(config, surroundings)
     on_interrupt(daemon.stop)

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from node.machine.limits import parse_size
 from protocol.errors import UserError
 
 ENVIRONMENT_PREFIX = "NOLOCO_"
@@ -58,6 +59,10 @@ class NodeConfig(BaseModel):
             description="Compute activations again in the backward pass: auto (if they do not fit), on, off."
         ),
     ] = "auto"
+    max_memory: Annotated[
+        str,
+        Field(description="Most memory that this node may take, of the GPU if it has one: 4GiB, 800MiB."),
+    ] = ""
     compile: Annotated[bool, Field(description="Compile the stage with torch.compile; slow to start.")] = (
         False
     )
@@ -72,6 +77,18 @@ class NodeConfig(BaseModel):
         Path | None, Field(description="Write where the time goes to this file, for ui.perfetto.dev.")
     ] = None
     verbose: Annotated[bool, Field(description="Log what the network does, too.")] = False
+
+    @field_validator("max_memory")
+    @classmethod
+    def _is_a_size(cls, text: str) -> str:
+        if text:
+            parse_size(text)
+        return text
+
+    @property
+    def most_memory(self) -> int:
+        """Bytes of `max_memory`; 0 is no limit."""
+        return parse_size(self.max_memory) if self.max_memory else 0
 
 
 def build_config(
@@ -89,7 +106,11 @@ def build_config(
     try:
         return NodeConfig.model_validate(values)
     except ValidationError as error:
-        lines = [f"{_flag(problem['loc'])}: {problem['msg']}" for problem in error.errors()]
+        told = [
+            (_flag(problem["loc"]), problem["msg"].removeprefix("Value error, "))
+            for problem in error.errors()
+        ]
+        lines = [f"{flag}: {message}" for flag, message in told]
         raise UserError("These settings cannot be used:\n  " + "\n  ".join(lines)) from None
 
 

@@ -7,7 +7,7 @@ import gc
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,11 +17,12 @@ from node.context import Context, Counters
 from node.links.links import Links
 from node.links.probes import LinkProbes
 from node.machine.ports import tcp_port
-from node.machine.resources import free_memory
+from node.machine.resources import room_on
 from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
 from node.model.evaluation import EvaluationService
 from node.model.execution import choose_execution, described
+from node.model.rehearsal import rehearse
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.model.stage import work_of
 from node.model.stage_work import StageWork
@@ -83,6 +84,7 @@ class Surroundings:
     corpus: ReadCorpus | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
     trace: Trace = NO_TRACE
+    rehearses: bool = False  # a dry step tells how much memory there is for what
 
 
 class Node:
@@ -155,10 +157,11 @@ class Node:
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         me, previous = self.transport.peer_id, checkpoint.stage if checkpoint else None
-        stage = await find_stage(
-            self._config, self.transport, self.rpc, self.signed, self.view, me, previous, self._events
-        )
         self._abilities = Abilities(self._config, manifest, state, self.surroundings.corpus)
+        able = self._abilities.fitting
+        stage = await find_stage(
+            self._config, self.transport, self.rpc, self.signed, self.view, me, previous, self._events, able
+        )
         await self._serve(stage, checkpoint)
 
     async def _serve(self, stage: int, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
@@ -170,8 +173,9 @@ class Node:
         config, device = self._config, torch.device(self._config.device)
         manifest = self.signed.manifest
         self._abilities.require(stage)
+        room = room_on(device, config.most_memory).free
         execution = choose_execution(
-            manifest, stage, device, free_memory(device), config.precision, config.recompute, config.compile
+            manifest, stage, device, room, config.precision, config.recompute, config.compile
         )
         self._stage_since = self.transport.now()
         self.public_state = "joining"
@@ -181,7 +185,15 @@ class Node:
             Priority.SERVE, self.surroundings.replica, manifest, stage, self._config.device
         )  # nothing else waits yet; it is no training
         self.replica.execute(execution)
-        self._events.say(f"Stage {stage} {described(execution, manifest, stage)}.", "execution")
+        told = described(execution, manifest, stage)
+        measured: dict[str, int] = {}
+        if self.surroundings.rehearses:
+            rehearsed = await self._compute.run(
+                Priority.SERVE, rehearse, self.replica, config.recompute, config.most_memory
+            )
+            told = f"{described(self.replica.execution, manifest, stage)}; {rehearsed.described()}"
+            measured = {"peak": rehearsed.cost.peak, "kept": rehearsed.cost.kept, "room": rehearsed.room}
+        self._events.say(f"Stage {stage} {told}.", "execution", **asdict(self.replica.execution), **measured)
         await self._take_up_training(stage, checkpoint, is_move)
 
     def _make_context(self, stage: int) -> Context:
@@ -430,8 +442,9 @@ class Node:
                 await self._withdraw()
                 await self._give_up_stage()
             me = self.transport.peer_id
+            able = self._abilities.fitting
             stage = await find_stage(
-                self._config, self.transport, self.rpc, self.signed, self.view, me, None, self._events
+                self._config, self.transport, self.rpc, self.signed, self.view, me, None, self._events, able
             )
             await self._serve(source if isinstance(failure, ResourceError) else stage)
         arrived = self.context.stage

@@ -5,83 +5,93 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import psutil
 import torch
 
+from node.machine.limits import Room, host_room, size
+from node.model.fitting import least_activations
+from node.model.footprint import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest
 
-# float32 copies of the stage: θ, gradients, φ, δ, two moments, own and the partner's z
-COPIES_IN_MEMORY = 8
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
 GIB = 2**30
 
 
-def memory_needed(manifest: Manifest, stage: int, recomputes: bool = False) -> int:
-    """Bytes for the stage's state and for the activations of the least microbatches in flight."""
-    least = least_in_flight(manifest, stage)
-    return memory_of_state(manifest, stage) + memory_of_activations(manifest, stage, least, recomputes)
+def memory_needed(manifest: Manifest, stage: int) -> int:
+    """Bytes with which the stage runs at its fastest, on a device that is the host: by formula."""
+    whole = estimated(manifest, stage, manifest.inner.sequences, recomputes=False)
+    activations = whole.of(least_in_flight(manifest, stage))
+    return memory_of_state(manifest, stage) + memory_of_buffers(manifest, stage).total + activations
 
 
-def memory_of_state(manifest: Manifest, stage: int) -> int:
-    """Bytes of weights, gradients, optimizer and averaging."""
-    return parameter_count(manifest, stage) * 4 * COPIES_IN_MEMORY
+def least_memory(manifest: Manifest, stage: int, recompute: str = "auto", on_host: bool = True) -> int:
+    """Bytes of the device without which the stage does not run at all; see `fitting` for how it gets by."""
+    buffers = memory_of_buffers(manifest, stage).total if on_host else 0
+    return memory_of_state(manifest, stage) + buffers + least_activations(manifest, stage, recompute)
 
 
-def most_in_flight(manifest: Manifest, stage: int) -> int:
-    """Microbatches that may be between their forward and backward passes: the last stage runs both at once."""
-    if stage == manifest.stages - 1:
-        return 1
-    return manifest.inner.microbatches * (1 + manifest.inner.staleness)
-
-
-def least_in_flight(manifest: Manifest, stage: int) -> int:
-    """As many as keep all stages busy: one in each from here on, and one on each way between them."""
-    return min(most_in_flight(manifest, stage), 2 * (manifest.stages - 1 - stage) + 1)
-
-
-def memory_of_activations(manifest: Manifest, stage: int, in_flight: int, recomputes: bool = False) -> int:
-    """Bytes kept for the backward passes of so many microbatches.
-
-    With `recomputes` those are the inputs of layers, and one layer's activations at a time.
-    """
-    model = manifest.model
-    layers, is_last = len(manifest.layers_of(stage)), stage == manifest.stages - 1
-    # kept for backward per layer: about 34 values per token and hidden unit (Korthikanti et al., arXiv
-    # 2205.05198, eq. 1, fp16 bytes), and attention in blocks keeps no score matrix
-    per_layer = manifest.tokens_per_microbatch * model.hidden_size * 34 * 2
-    kept = manifest.tokens_per_microbatch * model.hidden_size * 4 if recomputes else per_layer
-    activations = in_flight * layers * kept + (per_layer if recomputes else 0)
-    if is_last:
-        activations += manifest.tokens_per_microbatch * model.vocab_size * 4 * 3
-    return activations
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that nobody uses at present, of the device's own memory where it has some."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+def room_on(device: torch.device, most: int = 0) -> Room:
+    """Of the device's own memory, the host's for a processor; `most` bytes are all that the volunteer gives."""
+    if device.type != "cuda":
+        return host_room(most)
+    free, total = torch.cuda.mem_get_info(device)
+    rooms = [Room(free, total)]
+    if most:
+        rooms.append(Room(most - torch.cuda.memory_reserved(device), most, "--max-memory"))
+    return min(rooms, key=lambda room: room.free)
 
 
 def require_memory(
-    manifest: Manifest, stage: int, available: int | None = None, recomputes: bool = False
+    manifest: Manifest, stage: int, room: Room, recompute: str = "auto", on_host: bool = True
 ) -> None:
     """Raises `ResourceError` when the stage does not fit into the memory that is free now."""
-    needed = memory_needed(manifest, stage, recomputes)
-    free = psutil.virtual_memory().available if available is None else available
-    if needed > free:
+    needed = least_memory(manifest, stage, recompute, on_host)
+    if needed > room.free:
+        raise too_little(manifest, stage, needed, room, recompute, on_host)
+
+
+def too_little(
+    manifest: Manifest, stage: int, needed: int, room: Room, recompute: str = "auto", on_host: bool = True
+) -> ResourceError:
+    """The refusal: `needed` more bytes than are taken now would do."""
+    told = (
+        f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of memory, but "
+        f"{size(max(0, room.free))} are free{room.described()}. "
+    )
+    if room.source:
+        told += f"A limit of {_rounded_up(room.limit - room.free + needed)} would do. "
+    if manifest.stages > 1:
+        least = [least_memory(manifest, other, recompute, on_host) for other in range(manifest.stages)]
+        smallest = least.index(min(least))
+        fits = "fits" if least[smallest] <= room.free and smallest != stage else "is the smallest"
+        told += f"Stage {smallest} {fits}, with {size(least[smallest])}. "
+    return ResourceError(
+        f"{told}Close other programs, use a larger machine, or ask the run's owner for more, smaller stages."
+    )
+
+
+def _rounded_up(count: int) -> str:
+    unit = GIB // 10 if count >= GIB else 2**20
+    return size(-(-count // unit) * unit)
+
+
+def require_host_memory(manifest: Manifest, stage: int, room: Room) -> None:
+    """For a device with its own memory: rounds, checkpoints and messages are the host's. Raises `ResourceError`."""
+    needed = memory_of_buffers(manifest, stage).total
+    if needed > room.free:
         raise ResourceError(
-            f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of memory, but "
-            f"{size(free)} are free. Close other programs, use a larger machine, or ask the run's "
-            "owner for more, smaller stages."
+            f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of the machine's memory beside the "
+            f"device's, for averaging, checkpoints and messages, but {size(max(0, room.free))} are "
+            f"free{room.described()}. Close other programs, or use a machine with more."
         )
 
 
-def stages_that_fit(manifest: Manifest, available: int, recomputes: bool = False) -> list[int]:
-    """The stages that a machine with so many bytes of memory could hold."""
-    return [s for s in range(manifest.stages) if memory_needed(manifest, s, recomputes) <= available]
+def stages_that_fit(
+    manifest: Manifest, room: Room, recompute: str = "auto", on_host: bool = True
+) -> list[int]:
+    """The stages that a machine with so much memory could hold."""
+    return [s for s in range(manifest.stages) if least_memory(manifest, s, recompute, on_host) <= room.free]
 
 
 def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | None = None) -> None:
@@ -93,8 +103,3 @@ def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | No
             f"Checkpoints of stage {stage} need {size(needed)} in {directory}, but "
             f"{size(free)} are free. Free some space or choose another disk with --state-dir."
         )
-
-
-def size(count: int) -> str:
-    """Bytes for people: "85.3 GiB", "5.6 MiB"."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"

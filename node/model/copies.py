@@ -27,12 +27,16 @@ class Landing(Generic[T]):
         self._fetch: Callable[[], T] | None = None if at_once else fetch
         self._result: Any = fetch() if at_once else None
 
-    async def landed(self) -> T:
-        """The result. Waits in a thread; raises what fetching raises."""
+    def fetch(self) -> T:
+        """The result, for whoever may wait where this is called. Raises what fetching raises."""
         if self._fetch is None:
             result: T = self._result
             return result
-        return await asyncio.to_thread(self._fetch)
+        return self._fetch()
+
+    async def landed(self) -> T:
+        """The same. Waits in a thread."""
+        return self.fetch() if self._fetch is None else await asyncio.to_thread(self._fetch)
 
 
 class Copies(abc.ABC):

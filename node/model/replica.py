@@ -7,7 +7,7 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -120,19 +120,39 @@ class Replica:
     # --- microbatches -------------------------------------------------------------------------
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the stage and keep its graph. Returns (inputs as a leaf, outputs) for `backward`."""
-        leaf = inputs.to(self.device)
-        if not self.stage.is_first:
-            leaf = leaf.detach().requires_grad_()
+        """Run the stage and keep its graph. Returns (inputs as a leaf, outputs) for `backward`.
+
+        In slices no graph is kept: `backward` runs them again.
+        """
+        slices = self._slices(inputs.to(self.device))
+        if len(slices) > 1:
+            with torch.no_grad():
+                return inputs.to(self.device), torch.cat([self._run(part)[1] for part in slices])
+        return self._run(slices[0])
+
+    def _run(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = inputs if self.stage.is_first else inputs.detach().requires_grad_()
         with self.execution.autocast(self.device):
             return leaf, self._compute(leaf)
+
+    def _slices(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Of a microbatch's first dimension, as many sequences each as are computed at once."""
+        return torch.split(tensor, self.execution.at_once or max(1, len(tensor)))
 
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
         """Accumulate parameter gradients; returns the gradient by the inputs, None on the first stage."""
-        torch.autograd.backward(outputs, gradient.to(self.device, outputs.dtype))
-        return leaf.grad
+        gradient = gradient.to(self.device, outputs.dtype)
+        if outputs.requires_grad:
+            torch.autograd.backward(outputs, gradient)
+            return leaf.grad
+        by_inputs = []
+        for part, by_outputs in zip(self._slices(leaf), self._slices(gradient), strict=True):
+            part, outputs = self._run(part)
+            torch.autograd.backward(outputs, by_outputs)
+            by_inputs.append(part.grad)
+        return _joined(by_inputs)
 
     def loss_and_backward(
         self, inputs: torch.Tensor, labels: torch.Tensor
@@ -145,17 +165,29 @@ class Replica:
         self, inputs: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same with the loss still on the device, which may not have computed it yet."""
-        leaf, logits = self.forward(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(self.device))
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), leaf.grad
+        inputs, labels = inputs.to(self.device), labels.to(self.device)
+        losses, by_inputs = [], []
+        for part, targets in zip(self._slices(inputs), self._slices(labels), strict=True):
+            leaf, logits = self._run(part)
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+            loss = loss * (len(part) / len(inputs))
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+            by_inputs.append(leaf.grad)
+            del logits, loss  # before the next slice takes as much
+        return torch.stack(losses).sum(), _joined(by_inputs)
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
         """The stage's outputs under the slow weights φ, whatever θ is at."""
+        return torch.cat(list(self.evaluate_slices(inputs)))
+
+    @torch.no_grad()
+    def evaluate_slices(self, inputs: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The same, as many sequences at a time as training computes at once."""
         weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
-        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device),))
-        return torch.as_tensor(outputs)
+        for part in self._slices(inputs.to(self.device)):
+            yield torch.as_tensor(torch.func.functional_call(self.stage, weights, (part,)))
 
     # --- inner and outer steps ----------------------------------------------------------------
 
@@ -178,6 +210,15 @@ class Replica:
         self.step += 1
         self.steps_in_round += 1
         return StepReport(self.step, norm, rate)
+
+    def rehearse_step(self) -> None:
+        """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
+        self.flat.gradients.zero_()
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._optimizer.step()
+        self.delta.zero_()  # zeros are given by the system when they are first touched
+        self._set_optimizer_step()
 
     def offered_phi(self, bounds: slice) -> torch.Tensor:
         """φ over `bounds` as partners are told it. With `offered_theta`, all that a contribution is made from."""
@@ -312,6 +353,14 @@ class Replica:
     def _set_optimizer_step(self) -> None:
         for state in self._optimizer.state.values():
             state["step"].fill_(float(self.step))
+
+
+def _joined(by_inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
+    """The gradients of slices as that of the microbatch; None at the first stage."""
+    known = [gradient for gradient in by_inputs if gradient is not None]
+    if len(known) > 1:
+        return torch.cat(known)
+    return known[0] if known else None
 
 
 def digest_of(tensors: list[torch.Tensor]) -> bytes:

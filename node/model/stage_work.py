@@ -38,7 +38,9 @@ class StageWork:
         model, data = self._manifest.model, self._manifest.data
         shape = (labels.shape[0] if labels.dim() else 0, data.sequence_tokens)
         expected = shape if self._replica.stage.is_first else (*shape, model.hidden_size)
-        if not shape[0] or tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
+        if not 0 < shape[0] <= self._manifest.inner.sequences:  # more would take memory that is not there
+            raise Refused("bad-shape", f"expected at most {self._manifest.inner.sequences} sequences")
+        if tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
             raise Refused("bad-shape", f"expected inputs of shape {expected}")
         for tokens in (labels, inputs) if self._replica.stage.is_first else (labels,):
             if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab_size:
@@ -55,6 +57,8 @@ class StageWork:
         codec = self._manifest.wire.activations
         fetch = self._copies.to_host(outputs, torch_type(codec))
         self._copies.keep_pace()
+        if not outputs.requires_grad:  # in slices nothing of them is needed any more
+            outputs = outputs.new_empty(0)
         return leaf, outputs, self._copies.landing(lambda: self._parcel(fetch(), labels, codec))
 
     def backward(
@@ -78,8 +82,12 @@ class StageWork:
 
     def evaluate_last(self, load: Load) -> tuple[float, int]:
         inputs, labels = load()
-        logits = self._replica.evaluate(inputs).flatten(0, 1).float()
-        return F.cross_entropy(logits, labels.flatten(), reduction="sum").item(), labels.numel()
+        total, done = 0.0, 0
+        for logits in self._replica.evaluate_slices(inputs):
+            targets = labels[done : done + len(logits)].flatten().to(logits.device)
+            total += F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum").item()
+            done += len(logits)
+        return total, labels.numel()
 
     def _parcel(self, outputs: torch.Tensor, labels: torch.Tensor, codec: str) -> list[Encoded]:
         return [encode(outputs, codec), encode(labels.to(torch.int32), "int32")]

@@ -8,6 +8,7 @@ from typing import Any
 
 from node.context import Context
 from node.model.compute import Priority
+from node.model.footprint import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import Load, StageWork
 from node.pipeline.gate import Gate
@@ -18,8 +19,6 @@ from protocol.codec import Encoded
 from protocol.errors import Refused
 from protocol.messages import Forward, Gradient
 from protocol.rpc import Answer, Request
-
-REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
 
 
 class Pipeline:

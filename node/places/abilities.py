@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import psutil
+import torch
 
 from node.config import NodeConfig
 from node.data.corpus import Corpus, load_corpus
-from node.machine.resources import memory_of_state, require_disk, require_memory, stages_that_fit
+from node.machine.limits import Room, host_room
+from node.machine.resources import (
+    require_disk,
+    require_host_memory,
+    require_memory,
+    room_on,
+    stages_that_fit,
+)
+from node.model.footprint import memory_of_state
 from node.state.directory import StateDirectory
 from protocol.errors import DataError, UserError
 from protocol.manifest import Manifest
@@ -17,7 +25,10 @@ ReadCorpus = Callable[[Manifest, Sequence[str]], Corpus]
 
 
 class Abilities:
-    """Mutable state: the text, once it was read, and the stages that this node would move to."""
+    """Mutable state: the text, once it was read, the stages that fit, and those of them that this node would move to.
+
+    A first stage without text does not fit.
+    """
 
     def __init__(
         self,
@@ -31,17 +42,24 @@ class Abilities:
         self._state = state
         self._read_corpus = read_corpus or self._read_text
         self._corpus: Corpus | None = None
-        self._recomputes = config.recompute != "off"
+        self._device = torch.device(config.device)
+        self._on_host = self._device.type == "cpu"
         # with a stage of the volunteer's choice it stays there; the baseline DiLoCo has a fixed world
         moves = config.moves and config.stage < 0 and manifest.outer.averages_pairs
         has_text = bool(config.data) or manifest.data.source != "local" or read_corpus is not None
-        fitting = stages_that_fit(manifest, psutil.virtual_memory().available, self._recomputes)
-        self.may_serve = {stage for stage in fitting if stage or has_text} if moves else set()
+        fitting = stages_that_fit(manifest, self._room(), config.recompute, self._on_host)
+        self.fitting = {stage for stage in fitting if stage or has_text}
+        self.may_serve = set(self.fitting) if moves else set()
+
+    def _room(self, freed: int = 0) -> Room:
+        room = room_on(self._device, self._config.most_memory)
+        return Room(room.free + freed, room.limit, room.source)
 
     def require(self, stage: int, freed: int = 0) -> None:
         """Raises `UserError` when the stage does not fit, `freed` bytes of memory being given back before."""
-        available = psutil.virtual_memory().available + freed
-        require_memory(self._manifest, stage, available, self._recomputes)
+        require_memory(self._manifest, stage, self._room(freed), self._config.recompute, self._on_host)
+        if not self._on_host:
+            require_host_memory(self._manifest, stage, host_room())
         if self._state is not None:
             require_disk(self._manifest, stage, self._state.path)
         if stage == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Collection
 
 from node.config import NodeConfig
 from node.places.discovery import DHT_DEADLINE, read_stage
@@ -101,10 +102,12 @@ async def find_stage(
     me: PeerId,
     previous: int | None,
     events: Events,
+    able: Collection[int] = (),
 ) -> int:
     """The stage asked for, the one served before, or the one that needs replicas most.
 
-    Newcomers that choose at the same time announce it first, and each then takes its own place in the order.
+    Newcomers that choose at the same time announce it first, and each then takes its own place in the order, among
+    the stages that it is `able` to serve.
     """
     stages = signed.manifest.stages
     if config.stage >= stages:
@@ -135,7 +138,7 @@ async def find_stage(
     replicas = Counter(m.announcement.stage for m in members if m.peer != me and m.peer not in dead)
     placed = {member.peer for member in members}
     choosing = [(when, peer) for when, peer in newcomers if peer not in placed]
-    stage = choose_stage(stages, replicas, choosing, (since, me))
+    stage = choose_stage(stages, replicas, choosing, (since, me), able)
     counts = ", ".join(f"{replicas.get(s, 0)} of stage {s}" for s in range(stages))
     events.say(
         f"Taking stage {stage}: {counts} answer; {len(dead)} do not; {len(choosing)} newcomers choose, too.",

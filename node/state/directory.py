@@ -17,7 +17,6 @@ from typing import Any, TextIO
 
 import safetensors
 import torch
-from safetensors.torch import save as to_safetensors
 
 from node.model.replica import StageState
 from protocol.errors import StateError
@@ -120,7 +119,7 @@ class StateDirectory:
         }
         tensors = {name: getattr(state, name) for name in _TENSORS}
         facts["crc32"] = str(_checksum(tensors))
-        self._replace(self.path / "checkpoint.safetensors", to_safetensors(tensors, metadata=facts))
+        self._replace(self.path / "checkpoint.safetensors", *_safetensors(tensors, facts))
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
         """The last checkpoint of this run. Raises `StateError` when it is damaged."""
@@ -159,11 +158,12 @@ class StateDirectory:
             return kind()
         return contents if isinstance(contents, kind) else kind()
 
-    def _replace(self, path: Path, contents: bytes) -> None:
+    def _replace(self, path: Path, *contents: bytes | memoryview) -> None:
         beside = path.with_suffix(path.suffix + ".new")
         try:
             with beside.open("wb") as file:
-                file.write(contents)
+                for part in contents:
+                    file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
             beside.replace(path)
@@ -173,6 +173,20 @@ class StateDirectory:
             raise StateError(
                 f"Cannot write {path} ({error.strerror}). {advice}; what was saved before is still valid."
             ) from None
+
+
+def _safetensors(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> list[bytes | memoryview]:
+    """A file of float32 tensors in the format of safetensors, whose own writer copies all of them first."""
+    header: dict[str, Any] = {"__metadata__": facts}
+    start = 0
+    for name, tensor in tensors.items():
+        stop = start + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors are aligned
+    parts = [tensor.contiguous().numpy().data.cast("B") for tensor in tensors.values()]
+    return [len(text).to_bytes(8, "little"), text, *parts]
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:

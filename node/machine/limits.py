@@ -1,0 +1,111 @@
+"""How much memory this node may still take: what is free, and what the volunteer, the container and ulimit allow.
+
+A process in a container sees the memory of the whole machine and is killed at the container's limit, so the limits
+of its control groups are read, of both versions (Linux's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    f"{letter}I": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)
+}
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that may still be taken, and of what: `limit` bytes that `source` allows in all."""
+
+    free: int
+    limit: int
+    source: str = ""  # "" is the machine itself
+
+    def described(self) -> str:
+        """After "1.0 GiB are free": of what."""
+        return f" of the {size(self.limit)} that {self.source} allows" if self.source else ""
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4GiB", "800 MB", "1.5g" or "4294967296". Raises `ValueError`."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
+    unit = UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or float(found[1]) * unit < 1:
+        raise ValueError(f"{text!r} is no amount of memory: write it as 4GiB, 800MiB or 6GB")
+    return int(float(found[1]) * unit)
+
+
+def size(count: int) -> str:
+    """Bytes for people: "85.3 GiB", "5.6 MiB"."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def host_room(most: int = 0) -> Room:
+    """Of the machine's memory; `most` is what the volunteer gives this node in all, 0 for no such limit."""
+    memory = psutil.virtual_memory()
+    rooms = [Room(memory.available, memory.total), *_cgroup_rooms(), *_ulimit_rooms()]
+    if most:
+        rooms.append(Room(most - taken(), most, "--max-memory"))
+    return min(rooms, key=lambda room: room.free)
+
+
+def taken() -> int:
+    """Bytes of memory that this process and its child, p2pd, hold now."""
+    process = psutil.Process()
+    total: int = process.memory_info().rss
+    for child in process.children():
+        try:
+            total += child.memory_info().rss
+        except psutil.NoSuchProcess:  # it has just ended
+            continue
+    return total
+
+
+def _ulimit_rooms() -> Iterator[Room]:
+    status = dict(
+        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
+    ) if Path("/proc/self/status").exists() else {}  # fmt: skip
+    for name, kind, field in (
+        ("ulimit -v", resource.RLIMIT_AS, "VmSize"),
+        ("ulimit -d", resource.RLIMIT_DATA, "VmData"),
+    ):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY and field in status:
+            yield Room(limit - int(status[field].split()[0]) * 1024, limit, name)
+
+
+def _cgroup_rooms(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[Room]:
+    """One for each limit of a control group that this process is in, from its own to the outermost."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _limits_above(groups, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _limits_above(groups / "memory", path, *files)
+
+
+def _limits_above(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[Room]:
+    """In a container the path may be that of the host, of which only the root is mounted."""
+    for folder in {PurePosixPath("/"), PurePosixPath(path), *PurePosixPath(path).parents}:
+        group = root / folder.relative_to("/")
+        try:
+            most = int((group / limit).read_text())  # "max" is none
+            used = int((group / usage).read_text())
+            counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if most < psutil.virtual_memory().total:  # version 1 writes no limit as nearly 2^63
+            yield Room(most - used + int(counts.get(reclaimable, 0)), most, "the container")

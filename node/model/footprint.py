@@ -1,0 +1,160 @@
+"""What a stage takes of memory, by formula: before anything is allocated, and for a founder's report.
+
+What is exactly known (weights, momenta, buffers, messages) is counted here for good; what activations take is
+measured at the start of a node (rehearsal.py), and the formula only tells what is worth trying.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from node.model.stage import parameter_count, parameter_shapes
+from node.pipeline.gate import QUEUE_BATCHES
+from protocol.codec import nbytes_of
+from protocol.manifest import Manifest
+
+TRAINED_COPIES = 6  # float32 on the device: θ, gradients, φ, δ and AdamW's two moments
+SAVED_COPIES = 5  # a checkpoint is copied before it is written: θ, φ, δ and the moments
+REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
+LABEL_BYTES = 4  # an int32 travels with each token's activations, for the loss at the end
+STREAMS = 64 * 2**20  # frames on their way, and what p2pd takes for more peers than at the start
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of one microbatch: `kept` between its forward and its backward pass, `peak` while it is computed."""
+
+    kept: int
+    peak: int
+
+    def of(self, in_flight: int) -> int:
+        """Of so many microbatches, one of which is computed."""
+        return (in_flight - 1) * self.kept + self.peak
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes that are needed beside what training a microbatch takes."""
+
+    averaging: int
+    checkpoint: int
+    messages: int
+
+    @property
+    def total(self) -> int:
+        return self.averaging + self.checkpoint + self.messages
+
+
+def memory_of_state(manifest: Manifest, stage: int) -> int:
+    """Bytes of weights, gradients, slow weights and momenta."""
+    return parameter_count(manifest, stage) * 4 * TRAINED_COPIES
+
+
+def memory_of_buffers(manifest: Manifest, stage: int) -> Buffers:
+    """Bytes that rounds, checkpoints and peers may take at the same time. On the host, whatever the device."""
+    parameters = parameter_count(manifest, stage)
+    return Buffers(
+        averaging=_averaging(manifest, parameters),
+        checkpoint=parameters * 4 * SAVED_COPIES,
+        messages=_messages(manifest, stage),
+    )
+
+
+def _averaging(manifest: Manifest, parameters: int) -> int:
+    outer, wire, whole = manifest.outer, manifest.wire, parameters * 4
+    if outer.method == "local":
+        return 0
+    if outer.method == "diloco":
+        return 4 * whole  # z, the mean, and the parts that this replica gathers
+    parts = (wire.gossip, wire.progress) if outer.overlap == "phi-early" else (wire.gossip,)
+    encoded = sum(nbytes_of(codec, [parameters]) for codec in parts if codec != "fp32")
+    compressed = sum(nbytes_of(codec, [parameters]) for codec in parts if codec == "int8")
+    partners = whole + compressed
+    ahead = 0 if outer.overlap == "none" else partners  # the next round's pair is agreed already
+    if outer.overlap == "late":
+        ahead += whole + nbytes_of(wire.gossip, [parameters])  # θ as it was, encoded at once
+    return partners + ahead + encoded + (whole if wire.error_feedback else 0)
+
+
+def _messages(manifest: Manifest, stage: int) -> int:
+    """Microbatches that wait here, in the batch and in the queue, and the answers that are remembered."""
+    batch, is_first = manifest.inner.microbatches, stage == 0
+    received = 0 if is_first else (1 + QUEUE_BATCHES) * batch * forward_bytes(manifest)
+    answers = 0 if is_first else REMEMBERED_BATCHES * batch * backward_bytes(manifest)
+    return STREAMS + received + answers
+
+
+def forward_bytes(manifest: Manifest) -> int:
+    """Of a microbatch on its way to the next stage: activations and labels."""
+    return (
+        nbytes_of(manifest.wire.activations, _boundary(manifest))
+        + manifest.tokens_per_microbatch * LABEL_BYTES
+    )
+
+
+def backward_bytes(manifest: Manifest) -> int:
+    """Of its gradient on the way back."""
+    return nbytes_of(manifest.wire.gradients, _boundary(manifest))
+
+
+def _boundary(manifest: Manifest) -> tuple[int, int, int]:
+    return manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size
+
+
+def most_in_flight(manifest: Manifest, stage: int) -> int:
+    """Microbatches that may be between their forward and backward passes: the last stage runs both at once."""
+    if stage == manifest.stages - 1:
+        return 1
+    return manifest.inner.microbatches * (1 + manifest.inner.staleness)
+
+
+def least_in_flight(manifest: Manifest, stage: int) -> int:
+    """As many as keep all stages busy: one in each from here on, and one on each way between them."""
+    return min(most_in_flight(manifest, stage), 2 * (manifest.stages - 1 - stage) + 1)
+
+
+def outside(manifest: Manifest) -> int:
+    """Bytes of a microbatch's activations at one end of a stage, float32."""
+    return 4 * math.prod(_boundary(manifest))
+
+
+def sliced(manifest: Manifest, stage: int, slice_peak: int) -> Cost:
+    """A microbatch in slices, of which one at a time takes `slice_peak`.
+
+    Of a microbatch that went on to the next stage only the inputs are kept: its slices run forward once more.
+    Beside a slice there are the microbatch's outputs or its gradient, and the gradient by its inputs.
+    """
+    whole = outside(manifest)
+    if stage == manifest.stages - 1:
+        return Cost(0, 2 * whole + slice_peak)
+    kept = whole + forward_bytes(manifest)
+    return Cost(kept, kept + 2 * whole + slice_peak)
+
+
+def estimated(
+    manifest: Manifest, stage: int, sequences: int, recomputes: bool, precision: str = "fp32"
+) -> Cost:
+    """So many sequences computed as one. Counted from what autograd saves of a Llama's layer in torch 2.13:
+
+    per token 32·hidden + 8·hidden·(key-value heads / heads) + 16·intermediate bytes in float32; in bf16 about 30, 4
+    and 8, and the weights once more. A layer's backward pass takes about as much again, what lies unused between
+    tensors as much, and the largest weight's gradient. Logits: themselves, their logarithms and two gradients.
+    """
+    model, layers = manifest.model, len(manifest.layers_of(stage))
+    tokens, hidden = sequences * manifest.data.sequence_tokens, model.hidden_size
+    shared = hidden * model.key_value_heads / model.heads
+    per_token = (
+        32 * hidden + 8 * shared + 16 * model.intermediate_size
+        if precision == "fp32"
+        else 30 * hidden + 4 * shared + 8 * model.intermediate_size
+    )
+    layer = int(tokens * per_token)
+    cast = 0 if precision == "fp32" else 2 * parameter_count(manifest, stage)
+    ends = tokens * hidden * 4 * 2
+    graph = layers * (tokens * hidden * 4 if recomputes else layer) + cast + ends
+    largest = max(math.prod(shape) for shape in parameter_shapes(manifest, stage).values()) * 4
+    peak = graph + layer * (3 if recomputes else 2) + largest + ends
+    if stage == manifest.stages - 1:
+        return Cost(0, peak + tokens * model.vocab_size * 4 * 4)
+    return Cost(graph, peak)

@@ -1,0 +1,180 @@
+"""A dry step before a replica serves: the largest microbatch forward and backward, and the optimizer, measured.
+
+Peers are told of a node only when it is known how it computes without running out of memory. First one and two
+sequences are computed, which tells what each costs, in the most sparing way first; then a whole microbatch in the way
+that should fit. If that takes more than it should, the next way is tried. Nothing of it stays in the replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from node.machine.limits import Room, size
+from node.machine.resources import room_on, too_little
+from node.model.copies import copies_of
+from node.model.execution import Execution, Precision, executed
+from node.model.fitting import USABLE, Way, by_formula, choose, ways
+from node.model.footprint import Cost, memory_of_buffers, memory_of_state, sliced
+from node.model.memory import Meter, meter_of
+from node.model.replica import Replica
+from node.model.stage_work import StageWork
+from protocol.errors import ResourceError
+
+# numpy's and torch's ways to say that an allocation failed; a limit set by ulimit is met so
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """The way that was chosen, what a microbatch takes in it, and what there was for all in flight."""
+
+    execution: Execution
+    cost: Cost
+    room: int
+
+    def described(self) -> str:
+        """For people."""
+        taken = self.cost.of(self.execution.in_flight)
+        return f"activations take {size(taken)} of the {size(self.room)} left for them, measured"
+
+
+def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
+    """Measure, and have the replica compute from now on in the fastest way that fits.
+
+    `most_memory` is what the volunteer gives in all, 0 for no limit. Raises `ResourceError`.
+    """
+    device, chosen = replica.device, replica.execution
+    if device.type == "cuda" and most_memory:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most_memory / total), device)
+    work = StageWork(replica.manifest, replica, copies_of(device))
+    rehearsal = Rehearsal(
+        replica, work, meter_of(device), lambda: room_on(device, most_memory), chosen.precision
+    )
+    return rehearsal.run(recompute, chosen.compiles)
+
+
+class Rehearsal:
+    """Mutable state: what one and two sequences took, in both modes, and what whole microbatches did.
+
+    `room` tells what may still be taken of the device's memory. Called by the compute thread.
+    """
+
+    def __init__(
+        self, replica: Replica, work: StageWork, meter: Meter, room: Callable[[], Room], precision: Precision
+    ) -> None:
+        self._replica = replica
+        self._manifest = replica.manifest
+        self._stage = replica.stage.index
+        self._work = work
+        self._meter = meter
+        self._room = room
+        self._precision = precision
+        self._formula = by_formula(self._manifest, self._stage, precision)
+        self._probed: dict[bool, list[Cost]] = {}
+        self._whole: dict[Way, Cost | None] = {}
+
+    def run(self, recompute: str, compiles: bool) -> Rehearsed:
+        """The fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
+        self._replica.rehearse_step()
+        allowed = list(ways(self._manifest, self._stage, recompute))
+        room = self._room_for_activations()
+        self._probe(allowed, int(room.free * USABLE))
+        while (choice := choose(self._manifest, self._stage, allowed, self._cost, room.free)) is not None:
+            execution = executed(choice, self._precision, compiles)
+            if choice.way in self._whole:
+                self._replica.execute(execution)
+                cost = self._whole[choice.way]
+                assert cost is not None
+                return Rehearsed(execution, cost, room.free)
+            self._whole[choice.way] = self._measured(execution, self._manifest.inner.sequences)
+            room = self._room_for_activations()
+        raise self._refusal(allowed, room)
+
+    def _room_for_activations(self) -> Room:
+        """Of what is free now, without what rounds, checkpoints and messages will take of it."""
+        self._meter.begin()
+        room = self._room()
+        if self._replica.device.type != "cpu":
+            return room
+        later = memory_of_buffers(self._manifest, self._stage).total
+        return Room(room.free - later, room.limit, room.source)
+
+    # --- what each way costs ------------------------------------------------------------------
+
+    def _probe(self, allowed: list[Way], usable: int) -> None:
+        """One and two sequences in each mode, where the formula gives reason to hope."""
+        for recomputes in sorted({way.recomputes for way in allowed}, reverse=True):
+            costs = self._probed[recomputes] = list[Cost]()
+            for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
+                if self._formula(Way(recomputes, sequences, 1)).peak > usable:
+                    break
+                execution = Execution(self._precision, recomputes)
+                if sequences == 1:
+                    self._measured(execution, 1)  # the first pass also takes what the kernels keep for good
+                cost = self._measured(execution, sequences)
+                if cost is None:
+                    break
+                costs.append(cost)
+
+    def _cost(self, way: Way) -> Cost | None:
+        """Measured for whole microbatches that were computed, else from one and two sequences."""
+        if way in self._whole:
+            return self._whole[way]
+        sequences = way.at_once or self._manifest.inner.sequences
+        costs = self._probed[way.recomputes]
+        if len(costs) < min(2, sequences):
+            return None
+        one, two = costs[0], costs[-1]
+        more = sequences - 1
+        cost = Cost(
+            one.kept + more * max(0, two.kept - one.kept), one.peak + more * max(0, two.peak - one.peak)
+        )
+        return sliced(self._manifest, self._stage, cost.peak) if way.at_once else cost
+
+    def _measured(self, execution: Execution, sequences: int) -> Cost | None:
+        """A microbatch of so many sequences in this way; None when memory ran out."""
+        self._replica.execute(execution)
+        load = self._load(sequences)
+        self._meter.begin()
+        try:
+            return self._pass(load)
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
+                raise
+            return None
+        finally:
+            self._replica.flat.gradients.zero_()
+
+    def _pass(self, load: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> Cost:
+        if self._replica.stage.is_last:
+            landing = self._work.last_stage(load)
+            landing.fetch()
+            return Cost(0, self._meter.peak())
+        leaf, outputs, parcel = self._work.forward(load)
+        parcel.fetch()
+        kept = self._meter.held()
+        shape = (*load()[1].shape, self._manifest.model.hidden_size)
+        self._work.backward(leaf, outputs, torch.ones(shape)).fetch()
+        return Cost(kept, self._meter.peak())
+
+    def _load(self, sequences: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+        """Any tokens, as a peer would send them. Ones, since zeros take no memory until they are written to."""
+        shape = (sequences, self._manifest.data.sequence_tokens)
+        labels = torch.zeros(shape, dtype=torch.long)
+        if self._replica.stage.is_first:
+            return lambda: (labels, labels)
+        return lambda: (torch.ones(*shape, self._manifest.model.hidden_size), labels)
+
+    def _refusal(self, allowed: list[Way], room: Room) -> ResourceError:
+        """With the bytes that the most sparing way took, where it could be tried."""
+        candidates = [way for way in allowed if way.least == 1]
+        costs = [self._cost(way) or self._formula(way) for way in candidates]
+        needed = int(min(cost.peak for cost in costs if cost is not None) / USABLE)
+        manifest, stage, on_host = self._manifest, self._stage, self._replica.device.type == "cpu"
+        held = memory_of_state(manifest, stage) + (memory_of_buffers(manifest, stage).total if on_host else 0)
+        before = Room(room.free + held, room.limit, room.source)  # as it was when the stage began
+        return too_little(manifest, stage, needed + held, before, on_host=on_host)
