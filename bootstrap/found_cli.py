@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bootstrap.founding import Founded, chosen_manifest, found, reach_of
+from bootstrap.init_cli import init
 from bootstrap.seed_peer import SeedPeer
 from node.command import fail, run_async
 from node.machine.ports import port_is_free
@@ -21,11 +22,18 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 logger = logging.getLogger(__name__)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(init)
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
+@app.callback(invoke_without_command=True)
 def bootstrap(
+    context: typer.Context,
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
@@ -40,8 +48,10 @@ def bootstrap(
 ) -> None:
     """Found a run: make its keys, sign its manifest, and run the seed peer that newcomers dial first.
 
-    Started again with the same --dir, it takes up the same run.
+    Started again with the same --dir, it takes up the same run. `init` writes a manifest to found a run by.
     """
+    if context.invoked_subcommand is not None:
+        return
     set_up_logging(verbose)
     try:
         wanted = chosen_manifest(preset, manifest) if preset or manifest else None

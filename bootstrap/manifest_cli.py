@@ -16,9 +16,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.manifest_report import TOLERABLE, Links, Report, report_on
+from bootstrap.devices import DEVICES, EFFICIENCY, measured_here, named, report_of
+from bootstrap.manifest_memory import device_table, memory_table
+from bootstrap.manifest_report import TOLERABLE, Hop, Links, Report, report_on
 from node.command import fail
 from node.machine.limits import size
+from node.model.footprint import backward_bytes, forward_bytes
 from protocol.errors import ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 
@@ -39,6 +42,10 @@ def check(
         float, typer.Option(min=0.001, help="Of a volunteer's link, each way, per second.")
     ] = 100.0,
     latency_ms: Annotated[float, typer.Option(min=0, help="Of a message, one way.")] = 50.0,
+    device: Annotated[
+        str, typer.Option(help=f"Expected speed of these, as a100,4090. Known: {', '.join(DEVICES)}.")
+    ] = "",
+    measure: Annotated[bool, typer.Option("--measure", help="And of this machine, measured.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
 ) -> None:
     """Check a manifest, and show the memory, the bytes and the seconds that a run by it takes.
@@ -46,6 +53,7 @@ def check(
     Ends with code 2 and a line for each problem when the manifest cannot be used.
     """
     try:
+        devices = named(device)
         chosen = chosen_for_check(file, preset)
     except ManifestError as error:
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
@@ -53,12 +61,15 @@ def check(
         fail(error)
     links = Links(mbit, latency_ms / 1000)
     report = report_on(chosen, replicas, links)
+    speeds = [report_of(chosen, each) for each in [*devices, *([measured_here(chosen)] if measure else [])]]
     if as_json:
-        print(json.dumps({"check": "manifest", "ok": True, **asdict(report)}, indent=2))
+        found = asdict(report) | {"devices": [asdict(speed) for speed in speeds]}
+        print(json.dumps({"check": "manifest", "ok": True, **found}, indent=2))
         return
-    Console().print(
-        stage_table(report), "", sentence_grid(sentences(report, chosen, links)), sep="\n", highlight=False
-    )
+    memory = memory_table([stage.memory_parts for stage in report.stages])
+    tables = [stage_table(report), "", memory, *(["", device_table(speeds)] if speeds else [])]
+    said = sentences(report, chosen, links) | (speed_of_devices() if speeds else {})
+    Console().print(*tables, "", sentence_grid(said), sep="\n", highlight=False)
 
 
 def chosen_for_check(file: Path | None, preset: str | None) -> Manifest:
@@ -150,7 +161,7 @@ def stage_table(report: Report) -> Table:
 
 def sentences(report: Report, manifest: Manifest, links: Links) -> dict[str, str]:
     """What the table does not say, by its subject."""
-    outer, wire = manifest.outer, manifest.wire
+    outer = manifest.outer
     worst = max(report.stages, key=lambda stage: stage.round.seconds)
     where = f"at {links.mbit:g} Mbit/s and {links.latency * 1000:g} ms one way"
     said = {
@@ -174,16 +185,25 @@ def sentences(report: Report, manifest: Manifest, links: Links) -> dict[str, str
             f"{duration(worst.all_reduce.seconds * outer.inner_steps)} a round."
         )
     if report.hop is not None:
-        said["pipeline"] = (
-            f"{_short(report.hop.forward)} bytes a token and hop forward ({wire.activations}, labels included), "
-            f"{_short(report.hop.back)} back ({wire.gradients}); {duration(report.hop.seconds)} a hop and microbatch."
-        )
+        said["pipeline"] = _pipeline(report.hop, report, manifest)
+    said["memory"] = (
+        "by formula, beside about 0.6 GiB of the program; a node measures before it serves, and gets by with "
+        'anything from "together" down to "at least".'
+    )
     said["stability"] = _stability(report)
     if report.notes:
         said["note"] = "\n".join(report.notes)
     if report.study:
         said["study"] = report.study
     return said
+
+
+def speed_of_devices() -> dict[str, str]:
+    return {
+        "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, and memory "
+        "bandwidth in the optimizer's step; no waiting for links. *: in smaller steps, which is slower "
+        "(docs/memory.md). --measure measures this machine."
+    }
 
 
 def sentence_grid(said: dict[str, str]) -> Table:
@@ -193,6 +213,17 @@ def sentence_grid(said: dict[str, str]) -> Table:
     for subject, text in said.items():
         grid.add_row(subject, Text(text))
     return grid
+
+
+def _pipeline(hop: Hop, report: Report, manifest: Manifest) -> str:
+    wire, forward, back = manifest.wire, forward_bytes(manifest), backward_bytes(manifest)
+    microbatches = report.tokens_per_round // manifest.tokens_per_microbatch
+    return (
+        f"{_short(hop.forward)} bytes a token and hop forward ({wire.activations}, labels included), "
+        f"{_short(hop.back)} back ({wire.gradients}); {duration(hop.seconds)} a hop and microbatch. A microbatch "
+        f"of {manifest.inner.sequences} × {manifest.data.sequence_tokens:,} tokens is {size(forward)} forward and "
+        f"{size(back)} back, the {microbatches:,} of a round {size(microbatches * (forward + back))}."
+    )
 
 
 def _averaging(report: Report, manifest: Manifest) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootstrap.manifest_memory import MemoryFigures, memory_figures
 from bootstrap.simulation.front import citation
-from node.machine.resources import memory_needed
-from node.model.footprint import LABEL_BYTES
+from node.model.footprint import LABEL_BYTES, backward_bytes, forward_bytes
 from node.model.outer import OuterSettings, stationary_variance
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
@@ -46,6 +47,7 @@ class StageFigures:
     layers: int
     parameters: int
     memory: int
+    memory_parts: MemoryFigures
     round: Averaging
     all_reduce: Averaging
 
@@ -102,7 +104,7 @@ def report_on(manifest: Manifest, replicas: int, links: Links) -> Report:
         hop=_hop(manifest, links) if manifest.stages > 1 else None,
         stability=stability_of(manifest, replicas),
         least_step_seconds=waiting * (1 - TOLERABLE) / TOLERABLE / inner_steps,
-        notes=tuple(_notes(manifest)),
+        notes=(*_notes(manifest), *_too_slow(manifest, stages, links)),
         study=citation(manifest),
     )
 
@@ -135,7 +137,7 @@ def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
 
 
 def _stage(manifest: Manifest, stage: int, replicas: int, links: Links) -> StageFigures:
-    parameters = parameter_count(manifest, stage)
+    parameters, memory = parameter_count(manifest, stage), memory_figures(manifest, stage)
     step_tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
     sent, blocking = averaging_bytes(manifest, parameters, replicas)
     # one group of all: a request with a part of z, and its reply with the mean
@@ -145,7 +147,8 @@ def _stage(manifest: Manifest, stage: int, replicas: int, links: Links) -> Stage
         stage=stage,
         layers=len(manifest.layers_of(stage)),
         parameters=parameters,
-        memory=memory_needed(manifest, stage),
+        memory=memory.whole,
+        memory_parts=memory,
         round=Averaging(
             sent=sent,
             blocking=blocking,
@@ -170,6 +173,26 @@ def _hop(manifest: Manifest, links: Links) -> Hop:
         back=nbytes_of(manifest.wire.gradients, shape) / tokens,
         seconds=links.seconds(forward),
     )
+
+
+def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Links) -> list[str]:
+    """Deadlines that such links miss from the first message on."""
+    limits, notes = manifest.limits, []
+    there_and_back = links.seconds(forward_bytes(manifest)) + links.seconds(backward_bytes(manifest))
+    if manifest.stages > 1 and there_and_back > limits.microbatch_deadline:
+        notes.append(
+            f"a microbatch is {there_and_back:.0f} s on these links, limits.microbatch_deadline "
+            f"{limits.microbatch_deadline:g} s: fewer inner.sequences, or a shorter codec in wire."
+        )
+    is_late = manifest.outer.overlap == "late"  # what φ takes earlier has the whole round
+    exchange = max(links.seconds(s.round.sent if is_late else s.round.blocking) for s in stages)
+    if exchange > limits.gossip_deadline:
+        notes.append(
+            f"an exchange is {exchange:.0f} s on these links, limits.gossip_deadline "
+            f"{limits.gossip_deadline:g} s: the first ones fail, until deadlines have adapted. More stages, a longer "
+            "deadline or a shorter codec helps."
+        )
+    return notes
 
 
 def _notes(manifest: Manifest) -> list[str]:

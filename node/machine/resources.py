@@ -16,6 +16,9 @@ from protocol.manifest import Manifest
 
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
 GIB = 2**30
+STARTING = (
+    96 * 2**20
+)  # what the program takes between this check and its first microbatch: compiled loops, threads
 
 
 def memory_needed(manifest: Manifest, stage: int) -> int:
@@ -46,7 +49,7 @@ def require_memory(
     manifest: Manifest, stage: int, room: Room, recompute: str = "auto", on_host: bool = True
 ) -> None:
     """Raises `ResourceError` when the stage does not fit into the memory that is free now."""
-    needed = least_memory(manifest, stage, recompute, on_host)
+    needed = least_memory(manifest, stage, recompute, on_host) + STARTING
     if needed > room.free:
         raise too_little(manifest, stage, needed, room, recompute, on_host)
 
@@ -91,7 +94,8 @@ def stages_that_fit(
     manifest: Manifest, room: Room, recompute: str = "auto", on_host: bool = True
 ) -> list[int]:
     """The stages that a machine with so much memory could hold."""
-    return [s for s in range(manifest.stages) if least_memory(manifest, s, recompute, on_host) <= room.free]
+    left = room.free - STARTING
+    return [s for s in range(manifest.stages) if least_memory(manifest, s, recompute, on_host) <= left]
 
 
 def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | None = None) -> None:

@@ -7,14 +7,10 @@ import shutil
 import pytest
 import torch
 
-from node.machine.resources import (
-    GIB,
-    least_in_flight,
-    memory_needed,
-    memory_of_activations,
-    memory_of_state,
-)
-from node.model.execution import COMPILERS, USABLE, Execution, choose_execution, described
+from node.machine.resources import GIB
+from node.model.execution import COMPILERS, Execution, choose_execution, described
+from node.model.fitting import USABLE
+from node.model.footprint import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.replica import Replica
 from protocol.errors import UserError
 from protocol.manifest import Manifest, load_preset
@@ -102,32 +98,40 @@ def test_a_stage_in_bf16_hands_on_activations_and_takes_gradients(manifest: Mani
     assert float(first.flat.gradients.abs().max()) > 0
 
 
+def room_for(activations: int) -> int:
+    """Free bytes of which `activations` are left for them at stage 0, and some that rounding takes."""
+    beside = memory_of_state(LARGE, 0) + memory_of_buffers(LARGE, 0).total
+    return beside + int(activations / USABLE) + 8
+
+
 def test_auto_recomputes_only_what_does_not_fit() -> None:
-    state = memory_of_state(LARGE, 0)
-    activations = memory_of_activations(LARGE, 0, least_in_flight(LARGE, 0))
-    roomy = choose_execution(LARGE, 0, CPU, state + 2 * activations)
-    tight = choose_execution(LARGE, 0, CPU, state + activations // 2)
-    assert (roomy.recomputes, tight.recomputes) == (False, True)
-    assert not choose_execution(LARGE, 0, CPU, state, recompute="off").recomputes
+    least, sequences = least_in_flight(LARGE, 0), LARGE.inner.sequences
+    kept = estimated(LARGE, 0, sequences, recomputes=False).of(least)
+    again = estimated(LARGE, 0, sequences, recomputes=True).of(least)
+    roomy, tight = (choose_execution(LARGE, 0, CPU, room_for(room)) for room in (2 * kept, again))
+    assert (roomy.recomputes, tight.recomputes, tight.at_once) == (False, True, 0)
+    assert not choose_execution(LARGE, 0, CPU, room_for(0), recompute="off").recomputes
     assert choose_execution(LARGE, 0, CPU, 1000 * GIB, recompute="on").recomputes
-    assert memory_needed(LARGE, 0, recomputes=True) < state + activations / 5
+    assert again < kept / 4
 
 
 def test_as_many_microbatches_are_in_flight_as_fit_and_as_keep_the_stages_busy() -> None:
-    state, least = memory_of_state(LARGE, 0), least_in_flight(LARGE, 0)
+    least, cost = least_in_flight(LARGE, 0), estimated(LARGE, 0, LARGE.inner.sequences, recomputes=False)
     assert least == 2 * (LARGE.stages - 1) + 1
     for count in (least + 1, LARGE.inner.microbatches):
-        room = memory_of_activations(LARGE, 0, count) / USABLE
-        chosen = choose_execution(LARGE, 0, CPU, state + int(room) + 8)
+        chosen = choose_execution(LARGE, 0, CPU, room_for(cost.of(count)))
         assert (chosen.in_flight, chosen.recomputes) == (count, False)
     assert choose_execution(LARGE, 0, CPU, 1000 * GIB).in_flight == LARGE.inner.microbatches
-    assert choose_execution(LARGE, 0, CPU, 0).in_flight == least
     assert choose_execution(LARGE, LARGE.stages - 1, CPU, 1000 * GIB).in_flight == 1
+    sparing = choose_execution(LARGE, 0, CPU, 0)
+    assert (sparing.in_flight, sparing.at_once, sparing.recomputes) == (1, 1, True)
 
 
 def test_a_volunteer_is_told_when_few_microbatches_fit() -> None:
     chosen = Execution(in_flight=5)
     assert "at most 5 microbatches in flight" in described(chosen, LARGE, 0)
+    sliced = described(Execution(at_once=2), LARGE, LARGE.stages - 1)
+    assert f"a microbatch of {LARGE.inner.sequences} sequences 2 at a time" in sliced
 
 
 def test_auto_stays_with_float32_where_bf16_is_not_faster() -> None:

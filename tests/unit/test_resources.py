@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from node.machine.resources import GIB, memory_needed, require_disk, require_memory
+from node.machine.limits import Room
+from node.machine.resources import (
+    GIB,
+    STARTING,
+    least_memory,
+    memory_needed,
+    require_disk,
+    require_memory,
+    stages_that_fit,
+)
+from node.model.footprint import memory_of_buffers
 from node.model.stage import parameter_count
 from protocol.errors import ResourceError
 from protocol.manifest import load_preset
@@ -14,24 +24,47 @@ from protocol.manifest import load_preset
 LARGE = load_preset("llama-6.8b")
 
 
+def free(count: int, limit: int = 0, source: str = "") -> Room:
+    return Room(count, limit or count, source)
+
+
 def test_what_fits_raises_nothing(tmp_path: Path) -> None:
-    require_memory(load_preset("tiny"), 0)
+    require_memory(load_preset("tiny"), 0, free(GIB))
     require_disk(load_preset("tiny"), 0, tmp_path)
-    needed = memory_needed(LARGE, 1)
-    require_memory(LARGE, 1, available=needed)
+    needed = least_memory(LARGE, 1) + STARTING
+    require_memory(LARGE, 1, free(needed))
     with pytest.raises(ResourceError):
-        require_memory(LARGE, 1, available=needed - 1)
+        require_memory(LARGE, 1, free(needed - 1))
+    assert 1 in stages_that_fit(LARGE, free(needed))
+    assert 1 not in stages_that_fit(LARGE, free(needed - 1))
 
 
 def test_too_little_memory_is_told_with_what_is_needed_what_is_there_and_what_to_do() -> None:
-    needed = memory_needed(LARGE, 1)
+    needed = least_memory(LARGE, 0) + STARTING
     with pytest.raises(ResourceError) as refusal:
-        require_memory(LARGE, 1, available=4 * GIB)
+        require_memory(LARGE, 0, free(4 * GIB))
     words = str(refusal.value)
-    assert "Stage 1 of run 'llama-6.8b'" in words
+    assert "Stage 0 of run 'llama-6.8b'" in words
     assert f"{needed / GIB:.1f} GiB" in words
-    assert "4.0 GiB are free" in words
+    assert "4.0 GiB are free. " in words
+    assert "Stage 1 is the smallest" in words
     assert "smaller stages" in words
+
+
+def test_a_limit_is_named_with_one_that_would_do_and_a_stage_that_fits() -> None:
+    some = least_memory(LARGE, 1) + STARTING
+    with pytest.raises(ResourceError) as refusal:
+        require_memory(LARGE, 0, free(some, limit=some + GIB, source="--max-memory"))
+    words = str(refusal.value)
+    assert f"of the {(some + GIB) / GIB:.1f} GiB that --max-memory allows" in words
+    enough = float(words.split("A limit of ")[1].split(" GiB")[0]) * GIB
+    assert least_memory(LARGE, 0) + STARTING + GIB <= enough
+    assert "Stage 1 fits" in words
+
+
+def test_what_is_the_hosts_is_not_asked_of_a_gpu() -> None:
+    on_gpu = least_memory(LARGE, 1, on_host=False)
+    assert least_memory(LARGE, 1) == on_gpu + memory_of_buffers(LARGE, 1).total
 
 
 def test_too_little_disk_is_told_with_the_directory_and_the_flag(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""`noloco-bootstrap init`: what it writes can be checked and founded, and wrong answers are one line."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bootstrap import init_cli
+from bootstrap.found_cli import app
+from bootstrap.founding import found
+from bootstrap.manifest_cli import app as manifest_app
+from bootstrap.manifest_writer import MEANINGS, toml_of
+from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from
+
+
+def run(*arguments: str, answers: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["init", *arguments], input=answers)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_as_written_is_the_preset(preset: str) -> None:
+    manifest = load_preset(preset)
+    assert manifest_from(tomllib.loads(toml_of(manifest, "run.toml"))) == manifest
+
+
+def test_what_flags_ask_for_is_written_checked_and_founded(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    flags = "--name mine --size tiny --hidden 128 --heads 8 --kv-heads 2 --stages 4 --sequence-tokens 256"
+    answer = run(str(file), *flags.split(), "--steps", "200", "--learning-rate", "0.001", "--yes")
+    assert answer.exit_code == 0, answer.output
+    assert f"noloco-bootstrap --manifest {file}" in answer.output
+    manifest = load_toml(file)
+    model = manifest.model
+    assert (manifest.name, manifest.stages, model.hidden_size, model.kv_heads) == ("mine", 4, 128, 2)
+    assert (model.intermediate_size, manifest.inner.warmup_steps) == (512, 20)
+    checked = CliRunner().invoke(manifest_app, ["check", str(file)])
+    assert checked.exit_code == 0, checked.output
+    assert found(tmp_path / "run", manifest).signed.manifest == manifest
+
+
+def test_questions_have_answers_to_press_enter_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal:
+        @staticmethod
+        def isatty() -> bool:
+            return True
+
+    monkeypatch.setattr(init_cli, "sys", type("System", (), {"stdin": Terminal}))
+    file = tmp_path / "asked.toml"
+    answer = run(str(file), "--stages", "4", answers="tiny\nasked\nlocal\n64\n\n\n\n\n")
+    assert answer.exit_code == 0, answer.output
+    assert "Pipeline stages" not in answer.output, "a flag has answered that"
+    manifest = load_toml(file)
+    assert (manifest.name, manifest.stages, manifest.data.source) == ("asked", 4, "local")
+    assert manifest.data.sequence_tokens == 64
+    assert manifest.inner == load_preset("tiny").inner
+
+
+def test_every_explained_setting_exists() -> None:
+    settings = Manifest.model_fields
+    for place in MEANINGS:
+        section, _, name = place.partition(".")
+        assert section in settings
+        assert not name or name in getattr(load_preset("tiny"), section).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--hidden", "130"), "multiple of model.heads"),
+        (("--stages", "40"), "lower it"),
+        (("--size", "huge"), "Choose one of: tiny"),
+        (("--name", "a b"), "name"),
+        (("--steps", "0"), "total_steps"),
+    ],
+)
+def test_what_cannot_be_is_told_and_nothing_is_written(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = run(str(tmp_path / "run.toml"), *arguments, "--yes")
+    assert answer.exit_code == 2
+    assert said in answer.output
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_a_file_is_not_replaced_by_accident(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("mine")
+    refused = run(str(file), "--yes")
+    assert refused.exit_code == 2
+    assert "--force" in refused.output
+    assert file.read_text() == "mine"
+    assert run(str(file), "--yes", "--force").exit_code == 0
+    nowhere = run(str(tmp_path / "no" / "run.toml"), "--yes")
+    assert nowhere.exit_code == 2
+    assert "Cannot write" in nowhere.output
+
+
+def test_where_nobody_can_be_asked_flags_are_needed(tmp_path: Path) -> None:
+    refused = run(str(tmp_path / "run.toml"))
+    assert refused.exit_code == 2
+    assert "--yes" in refused.output
