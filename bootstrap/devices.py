@@ -22,6 +22,10 @@ from protocol.manifest import Manifest
 # reports 44 to 52 % (arXiv 2104.04473, table 1) with long tuning; unfused kernels and small microbatches reach less.
 EFFICIENCY = 0.35
 OPTIMIZER_PASSES = 8
+# A GPU takes so long to start a kernel, and a layer forward and backward is about so many: small models wait for
+# that. Assumptions, too.
+LAUNCH_SECONDS = 5e-6
+KERNELS_PER_LAYER = 100
 MEASURED_TOKENS = 256  # in a layer of this machine's measurement; more changes little
 GB = 10**9
 
@@ -101,7 +105,9 @@ def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
     tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
     weights = memory_of_state(manifest, stage) / 6
     stepping = weights * OPTIMIZER_PASSES / (device.bandwidth * GB) / tokens
-    return Speed(stage, fit_of(manifest, stage, device), 1 / (work + stepping))
+    launches = KERNELS_PER_LAYER * len(manifest.layers_of(stage)) if device.is_gpu else 0
+    starting = launches * LAUNCH_SECONDS / manifest.tokens_per_microbatch
+    return Speed(stage, fit_of(manifest, stage, device), 1 / (max(work, starting) + stepping))
 
 
 def fit_of(manifest: Manifest, stage: int, device: Device) -> str:

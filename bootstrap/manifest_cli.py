@@ -200,9 +200,9 @@ def sentences(report: Report, manifest: Manifest, links: Links) -> dict[str, str
 
 def speed_of_devices() -> dict[str, str]:
     return {
-        "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, and memory "
-        "bandwidth in the optimizer's step; no waiting for links. *: in smaller steps, which is slower "
-        "(docs/memory.md). --measure measures this machine."
+        "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, with kernels of "
+        "5 µs at least (assumed), and memory bandwidth in the optimizer's step; no waiting for links. *: in smaller "
+        "steps, which is slower (docs/memory.md). --measure measures this machine."
     }
 
 

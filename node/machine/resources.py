@@ -49,15 +49,22 @@ def require_memory(
     manifest: Manifest, stage: int, room: Room, recompute: str = "auto", on_host: bool = True
 ) -> None:
     """Raises `ResourceError` when the stage does not fit into the memory that is free now."""
-    needed = least_memory(manifest, stage, recompute, on_host) + STARTING
+    starting = STARTING if on_host else 0
+    needed = least_memory(manifest, stage, recompute, on_host) + starting
     if needed > room.free:
-        raise too_little(manifest, stage, needed, room, recompute, on_host)
+        raise too_little(manifest, stage, needed, room, recompute, on_host, starting)
 
 
 def too_little(
-    manifest: Manifest, stage: int, needed: int, room: Room, recompute: str = "auto", on_host: bool = True
+    manifest: Manifest,
+    stage: int,
+    needed: int,
+    room: Room,
+    recompute: str = "auto",
+    on_host: bool = True,
+    starting: int = 0,
 ) -> ResourceError:
-    """The refusal: `needed` more bytes than are taken now would do."""
+    """The refusal: `needed` more bytes than are taken now would do, `starting` of them for the program."""
     told = (
         f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of memory, but "
         f"{size(max(0, room.free))} are free{room.described()}. "
@@ -65,7 +72,8 @@ def too_little(
     if room.source:
         told += f"A limit of {_rounded_up(room.limit - room.free + needed)} would do. "
     if manifest.stages > 1:
-        least = [least_memory(manifest, other, recompute, on_host) for other in range(manifest.stages)]
+        stages = range(manifest.stages)
+        least = [least_memory(manifest, other, recompute, on_host) + starting for other in stages]
         smallest = least.index(min(least))
         fits = "fits" if least[smallest] <= room.free and smallest != stage else "is the smallest"
         told += f"Stage {smallest} {fits}, with {size(least[smallest])}. "
@@ -94,7 +102,7 @@ def stages_that_fit(
     manifest: Manifest, room: Room, recompute: str = "auto", on_host: bool = True
 ) -> list[int]:
     """The stages that a machine with so much memory could hold."""
-    left = room.free - STARTING
+    left = room.free - (STARTING if on_host else 0)
     return [s for s in range(manifest.stages) if least_memory(manifest, s, recompute, on_host) <= left]
 
 

@@ -57,6 +57,12 @@ def test_the_expected_speed_is_arithmetic_and_the_optimizers_step() -> None:
     assert report.slowest == min(stage.tokens_per_second for stage in report.stages)
 
 
+def test_a_small_model_waits_for_its_kernels() -> None:
+    tiny = load_preset("tiny")
+    seconds_of_microbatch = 2 * 128 / report_of(tiny, DEVICES["h100"]).slowest
+    assert seconds_of_microbatch == pytest.approx(2 * 100 * 5e-6, rel=0.01)
+
+
 def test_what_does_not_fit_a_device_is_said() -> None:
     assert fit_of(LARGE, 0, DEVICES["4090"]) == "no"
     assert fit_of(LARGE, 1, DEVICES["h200"]) == "whole"
