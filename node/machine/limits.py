@@ -14,11 +14,15 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from node.model.memory import freed_memory
+
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
     f"{letter}I": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)
 }
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+STATUS = Path("/proc/self/status")
+UNTOUCHED = 64 * 2**20  # of threads' stacks and heaps, which ulimit counts before they are written to
 
 
 @dataclass(frozen=True)
@@ -70,16 +74,19 @@ def taken() -> int:
 
 
 def _ulimit_rooms() -> Iterator[Room]:
-    status = dict(
-        line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
-    ) if Path("/proc/self/status").exists() else {}  # fmt: skip
+    try:
+        lines = STATUS.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
     for name, kind, field in (
         ("ulimit -v", resource.RLIMIT_AS, "VmSize"),
         ("ulimit -d", resource.RLIMIT_DATA, "VmData"),
     ):
         limit, _ = resource.getrlimit(kind)
-        if limit != resource.RLIM_INFINITY and field in status:
-            yield Room(limit - int(status[field].split()[0]) * 1024, limit, name)
+        if limit != resource.RLIM_INFINITY:
+            counted = int(status[field].split()[0]) * 1024 - freed_memory()  # which stays in the count
+            yield Room(limit - counted - UNTOUCHED, limit, name)
 
 
 def _cgroup_rooms(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[Room]:

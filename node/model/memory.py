@@ -44,6 +44,29 @@ def give_back_freed_memory() -> None:
         libc.malloc_trim(0)
 
 
+def freed_memory() -> int:
+    """Bytes that were freed and may be used again without asking the system; 0 where glibc does not tell."""
+    libc = _glibc()
+    try:
+        tell = libc.mallinfo2 if libc is not None else None  # since 2.33
+    except AttributeError:
+        return 0
+    if tell is None:
+        return 0
+    tell.restype = _HeapFigures
+    return int(tell().free)
+
+
+class _HeapFigures(ctypes.Structure):
+    """`struct mallinfo2`, mallinfo(3)."""
+
+    _fields_ = (
+        ("beside", ctypes.c_size_t * 8),
+        ("free", ctypes.c_size_t),
+        ("at_the_top", ctypes.c_size_t),
+    )
+
+
 def _glibc() -> ctypes.CDLL | None:
     if not sys.platform.startswith("linux"):
         return None

@@ -23,7 +23,7 @@ from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from protocol.errors import ResourceError
 
-# numpy's and torch's ways to say that an allocation failed; a limit set by ulimit is met so
+# torch's ways to say that an allocation failed; a limit set by ulimit is met so
 NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")
 
 
