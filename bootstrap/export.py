@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from bootstrap.observer import Observer
+from node.model.families import model_config
 from node.model.flat import layout
-from node.model.stage import llama_config, parameter_shapes
+from node.model.stage import parameter_shapes
 from node.state.transfer import Progress, fetch_slow_weights
 from protocol.errors import StateError
 from protocol.transport.base import PeerId
@@ -56,9 +57,7 @@ def _write(
     observer: Observer, weights: dict[str, torch.Tensor], directory: Path, progress: Sequence[Progress]
 ) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    config = llama_config(observer.manifest)
-    config.architectures = ["LlamaForCausalLM"]
-    config.save_pretrained(directory)
+    model_config(observer.manifest).save_pretrained(directory)
     beside = directory / "model.safetensors.new"
     save_file(weights, beside, metadata={"format": "pt"})
     beside.replace(directory / "model.safetensors")
