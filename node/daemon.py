@@ -54,6 +54,7 @@ from protocol.messages import (
     Ready,
     Reduce,
     Release,
+    Return,
     SitOut,
 )
 from protocol.rpc import Answer, Request, Rpc, Traffic
@@ -215,7 +216,8 @@ class Node:
         )
         self.checkpoints = Checkpoints(context, replica, self.surroundings.state)
         self._register_handlers(stage, EvaluationService(context, work))
-        neighbours = [s for s in (stage - 1, stage, stage + 1) if 0 <= s < context.manifest.stages]
+        onward = (stage + 1) % context.manifest.stages if context.manifest.is_ring else stage + 1
+        neighbours = sorted({s for s in (stage - 1, stage, onward) if 0 <= s < context.manifest.stages})
         lifetime = context.manifest.limits.record_lifetime
         self._discovery = Discovery(
             self.transport,
@@ -312,6 +314,8 @@ class Node:
         service = StateService(stage, self.replica, self.context.compute)
         self.rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         self.rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
+        if self.context.manifest.is_ring and stage == 0:
+            self.rpc.handle(Traffic.PIPELINE, Return, self._pipeline.on_return)
         self.rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
         self.rpc.handle(Traffic.PAIRING, Propose, self._rounds.matchmaker.on_propose)
         self.rpc.handle(Traffic.PAIRING, Ready, self._rounds.matchmaker.on_ready)
