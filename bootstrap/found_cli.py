@@ -28,6 +28,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def bootstrap(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    from_checkpoint: Annotated[
+        str | None, typer.Option(help="Start from this Hugging Face model: a directory, or a hub name.")
+    ] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
         "noloco-run"
     ),
@@ -44,7 +47,9 @@ def bootstrap(
     """
     set_up_logging(verbose)
     try:
-        wanted = chosen_manifest(preset, manifest) if preset or manifest else None
+        wanted = None
+        if preset or manifest or from_checkpoint:
+            wanted = chosen_manifest(preset, manifest, from_checkpoint)
         founded = found(directory, wanted)
         if port and not port_is_free(host, port):
             raise ResourceError(
@@ -81,6 +86,11 @@ def _introduce(founded: Founded, addresses: list[str]) -> None:
     for address in addresses:
         print(f"  from {reach_of(address)}:")
         print(f"    noloco-node --join {address}")
+    if manifest.start is not None:
+        print(
+            f"The run starts from '{manifest.start.name}': give the first replica of each stage --from-checkpoint "
+            "DIRECTORY, too. Later ones get the weights from it."
+        )
     print("Ctrl-C stops the seed peer; the run goes on among its members.", flush=True)
 
 

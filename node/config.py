@@ -36,6 +36,10 @@ class NodeConfig(BaseModel):
     data: Annotated[
         tuple[str, ...], Field(description="Text files or globs to train on instead of the run's source.")
     ] = ()
+    from_checkpoint: Annotated[
+        str,
+        Field(description="Hugging Face directory or hub name that the run starts from; for first replicas."),
+    ] = ""
     host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for all interfaces.")] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 takes a free one.")] = 0
     announce: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import random
@@ -22,6 +23,7 @@ from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
 from node.model.evaluation import EvaluationService
 from node.model.execution import choose_execution, described
+from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.model.stage import work_of
 from node.model.stage_work import StageWork
@@ -230,7 +232,8 @@ class Node:
             self._announcement,
         )
         await self._discovery.announce()
-        await self._load_state(stage, checkpoint, is_move)
+        if not await self._load_state(stage, checkpoint, is_move):
+            return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
         await self._discovery.refresh()
         await self._discovery.announce()
@@ -264,19 +267,54 @@ class Node:
         most, is_first = self._config.max_minutes * 60, self._mover is None
         return most if is_first or not most else max(1e-3, most - (self.transport.now() - self._since))
 
-    async def _load_state(self, stage: int, checkpoint: Checkpoint | None, is_move: bool) -> None:
-        """From the own checkpoint when it is recent, else from live replicas, else from the seed."""
+    async def _load_state(self, stage: int, checkpoint: Checkpoint | None, is_move: bool) -> bool:
+        """From the own checkpoint when it is recent, else from live replicas, else what the run starts from.
+
+        False when this node was told to leave while it waited.
+        """
         if checkpoint is not None and checkpoint.stage == stage:
             if self._furthest(stage) - checkpoint.state.round < OLD_ROUNDS:
                 await self.checkpoints.restore(checkpoint)
-                return
+                return True
             self._events.say(
                 "The saved state is far behind the other replicas; taking theirs.", "checkpoint-old"
             )
-        if not await (self._download_for_move(stage) if is_move else self._download(stage)):
-            self._events.say(
-                f"First replica of stage {stage}: starting from the run's seed.", "initialised", stage=stage
-            )
+        if await (self._download_for_move(stage) if is_move else self._download(stage)):
+            return True
+        if self.signed.manifest.start is None:
+            sentence = f"First replica of stage {stage}: starting from the run's seed."
+        elif self._config.from_checkpoint:
+            await self._load_pretrained(stage)
+            sentence = f"First replica of stage {stage}: starting from {self._config.from_checkpoint}."
+        else:
+            return await self._wait_for_state(stage)
+        self._events.say(sentence, "initialised", stage=stage)
+        return True
+
+    async def _load_pretrained(self, stage: int) -> None:
+        """From the checkpoint that the volunteer named. Raises `CheckpointError` with what to do."""
+        source, manifest = Pretrained(self._config.from_checkpoint), self.signed.manifest
+        await self.context.compute.run(Priority.SERVE, load_stage, source, manifest, stage, self.replica)
+
+    async def _wait_for_state(self, stage: int) -> bool:
+        """Until a replica has the weights that this node cannot make; False when it is told to leave."""
+        assert self._trainer is not None
+        assert self._discovery is not None
+        start = self.signed.manifest.start
+        self._events.warn(
+            f"Waiting for another replica of stage {stage}: the run starts from '{start.name if start else ''}', "
+            "and this node was given no --from-checkpoint. With one it can be the first.",
+            "no-weights",
+            stage=stage,
+        )
+        while not self._leaving.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), PAUSE_SECONDS)
+            await self._discovery.announce()
+            await self._discovery.refresh()
+            if self._holders(stage) and await self._trainer.download():
+                return True
+        return False
 
     def _holders(self, stage: int) -> list[PeerId]:
         return [p for p in self.view.holding(stage, self.transport.now()) if p != self.context.me]
@@ -287,12 +325,11 @@ class Node:
         return max((m.announcement.round for m in members if m.peer in holders), default=0)
 
     async def _download(self, stage: int) -> bool:
-        """Whether there is anyone to take the state from. When that fails the own state is kept."""
+        """Whether there is anyone to take the state from. When that fails the own state, the seed's, is kept."""
         if not self._holders(stage):
             return False
         assert self._trainer is not None
-        await self._trainer.download()
-        return True
+        return await self._trainer.download() or self.signed.manifest.start is None
 
     async def _download_for_move(self, stage: int) -> bool:
         """The same, tried again, also where nobody is found at first: a lookup may fail.

@@ -23,6 +23,10 @@ class DataError(UserError):
     """A dataset that is missing, unreadable or too short."""
 
 
+class CheckpointError(UserError):
+    """A checkpoint to start a run from that is missing, damaged, or of a model that cannot be trained here."""
+
+
 class ScenarioError(UserError):
     """Measured links, or what is asked of a plan for them, that cannot be used; the text names the place."""
 
