@@ -286,6 +286,8 @@ class Node:
         elif self._config.from_checkpoint:
             await self._load_pretrained(stage)
             sentence = f"First replica of stage {stage}: starting from {self._config.from_checkpoint}."
+        elif is_move:
+            raise JoinError(f"Nobody has the state of stage {stage}, and this node has no --from-checkpoint.")
         else:
             return await self._wait_for_state(stage)
         self._events.say(sentence, "initialised", stage=stage)

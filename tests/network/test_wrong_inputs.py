@@ -77,6 +77,24 @@ def test_a_node_that_cannot_join_says_what_to_do(
     refused(run("node.cli", "--host", "127.0.0.1", "--no-relay", *arguments, cwd=tmp_path), *said)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, ("no-such-model is not a directory", "Give the one that config.json and the weights are in")),
+        ('{"model_type": "gpt2"}', ("of the type 'gpt2'", "llama, mistral, qwen2, qwen3")),
+    ],
+    ids=["no such checkpoint", "another family"],
+)
+def test_a_checkpoint_that_no_run_can_start_from(
+    config: str | None, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "no-such-model").mkdir()
+        (tmp_path / "no-such-model" / "config.json").write_text(config, encoding="utf-8")
+    refused(run("bootstrap.found_cli", "--from-checkpoint", "no-such-model", cwd=tmp_path), *said)
+    assert not (tmp_path / "noloco-run").exists()
+
+
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
