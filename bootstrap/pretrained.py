@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -13,6 +14,8 @@ from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, Start
 from protocol.model import Model
+
+logger = logging.getLogger(__name__)
 
 MAX_LAYERS = 1_024  # as in the manifest
 UNKNOWN_DIGEST = "0" * 64
@@ -110,5 +113,6 @@ def unread_start(source: Pretrained, stages: Any) -> Start:
 def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
     """Reads and checks all weights."""
     assert manifest.start is not None
+    logger.info("Reading the weights of %s: their SHA-256 goes into the manifest.", source.name)
     digests = tuple(stage_digest(source, manifest, stage) for stage in range(manifest.stages))
     return manifest.model_copy(update={"start": manifest.start.model_copy(update={"digests": digests})})

@@ -13,7 +13,7 @@ from node.places.discovery import Discovery
 from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint
 from node.trainer import Trainer
-from protocol.errors import JoinError
+from protocol.errors import CheckpointError, JoinError
 from protocol.transport.base import PeerId
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
@@ -46,10 +46,15 @@ class FirstState:
         """From the own checkpoint when it is recent, else from live replicas, else what the run starts from.
 
         False when this node was told to leave while it waited for others' weights. Raises `StateError` when the
-        own checkpoint does not fit, `CheckpointError` when the run's does not, and after a move `JoinError` when
-        there are replicas and none gives its state.
+        own checkpoint does not fit, `CheckpointError` when the one named by the volunteer is not the run's, and
+        after a move `JoinError` when there are replicas and none gives its state.
         """
-        stage, events = self._context.stage, self._context.events
+        stage, events, manifest = self._context.stage, self._context.events, self._context.manifest
+        if self._pretrained and manifest.start is None:
+            raise CheckpointError(
+                f"Run '{manifest.name}' starts from random weights, not from {self._pretrained}. Leave "
+                "--from-checkpoint out, or found a run with it: noloco-bootstrap --from-checkpoint."
+            )
         if checkpoint is not None and checkpoint.stage == stage:
             if self._furthest() - checkpoint.state.round < OLD_ROUNDS:
                 await self._checkpoints.restore(checkpoint)

@@ -54,6 +54,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
         (("--join", NOBODY, "--device", "gpu"), ("gpu", "--device cpu")),
         (("--join", NOBODY, "--stage", "-7"), ("--stage",)),
         (("--join", NOBODY, "--config", "missing.toml"), ("missing.toml",)),
+        (("--join", NOBODY, "--from-checkpoint", "my/model/here"), ("my/model/here is not a directory",)),
         (
             ("--join", NOBODY, "--trace", "missing/t.json"),
             ("Cannot write the trace missing/t.json", "--trace"),
@@ -67,6 +68,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
         "bad device",
         "bad stage",
         "no settings file",
+        "no checkpoint",
         "no trace folder",
         "full disk",
     ],

@@ -140,6 +140,21 @@ def test_a_node_that_waits_for_weights_leaves_when_it_is_told_to(tmp_path: Path)
     assert not list(tmp_path.rglob("checkpoint.safetensors"))  # what it held was no model
 
 
+def test_a_checkpoint_is_refused_in_a_run_that_starts_from_random_weights(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+
+    async def main() -> None:
+        swarm = swarm_for(micro_manifest())
+        await swarm.seed_peer.start()
+        swarm.add(0, stage=1, from_checkpoint=str(tmp_path / "model"))
+        failure = await fails_to_join(swarm, 0)
+        assert isinstance(failure, CheckpointError)
+        assert "starts from random weights" in str(failure)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
 def test_another_checkpoint_is_refused_where_it_would_be_needed(tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
     manifest = manifest_for(tmp_path / "model")
