@@ -115,8 +115,9 @@ class Forward(Message):
     kind: ClassVar[str] = "forward"
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
-    home: OptionalId = ""  # in a ring: the peer that drew the sequences, and the name that it gave them
-    draw: OptionalId = ""
+    # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
+    home: Annotated[str, Field(max_length=64, exclude_if=lambda home: not home)] = ""
+    draw: Annotated[str, Field(max_length=64, exclude_if=lambda draw: not draw)] = ""
 
 
 class Return(Message):
