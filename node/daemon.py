@@ -13,6 +13,8 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context
+from node.data.supply import DataSupply
+from node.data.tokenizer_exchange import RunTokenizer
 from node.frame_limits import payload_limits
 from node.links.links import Links
 from node.model.replica import Replica
@@ -92,7 +94,12 @@ class Node:
         serve_greeting(rpc, transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         stage = await self._find_stage(checkpoint.stage if checkpoint else None)
-        member.abilities = Abilities(member.config, manifest, state, member.surroundings.corpus)
+        config, around = member.config, member.surroundings
+        member.tokenizer = RunTokenizer(manifest, rpc, member.view, state, config.tokenizer)
+        member.tokenizer.serve()
+        member.data = DataSupply(config, manifest, state, member.events, around.corpus)
+        member.data.return_to(checkpoint.position if checkpoint else None)
+        member.abilities = Abilities(config, manifest, state, member.data)
         await self._serve(stage, checkpoint)
 
     async def _find_stage(self, previous: int | None = None) -> int:
@@ -232,6 +239,7 @@ class Node:
         await attempt(self.transport.close, "closing the network")
         if self._service is not None:
             await self._service.close()
+            self._member.data.close()
 
     # --- for those who watch ------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import random
 import torch
 
 from node.context import Context
-from node.data.feed import Feed
+from node.data.feed import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.pipeline.pipeline import Pipeline
@@ -44,6 +44,7 @@ class Trainer:
         self._rounds = rounds
         self._matchmaker = rounds.matchmaker
         self._feed = feed
+        self._feed_report = FeedReport(feed, context.events) if feed is not None else None
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
         self._max_seconds = max_seconds
         self._began = asyncio.get_running_loop().time()
@@ -57,6 +58,15 @@ class Trainer:
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
+        if self._feed is None:
+            return await self._train()
+        self._feed.begin()
+        try:
+            return await self._train()
+        finally:
+            self._feed.stop()
+
+    async def _train(self) -> bool:
         while not self._stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
             draws: list[asyncio.Task[object]] = []
@@ -143,6 +153,7 @@ class Trainer:
             await self.download()
         self._pipeline.next_step()
         context.counters.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
+        self._tell_feed()
         context.events.emit(
             "step",
             step=replica.step,
@@ -150,6 +161,11 @@ class Trainer:
             gradient_norm=round(report.gradient_norm, 6),
             learning_rate=report.learning_rate,
         )
+
+    def _tell_feed(self) -> None:
+        if self._feed is not None and self._feed_report is not None:
+            self._context.counters.data_wait = self._feed.waited()
+            self._feed_report.tell()
 
     async def download(self) -> bool:
         """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""

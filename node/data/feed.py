@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from node.data.batches import Batch, Position, Tally, TrainingData
 from node.watch.events import Events
+from protocol.errors import DataError
 from protocol.manifest import Manifest
 
 STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready
@@ -31,15 +32,21 @@ class Feed:
         self._data = data
         self._seed = (run_id, peer_id)
         self._manifest = manifest
-        start = Position(data.identity)
-        self._trained = position if position is not None and position.corpus == data.identity else start
+        goes_on = position is not None and self.goes_on_from(position)
+        self._trained = position if position is not None and goes_on else Position(data.identity)
         self._before = (0, self._trained)  # a step and where it began; `_trained` is where it ended
         self._batches: Iterator[tuple[Batch, Position]]
         self._coming: deque[asyncio.Future[tuple[Batch, Position]]] = deque()
-        self._taken: deque[Position] = deque()  # where each batch ends that was taken and is not trained on yet
+        self._taken: deque[Position] = (
+            deque()
+        )  # where each batch ends that was taken and is not trained on yet
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
         self._began = 0.0
         self.seconds_waited = 0.0
+
+    def goes_on_from(self, position: Position) -> bool:
+        """Whether that is a position in these data."""
+        return position.corpus == self._data.identity
 
     @property
     def tally(self) -> Tally:
@@ -56,7 +63,8 @@ class Feed:
     def stop(self) -> None:
         """Make no more. What was taken and not trained on is made again after the next `begin`."""
         for future in self._coming:
-            future.cancel()
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # nobody will ask for it
         self._coming.clear()
         self._taken.clear()
 
@@ -81,13 +89,18 @@ class Feed:
     def _make_ahead(self) -> None:
         loop = asyncio.get_running_loop()
         while len(self._coming) < STEPS_AHEAD * self._manifest.inner.microbatches:
-            self._coming.append(loop.run_in_executor(self._thread, next, self._batches))
+            self._coming.append(loop.run_in_executor(self._thread, _next, self._batches))
 
     # --- where training is --------------------------------------------------------------------
 
     def commit(self, step: int) -> None:
         """The oldest batch that was taken goes into the weights, with inner step `step`."""
         self._before, self._trained = (step, self._trained), self._taken.popleft()
+
+    @property
+    def trained(self) -> Position:
+        """Where the next batch begins."""
+        return self._trained
 
     def position(self, step: int) -> Position:
         """Where training was after `step` inner steps, the last one that was committed or the one before it."""
@@ -100,6 +113,14 @@ class Feed:
         """The fraction of the time since `begin` in which training waited for data."""
         seconds = asyncio.get_running_loop().time() - self._began
         return min(1.0, self.seconds_waited / seconds) if seconds > 0 else 0.0
+
+
+def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
+    """The line is endless, so that it ended means that it broke before; the one who saw that has told why."""
+    try:
+        return next(batches)
+    except StopIteration:
+        raise DataError("The data could not be read on. Start the node again.") from None
 
 
 class FeedReport:
@@ -117,7 +138,7 @@ class FeedReport:
             return
         self._next = now + TOLD_SECONDS
         (nbytes, tokens), waited = tally.rate(), self._feed.waited()
-        position = self._feed.position_now
+        position = self._feed.trained
         self._events.say(
             f"Data: tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); training waited for it "
             f"{waited:.2%} of the time. Epoch {position.epoch}, document {position.document:,}.",
