@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from bootstrap.observer import Observer
-from node.data.corpus import Corpus
+from node.data.batches import TrainingData
 from node.model.stage import Stage
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused
@@ -39,7 +39,7 @@ class Loss:
 
 async def evaluate_route(
     observer: Observer,
-    corpus: Corpus,
+    data: TrainingData,
     route: Sequence[PeerId],
     sequences: int,
     progress: Progress = lambda done, total: None,
@@ -49,7 +49,7 @@ async def evaluate_route(
     Raises `PeerUnreachable`, `DeadlineExceeded` or `Refused` when a replica of the route fails for good.
     """
     manifest = observer.manifest
-    batches = list(validation(manifest, corpus, sequences))
+    batches = list(validation(manifest, data, sequences))
     slots = asyncio.Semaphore(IN_FLIGHT)
     done = 0
 
@@ -84,11 +84,11 @@ async def _evaluate(
 
 
 @torch.no_grad()
-def starting_loss(manifest: Manifest, corpus: Corpus, sequences: int) -> Loss:
+def starting_loss(manifest: Manifest, data: TrainingData, sequences: int) -> Loss:
     """The loss of the weights that every run of this manifest starts from, computed here."""
     stages = [Stage(manifest, index) for index in range(manifest.stages)]
     sums = []
-    for inputs, labels in validation(manifest, corpus, sequences):
+    for inputs, labels in validation(manifest, data, sequences):
         hidden = inputs
         for stage in stages:
             hidden = stage(hidden)
@@ -97,21 +97,21 @@ def starting_loss(manifest: Manifest, corpus: Corpus, sequences: int) -> Loss:
 
 
 @torch.no_grad()
-def checkpoint_loss(directory: Path, manifest: Manifest, corpus: Corpus, sequences: int) -> Loss:
+def checkpoint_loss(directory: Path, manifest: Manifest, data: TrainingData, sequences: int) -> Loss:
     """The loss of an exported checkpoint by plain transformers code: nothing of ours but the text."""
     disable_progress_bar()  # ours is the only one on the screen
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     sums = []
-    for inputs, labels in validation(manifest, corpus, sequences):
+    for inputs, labels in validation(manifest, data, sequences):
         sums.append((_loss_sum(model(input_ids=inputs).logits, labels), labels.numel()))
     return _mean(sums)
 
 
 def validation(
-    manifest: Manifest, corpus: Corpus, sequences: int
+    manifest: Manifest, data: TrainingData, sequences: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The same held-out sequences whoever asks, in microbatches of the run's size."""
-    return corpus.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, limit=sequences)
+    return data.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, limit=sequences)
 
 
 def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,15 +22,18 @@ from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.manifest_cli import app as manifest_tools
 from bootstrap.observer import visit
 from bootstrap.plan_cli import plan
+from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
-from node.data.corpus import load_corpus
+from node.data.opening import DEFAULT_FIELD, DataPlan, default_cache, open_data, token_name
+from node.data.tokenizer import read_tokenizer
+from node.data.tokenizer_exchange import RunTokenizer
 from node.machine.signals import on_interrupt
 from node.watch.log import set_up_logging
-from protocol.errors import DataError, NolocoError
+from protocol.errors import NolocoError
 from protocol.manifest import Manifest, manifest_from
 
 app = typer.Typer(
@@ -42,6 +46,13 @@ app.command()(plan)
 app.command()(links)
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Text, JSONL or parquet files or globs, a dataset directory or hub:NAME, not the run's own."
+    ),
+]
+TextFieldOption = Annotated[str, typer.Option(help="Where JSONL, parquet and datasets have the text.")]
 
 
 @app.callback()
@@ -58,6 +69,9 @@ def swarm(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    data: DataOption = None,
+    text_field: TextFieldOption = DEFAULT_FIELD,
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or hub:NAME; default: bytes.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
     directory: Annotated[
@@ -75,10 +89,16 @@ def swarm(
     console = Console()
     try:
         wanted = adapted(chosen_manifest(preset, manifest), stages, steps)
+        raw = read_tokenizer(tokenizer) if tokenizer else None
+        if raw is not None:
+            wanted = with_tokenizer(wanted, raw, is_preset=manifest is None)
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary, picture, trace)
+    plan = Plan(
+        wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
+        data=tuple(data or ()), text_field=text_field, tokenizer=raw,
+    )  # fmt: skip
     result = run_async(_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     console.print(f"summary          {summary}", soft_wrap=True, highlight=False)
@@ -132,28 +152,32 @@ async def _status(join: list[str], file: Path | None) -> None:
 def evaluate(
     join: Join = None,
     sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
-    data: Annotated[list[str] | None, typer.Option(help="Text files or globs instead of the run's.")] = None,
+    data: DataOption = None,
+    text_field: TextFieldOption = DEFAULT_FIELD,
     every_replica: Annotated[bool, typer.Option(help="Measure each replica, not one of each stage.")] = False,
 ) -> None:
     """Measure the validation loss of a running swarm."""
-    run_async(_evaluate(join or [], sequences, data or [], every_replica))
+    plan = DataPlan(tuple(data or ()), text_field, default_cache())
+    run_async(_evaluate(join or [], sequences, plan, every_replica))
 
 
-async def _evaluate(join: list[str], sequences: int, data: list[str], every_replica: bool) -> None:
+async def _evaluate(join: list[str], sequences: int, plan: DataPlan, every_replica: bool) -> None:
     async with visit(join) as observer:
-        source = data or observer.manifest.data.source
-        if source == "local":
-            raise DataError("This run trains on its volunteers' own text: name some with --data FILE.")
-        corpus = load_corpus(source, observer.manifest.data.held_out)
+        manifest = observer.manifest
+        plan.require(manifest)
         routes = await observer.routes()
+        tokenizer = RunTokenizer(manifest, observer.rpc, observer.view)
+        await tokenizer.get()
+        corpus = await asyncio.to_thread(open_data, manifest, plan, tokenizer.raw)
+        unit = token_name(manifest)
         losses = []
         for route in routes if every_replica else routes[:1]:
             with _progress("Evaluating", sequences) as advance:
                 loss = await evaluate_route(observer, corpus, route, sequences, advance)
-            print(f"{loss.nats:.4f} nats per byte on {loss.tokens:,} tokens, through {_short(route)}")
+            print(f"{loss.nats:.4f} nats per {unit} on {loss.tokens:,} tokens, through {_short(route)}")
             losses.append(loss.nats)
         if len(losses) > 1:
-            print(f"{sum(losses) / len(losses):.4f} nats per byte, mean over {len(losses)} routes")
+            print(f"{sum(losses) / len(losses):.4f} nats per {unit}, mean over {len(losses)} routes")
 
 
 @app.command()

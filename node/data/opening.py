@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,11 @@ class DataPlan:
     field: str
     cache: Path
 
+    def flags(self) -> list[str]:
+        """The same for a node's command line."""
+        named = [word for entry in self.entries for word in ("--data", entry)]
+        return [*named, "--text-field", self.field, "--data-cache", str(self.cache)]
+
     def require(self, manifest: Manifest) -> None:
         """Raises `DataError` when the run has no text of its own and none is named."""
         if not self.entries and manifest.data.source == LOCAL:
@@ -37,6 +43,16 @@ class DataPlan:
                 f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
                 "(globs may be used, and --data may be given several times), or serve another --stage."
             )
+
+
+def default_cache() -> Path:
+    """Where tools keep documents that belong to no node: the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noloco" / "documents"
+
+
+def token_name(manifest: Manifest) -> str:
+    """What losses of this run are counted by."""
+    return "byte" if manifest.data.tokenizer == BYTES else "token"
 
 
 def open_data(manifest: Manifest, plan: DataPlan, tokenizer: bytes | None) -> TrainingData:
