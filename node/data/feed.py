@@ -17,7 +17,7 @@ from protocol.manifest import Manifest
 
 STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready
 FIRST_TOLD_SECONDS = 10.0
-TOLD_SECONDS = 300.0
+TOLD_SECONDS = 60.0
 
 
 class Feed:
