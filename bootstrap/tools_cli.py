@@ -154,10 +154,13 @@ def evaluate(
     sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
+    data_cache: Annotated[
+        Path | None, typer.Option(help="Where documents are kept; in the user's cache if not given.")
+    ] = None,
     every_replica: Annotated[bool, typer.Option(help="Measure each replica, not one of each stage.")] = False,
 ) -> None:
     """Measure the validation loss of a running swarm."""
-    plan = DataPlan(tuple(data or ()), text_field, default_cache())
+    plan = DataPlan(tuple(data or ()), text_field, data_cache or default_cache())
     run_async(_evaluate(join or [], sequences, plan, every_replica))
 
 

@@ -1,0 +1,113 @@
+"""The feed: microbatches ready before they are asked for, and what was trained on counted step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from node.data.batches import Batch, Position, Tally
+from node.data.feed import Feed, FeedReport
+from node.watch.events import Events
+from protocol.errors import DataError
+from protocol.manifest import Manifest
+from tests.swarm.micro import micro_manifest
+
+MANIFEST = micro_manifest()
+COUNT = MANIFEST.inner.microbatches
+
+
+@dataclass
+class Numbers:
+    """Microbatch n holds nothing but n."""
+
+    identity: str = "numbers"
+    seconds: float = 0.0  # that one takes to make
+    ends_at: int = 10**9
+    tally: Tally = field(default_factory=Tally)
+    made: int = 0
+
+    def require(self, tokens: int) -> None: ...
+
+    def validation_batches(self, tokens: int, sequences: int, limit: int | None = None) -> Iterator[Batch]:
+        raise NotImplementedError
+
+    def batches(
+        self, run_id: str, peer_id: str, manifest: Manifest, position: Position
+    ) -> Iterator[tuple[Batch, Position]]:
+        for number in range(position.document, 10**9):
+            if number >= self.ends_at:
+                raise DataError("The disk is gone. Put it back.")
+            time.sleep(self.seconds)
+            self.made += 1
+            self.tally.add(1, 4, 1, 0.001)
+            yield (torch.tensor(number), torch.tensor(number)), Position(self.identity, 0, number + 1)
+
+
+def feed_of(data: Numbers, position: Position | None = None) -> Feed:
+    feed = Feed(data, "run", "peer", MANIFEST, position)
+    feed.begin()
+    return feed
+
+
+def numbers(batches: list[Batch]) -> list[int]:
+    return [int(inputs) for inputs, _ in batches]
+
+
+async def test_microbatches_are_made_before_they_are_asked_for() -> None:
+    data = Numbers(seconds=0.01)
+    feed = feed_of(data)
+    await asyncio.sleep(0.2)
+    assert data.made == 2 * COUNT
+    assert numbers(await feed.take(COUNT)) == list(range(COUNT))
+    assert feed.seconds_waited < 0.005
+    await asyncio.sleep(0.2)
+    assert data.made == 3 * COUNT  # and no more than that is held
+    feed.close()
+
+
+async def test_waiting_for_data_is_told() -> None:
+    data, events = Numbers(seconds=0.02), list[dict[str, Any]]()
+    feed = feed_of(data)
+    report = FeedReport(feed, Events(time.time, events.append))
+    report._next = 0.0
+    for _ in range(5):
+        await feed.take(COUNT)
+        report.tell()
+    assert feed.waited() > 0.8
+    (event,) = events
+    assert event["event"] == "data"
+    assert (event["tokens_per_second"], event["bytes_per_second"]) == (1000, 4000)
+    assert event["waited_fraction"] > 0.8
+    feed.close()
+
+
+async def test_only_what_was_trained_on_counts() -> None:
+    feed = feed_of(Numbers())
+    first, second = await feed.take(COUNT), await feed.take(COUNT)  # the second is drawn ahead
+    assert feed.position(0) == feed.position(9) == Position("numbers")
+    feed.commit(step=7)
+    assert feed.position(6) == Position("numbers")  # its weights may be saved while the step is computed
+    assert feed.position(7) == Position("numbers", 0, COUNT)
+    feed.begin()  # as after a while at another stage
+    assert numbers(await feed.take(COUNT)) == numbers(second) != numbers(first)
+    feed.close()
+    other = feed_of(Numbers(), Position("numbers", 0, 5))
+    assert numbers(await other.take(2)) == [5, 6]
+    other.close()
+    changed = feed_of(Numbers(), Position("other data", 0, 5))
+    assert numbers(await changed.take(2)) == [0, 1]
+    changed.close()
+
+
+async def test_data_that_break_off_say_why() -> None:
+    feed = feed_of(Numbers(ends_at=3))
+    with pytest.raises(DataError, match="disk is gone"):
+        await feed.take(4)
+    feed.begin()
+    feed.close()
