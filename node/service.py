@@ -13,6 +13,7 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context, Counters
+from node.data.batches import Position
 from node.data.supply import DataSupply, ReadData
 from node.data.tokenizer_exchange import RunTokenizer
 from node.links.links import Links
@@ -189,10 +190,14 @@ class Service:
         self.trainer = Trainer(
             context, replica, self._pipeline, self.rounds, feed, member.surroundings.rng, self._seconds_left
         )
-        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, member.data.position)
+        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
         self._register_handlers(EvaluationService(context, work))
         self._discovery = self._make_discovery()
         self.is_announced = True
+
+    def _position(self, step: int) -> Position | None:
+        """In the data, after an inner step."""
+        return self._member.data.position(step if self.stage == 0 else None)
 
     def _make_discovery(self) -> Discovery:
         member, stages = self._member, self.context.manifest.stages

@@ -55,6 +55,7 @@ class Feed:
     def begin(self) -> None:
         """Make microbatches ready from the first that was not trained on."""
         self.stop()
+        self._before = (0, self._trained)
         run_id, peer_id = self._seed
         self._batches = self._data.batches(run_id, peer_id, self._manifest, self._trained)
         self._began, self.seconds_waited = asyncio.get_running_loop().time(), 0.0
@@ -97,15 +98,13 @@ class Feed:
         """The oldest batch that was taken goes into the weights, with inner step `step`."""
         self._before, self._trained = (step, self._trained), self._taken.popleft()
 
-    @property
-    def trained(self) -> Position:
-        """Where the next batch begins."""
-        return self._trained
+    def position(self, step: int | None = None) -> Position:
+        """Where training was after `step` inner steps, the last one that was committed or the one before it.
 
-    def position(self, step: int) -> Position:
-        """Where training was after `step` inner steps, the last one that was committed or the one before it."""
+        Without a step, where it is: what a node keeps while it serves another stage.
+        """
         last, before = self._before
-        return before if step < last else self._trained
+        return before if step is not None and step < last else self._trained
 
     # --- what people are told -----------------------------------------------------------------
 
@@ -138,7 +137,7 @@ class FeedReport:
             return
         self._next = now + TOLD_SECONDS
         (nbytes, tokens), waited = tally.rate(), self._feed.waited()
-        position = self._feed.trained
+        position = self._feed.position()
         self._events.say(
             f"Data: tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); training waited for it "
             f"{waited:.2%} of the time. Epoch {position.epoch}, document {position.document:,}.",
