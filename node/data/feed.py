@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
+from node.data.background import BackgroundThread
 from node.data.batches import Batch, Position, Tally, TrainingData
 from node.watch.events import Events
 from protocol.errors import DataError
@@ -40,7 +40,7 @@ class Feed:
         self._taken: deque[Position] = (
             deque()
         )  # where each batch ends that was taken and is not trained on yet
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
+        self._thread = BackgroundThread("data")
         self._began = 0.0
         self.seconds_waited = 0.0
 
@@ -71,7 +71,7 @@ class Feed:
 
     def close(self) -> None:
         self.stop()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
 
     async def take(self, count: int) -> list[Batch]:
         """The next `count` microbatches. Raises what went wrong with making them, as `DataError`."""

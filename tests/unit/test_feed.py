@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -115,3 +117,12 @@ async def test_data_that_break_off_say_why() -> None:
         await feed.take(4)
     feed.begin()
     feed.close()
+
+
+def test_work_that_waits_for_its_source_keeps_no_process() -> None:
+    code = (
+        "import time; from node.data.background import BackgroundThread; thread = BackgroundThread('data'); "
+        "assert thread.submit(int, '7').result() == 7; "
+        "thread.submit(time.sleep, 3600); thread.shutdown(wait=False)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
