@@ -15,7 +15,9 @@ from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
 
-STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready
+STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready, at least
+TOKENS_AHEAD = 2**18  # more than are tokenised at once: a device that is quicker than that goes on meanwhile
+MOST_AHEAD = 64  # microbatches, for the sake of tokens; small ones are no device's that is so quick
 FIRST_TOLD_SECONDS = 10.0
 TOLD_SECONDS = 60.0
 
@@ -37,9 +39,7 @@ class Feed:
         self._before = (0, self._trained)  # a step and where it began; `_trained` is where it ended
         self._batches: Iterator[tuple[Batch, Position]]
         self._coming: deque[asyncio.Future[tuple[Batch, Position]]] = deque()
-        self._taken: deque[Position] = (
-            deque()
-        )  # where each batch ends that was taken and is not trained on yet
+        self._taken: deque[Position] = deque()  # where the batches end that were taken and not trained on
         self._thread = BackgroundThread("data")
         self._began = 0.0
         self.seconds_waited = 0.0
@@ -89,7 +89,7 @@ class Feed:
 
     def _make_ahead(self) -> None:
         loop = asyncio.get_running_loop()
-        while len(self._coming) < STEPS_AHEAD * self._manifest.inner.microbatches:
+        while len(self._coming) < microbatches_ahead(self._manifest):
             self._coming.append(loop.run_in_executor(self._thread, _next, self._batches))
 
     # --- where training is --------------------------------------------------------------------
@@ -112,6 +112,12 @@ class Feed:
         """The fraction of the time since `begin` in which training waited for data."""
         seconds = asyncio.get_running_loop().time() - self._began
         return min(1.0, self.seconds_waited / seconds) if seconds > 0 else 0.0
+
+
+def microbatches_ahead(manifest: Manifest) -> int:
+    """How many are made before they are asked for."""
+    for_tokens = min(MOST_AHEAD, TOKENS_AHEAD // manifest.tokens_per_microbatch)
+    return max(STEPS_AHEAD * manifest.inner.microbatches, for_tokens)
 
 
 def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from node.data.batches import Batch, Position, Tally
-from node.data.feed import Feed, FeedReport
+from node.data.feed import Feed, FeedReport, microbatches_ahead
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
@@ -67,14 +67,21 @@ def numbers(batches: list[Batch]) -> list[int]:
 
 
 async def test_microbatches_are_made_before_they_are_asked_for() -> None:
-    data = Numbers(seconds=0.01)
+    data = Numbers(seconds=0.002)
     feed = feed_of(data)
     await ready(feed)
     assert numbers(await feed.take(COUNT)) == list(range(COUNT))
     assert feed.seconds_waited < 0.005
     await ready(feed)
-    assert data.made == 3 * COUNT  # and no more than that is held
+    assert data.made == microbatches_ahead(MANIFEST) + COUNT  # and no more than that is held
     feed.close()
+
+
+def test_as_many_as_cover_what_is_tokenised_at_once_but_not_thousands_of_small_ones() -> None:
+    sizes = {"data__sequence_tokens": 1_024, "inner__sequences": 8}
+    assert microbatches_ahead(micro_manifest(**sizes)) == 32
+    assert microbatches_ahead(micro_manifest(**sizes, inner__microbatches=64)) == 128
+    assert microbatches_ahead(MANIFEST) == 64
 
 
 async def test_waiting_for_data_is_told() -> None:
