@@ -22,6 +22,7 @@ from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
 from node.model.evaluation import EvaluationService
 from node.model.execution import choose_execution, described
+from node.model.prediction import PredictionService
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.model.stage import work_of
 from node.model.stage_work import StageWork
@@ -50,6 +51,7 @@ from protocol.messages import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
+    Predict,
     Propose,
     Ready,
     Reduce,
@@ -214,7 +216,7 @@ class Node:
             context, replica, self._pipeline, self._rounds, corpus, rng, self._seconds_left()
         )
         self.checkpoints = Checkpoints(context, replica, self.surroundings.state)
-        self._register_handlers(stage, EvaluationService(context, work))
+        self._register_handlers(stage, EvaluationService(context, work), PredictionService(context, replica))
         neighbours = [s for s in (stage - 1, stage, stage + 1) if 0 <= s < context.manifest.stages]
         lifetime = context.manifest.limits.record_lifetime
         self._discovery = Discovery(
@@ -308,11 +310,14 @@ class Node:
             raise JoinError(f"The state of stage {stage} could not be had.")
         return False
 
-    def _register_handlers(self, stage: int, evaluation: EvaluationService) -> None:
+    def _register_handlers(
+        self, stage: int, evaluation: EvaluationService, prediction: PredictionService
+    ) -> None:
         service = StateService(stage, self.replica, self.context.compute)
         self.rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         self.rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
         self.rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
+        self.rpc.handle(Traffic.PIPELINE, Predict, prediction.on_predict)
         self.rpc.handle(Traffic.PAIRING, Propose, self._rounds.matchmaker.on_propose)
         self.rpc.handle(Traffic.PAIRING, Ready, self._rounds.matchmaker.on_ready)
         self.rpc.handle(Traffic.PAIRING, Release, self._rounds.matchmaker.on_release)
@@ -513,10 +518,11 @@ class Node:
 def payload_limits(manifest: Manifest) -> dict[Traffic, int]:
     """The largest frame of each class that this run can need, with some room for headers and scales."""
     activations = manifest.tokens_per_microbatch * (manifest.model.hidden_size * 4 + 8)
+    logits = manifest.model.vocab_size * 8  # of one token, beside the tokens that they belong to
     piece = PIECE_PARAMETERS * 4
     return {
         Traffic.CONTROL: 1024 * 1024,
-        Traffic.PIPELINE: activations + 64 * 1024,
+        Traffic.PIPELINE: max(activations, logits) + 64 * 1024,
         Traffic.PAIRING: 64 * 1024,
         Traffic.GOSSIP: 2 * piece + 64 * 1024,
         Traffic.STATE: 4 * piece + 64 * 1024,

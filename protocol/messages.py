@@ -143,6 +143,33 @@ class Evaluated(Message):
     tokens: Natural
 
 
+class Predict(Message):
+    """What comes after a sequence, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+
+    Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
+    still be held, and then one more token, n = 1, is enough. 0 begins anew with all tokens, and is always possible.
+    Refusals: "forgotten" (begin anew: other weights, too long ago, no room), "not-serving", "bad-shape", "non-finite".
+    A failure leaves keys and values behind, for a minute at most.
+    """
+
+    kind: ClassVar[str] = "predict"
+    stage: Natural
+    route: Annotated[list[Id], Field(max_length=1_024)]
+    answer: Id
+    position: Natural
+    top: Natural  # how many of the largest logits are asked for; 0: all
+
+
+class Predicted(Message):
+    """Tensors: the logits after the last token [k], and the tokens that they belong to [k]; without those, all [vocabulary].
+
+    `rounds` are those of the weights that computed them, of each stage from the receiver on.
+    """
+
+    kind: ClassVar[str] = "predicted"
+    rounds: Annotated[list[Natural], Field(max_length=1_024)]
+
+
 # --- rounds -------------------------------------------------------------------------------------
 
 
@@ -281,8 +308,8 @@ class StatePiece(Message):
 MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Propose, Accept,
-        Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
+        Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Predict, Predicted,
+        Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
         StatePiece, Probe, Probed,
     )
 }  # fmt: skip

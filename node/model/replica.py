@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
+from transformers import Cache
 
 from node.model.execution import Execution
 from node.model.flat import FlatParameters
@@ -151,10 +152,10 @@ class Replica:
         return loss.detach(), leaf.grad
 
     @torch.no_grad()
-    def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The stage's outputs under the slow weights φ, whatever θ is at."""
+    def evaluate(self, inputs: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+        """The stage's outputs under the slow weights φ, whatever θ is at; `cache` as in `Stage.forward`."""
         weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
-        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device),))
+        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device), cache))
         return torch.as_tensor(outputs)
 
     # --- inner and outer steps ----------------------------------------------------------------

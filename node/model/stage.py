@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig
+from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
@@ -68,16 +68,20 @@ class Stage(nn.Module):
         if initialise:
             self._initialise(manifest.model.seed, manifest.model.init_std)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
         """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
 
-        Returns activations, on the last stage logits [sequences, tokens, vocabulary].
+        Returns activations, on the last stage logits [sequences, tokens, vocabulary]. With the `cache` of what went
+        before, one token of a sequence; its keys and values are added.
         """
         hidden = self.embed_tokens(inputs) if self.is_first else inputs
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        past = 0 if cache is None else cache.get_seq_length(int(next(iter(self.layers))))
+        positions = torch.arange(past, past + hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotary = self.rotary(hidden, position_ids=positions)
         for layer in self.layers.values():
-            run = partial(layer, attention_mask=None, position_embeddings=rotary)
+            run = partial(
+                layer, attention_mask=None, position_embeddings=rotary, past_key_values=cache
+            )
             if self.recomputes and torch.is_grad_enabled():
                 hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
