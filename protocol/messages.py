@@ -20,6 +20,8 @@ Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+TOKENIZER_PIECE_BYTES = 128 * 1024
 Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 
 
@@ -305,12 +307,33 @@ class StatePiece(Message):
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256 over the tensors' bytes
 
 
+# --- the run's tokenizer -------------------------------------------------------------------------
+
+
+class GetTokenizer(Message):
+    """A piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
+
+    Refusal: "no-tokenizer" (not here, or not yet). The whole is checked against the hash in the manifest.
+    """
+
+    kind: ClassVar[str] = "get-tokenizer"
+    offset: Annotated[int, Field(ge=0, lt=MAX_TOKENIZER_BYTES)]
+
+
+class TokenizerPiece(Message):
+    """The piece is empty where `offset` lies beyond the end."""
+
+    kind: ClassVar[str] = "tokenizer-piece"
+    total: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
+    contents: Annotated[bytes, Field(max_length=TOKENIZER_PIECE_BYTES)]
+
+
 MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Predict, Predicted,
-        Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
-        StatePiece, Probe, Probed,
+        Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex,
+        GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
     )
 }  # fmt: skip
 
