@@ -13,15 +13,17 @@ from rich.console import Console
 from rich.live import Live
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
-from bootstrap.export import export_route
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import run_tokenizer
 from bootstrap.founding import found
+from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer, Sighting
 from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
 from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
-from node.data.corpus import Corpus, load_corpus
+from node.data.corpus import load_corpus
 from node.machine.processes import Child, Children
 from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
@@ -61,7 +63,7 @@ class LocalSwarm:
         self._sightings: list[Sighting] = []
         self._summary = Summary(preset=plan.manifest.name)
         self._last_busy: Picture | None = None  # with every node training
-        self._corpus: Corpus
+        self._text: MeasuredText  # held out
         self._began = time.monotonic()
         self._stopping = asyncio.Event()
 
@@ -155,11 +157,12 @@ class LocalSwarm:
     async def _prepare(self) -> None:
         """While the nodes start: the text, its entropies, and the loss of the weights that all start from."""
         manifest, sequences = self._plan.manifest, self._plan.validation_sequences
-        self._corpus = await asyncio.to_thread(load_corpus, manifest.data.source, manifest.data.held_out)
-        summary, corpus = self._summary, self._corpus
+        corpus = await asyncio.to_thread(load_corpus, manifest.data.source, manifest.data.held_out)
+        summary, tokenizer = self._summary, run_tokenizer(manifest, None)
+        self._text = held_out_text(manifest, corpus, sequences, tokenizer)
         summary.unigram_entropy = await asyncio.to_thread(corpus.unigram_entropy)
         summary.bigram_entropy = await asyncio.to_thread(corpus.bigram_entropy)
-        loss = await asyncio.to_thread(starting_loss, manifest, corpus, sequences)
+        loss = await asyncio.to_thread(starting_loss, manifest, self._text)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
         self._console.print(
             f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, bigram {summary.bigram_entropy:.3f} "
@@ -238,7 +241,7 @@ class LocalSwarm:
         tokens = tokens_trained(self._sightings)
         try:
             route = (await observer.routes())[0]
-            loss = await evaluate_route(observer, self._corpus, route, self._plan.validation_sequences)
+            loss = await evaluate_route(observer, self._text, route)
         except NolocoError:
             return
         self._summary.validation_loss.append((tokens, round(self._elapsed, 3), round(loss.nats, 6)))
@@ -247,7 +250,7 @@ class LocalSwarm:
 
     async def _conclude(self, observer: Observer) -> None:
         """Validation loss as the mean over replicas, the true spread, the export and its loss."""
-        summary, sequences = self._summary, self._plan.validation_sequences
+        summary = self._summary
         self._console.print("Training is complete. Measuring, then exporting one replica of each stage.")
         if self._plan.picture is not None and self._last_busy is not None:
             save_svg(self._plan.picture, self._last_busy)
@@ -259,7 +262,7 @@ class LocalSwarm:
                 peer = sighting.member.peer
                 summary.add_node(self._names.get(peer, peer), peer, sighting.stats, self._names)
         routes = await observer.routes()
-        losses = [(await evaluate_route(observer, self._corpus, route, sequences)).nats for route in routes]
+        losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
         mean = sum(losses) / len(losses)
         summary.validation_loss.append((summary.tokens, round(self._elapsed, 3), round(mean, 6)))
         summary.replica_spread = await measure_spread(observer)
@@ -267,10 +270,8 @@ class LocalSwarm:
 
     async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
         directory = self._plan.directory / "export"
-        exported = await export_route(observer, route, directory)
-        loss = await asyncio.to_thread(
-            checkpoint_loss, directory, self._plan.manifest, self._corpus, self._plan.validation_sequences
-        )
+        exported = await export(observer, Order(directory, route=route, validation_loss=swarm_loss))
+        loss = await asyncio.to_thread(checkpoint_loss, directory, self._text)
         self._summary.export = {
             "directory": str(directory),
             "parameters": exported.parameters,

@@ -146,11 +146,12 @@ class Evaluated(Message):
 
 
 class Predict(Message):
-    """What comes after a sequence, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+    """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
 
     Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
     still be held, and then one more token, n = 1, is enough. 0 begins anew with all tokens, and is always possible.
-    Refusals: "forgotten" (begin anew: other weights, too long ago, no room), "not-serving", "bad-shape", "non-finite".
+    Refusals: "forgotten" (begin anew: other weights, too long ago, no room), "not-serving", "bad-shape",
+    "non-finite".
     A failure leaves keys and values behind, for a minute at most.
     """
 
@@ -163,7 +164,7 @@ class Predict(Message):
 
 
 class Predicted(Message):
-    """Tensors: the logits after the last token [k], and the tokens that they belong to [k]; without those, all [vocabulary].
+    """Tensors: the logits after the last token [k] and the tokens that they are of [k], or all logits [vocabulary].
 
     `rounds` are those of the weights that computed them, of each stage from the receiver on.
     """

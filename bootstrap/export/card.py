@@ -113,7 +113,12 @@ def _rows(facts: Facts) -> str:
 
 def _weights(facts: Facts) -> str:
     of = "the mean of several replicas of a stage" if facts.is_mean else "one replica of each stage"
-    lines = [f"The slow weights φ of {of}:", "", "| stage | replica | inner steps | round |", "|---|---|---|---|"]
+    lines = [
+        f"The slow weights φ of {of}:",
+        "",
+        "| stage | replica | inner steps | round |",
+        "|---|---|---|---|",
+    ]
     lines += [
         f"| {source.stage} | `{donor.peer}` | {donor.step:,} | {donor.round:,} |"
         for source in facts.sources

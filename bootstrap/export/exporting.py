@@ -84,15 +84,18 @@ def check_order(order: Order) -> None:
 async def export(
     observer: Observer,
     order: Order,
+    tokenizer: bytes | None = None,
     tell: Tell = lambda sentence: None,
     progress: StageProgress = lambda stage, done, total: None,
 ) -> Exported:
     """Fetch the slow weights and write a checkpoint. One that was cut short in the same directory goes on.
 
+    `tokenizer` is the run's tokenizer.json, None where bytes are tokens.
     Raises `JoinError` when a replica goes away, `StateError` or `ResourceError` when the directory cannot be
     written; a checkpoint that is there is replaced only when the new one is whole.
     """
     check_order(order)
+    run_tokenizer(observer.manifest, tokenizer)  # refused before anything is fetched
     sightings = await observer.look()
     partial = order.directory / PARTIAL
     try:
@@ -102,7 +105,7 @@ async def export(
             _require_disk(observer, order, source)
             files.append(await _fetch(observer, order, source, partial, tell, progress))
         facts = _facts(observer, order, [file.source for file in files], sightings)
-        _finish(observer, order, files, facts, tell)
+        _finish(observer, order, files, facts, tokenizer, tell)
     except OSError as error:
         raise StateError(
             f"Cannot write to {order.directory} ({error.strerror}). Free some space or choose another --out; "
@@ -175,7 +178,14 @@ def _facts(
     )
 
 
-def _finish(observer: Observer, order: Order, files: Sequence[StageFile], facts: Facts, tell: Tell) -> None:
+def _finish(
+    observer: Observer,
+    order: Order,
+    files: Sequence[StageFile],
+    facts: Facts,
+    tokenizer: bytes | None,
+    tell: Tell,
+) -> None:
     """Write everything into a folder, then move it into place and forget what was fetched. Raises `OSError`."""
     manifest, dtype = observer.manifest, DTYPES[order.dtype]
     new = order.directory / PARTIAL / "new"
@@ -185,20 +195,21 @@ def _finish(observer: Observer, order: Order, files: Sequence[StageFile], facts:
         manifest, [file.weights() for file in files], new, dtype, shard_bytes(order.shard_size)
     ):
         tell(f"Wrote {name}.")
-    _describe(observer, new, dtype, facts)
+    _describe(run_tokenizer(manifest, tokenizer), new, dtype, facts)
     sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(new.iterdir())]
     (new / SUMS).write_text("".join(sums), encoding="utf-8")
     _remove_weights(order.directory)
-    for path in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):  # the last one makes it whole
+    for path in sorted(
+        new.iterdir(), key=lambda path: path.name == "config.json"
+    ):  # the last one makes it whole
         path.replace(order.directory / path.name)
     shutil.rmtree(order.directory / PARTIAL)
 
 
-def _describe(observer: Observer, new: Path, dtype: torch.dtype, facts: Facts) -> None:
-    tokenizer: PreTrainedTokenizerFast = run_tokenizer(observer.manifest)
+def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype, facts: Facts) -> None:
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     tokenizer.save_pretrained(new)
-    checkpoint_config(observer.manifest, dtype, ids).save_pretrained(new)
+    checkpoint_config(facts.manifest, dtype, ids).save_pretrained(new)
     GenerationConfig(**ids).save_pretrained(new)
     (new / "README.md").write_text(model_card(facts), encoding="utf-8")
     (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")
@@ -209,4 +220,3 @@ def _remove_weights(directory: Path) -> None:
     for path in [directory / "config.json", directory / INDEX, *directory.glob("model*.safetensors")]:
         with suppress(FileNotFoundError):
             path.unlink()
-

@@ -13,7 +13,7 @@ from node.state.transfer import PIECES_IN_FLIGHT, fetch_slow_piece
 from protocol.rpc import Rpc
 
 
-class RoundEnded(Exception):  # noqa: N818  no failure: the donor went on, and what is fetched is of two rounds now
+class RoundEnded(Exception):
     """A donor's weights are others than those that were begun with."""
 
     def __init__(self, donor: Donor, round_: int) -> None:

@@ -61,7 +61,7 @@ def weights_of(manifest: Manifest) -> dict[str, Weight]:
 def write_shards(
     manifest: Manifest, stages: list[NDArray[np.float32]], directory: Path, dtype: torch.dtype, most: int
 ) -> Iterator[str]:
-    """Write files of at most `most` bytes, where no single tensor is larger, and yield the name of each when it is there.
+    """Write files of at most `most` bytes, or of one larger tensor, and yield the name of each when it is there.
 
     `stages` are the flat weights of each, mapped from files: memory for one shard is taken. Raises `OSError`.
     """

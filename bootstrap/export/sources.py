@@ -68,7 +68,9 @@ async def donors_of(observer: Observer, stage: int, peers: Sequence[PeerId]) -> 
     Raises `JoinError` when nobody does.
     """
     answers = await asyncio.gather(*(_index(observer, stage, peer) for peer in sorted(peers)))
-    found = [(donor, parameters) for answer in answers if answer is not None for donor, parameters in [answer]]
+    found = [
+        (donor, parameters) for answer in answers if answer is not None for donor, parameters in [answer]
+    ]
     if not found:
         raise JoinError(
             f"No live peer serves stage {stage} of {observer.manifest.stages}. Wait until one has joined."

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from protocol.manifest import Manifest
+from node.data.tokenizer import load_tokenizer
+from protocol.manifest import BYTES, Manifest
 
-END_OF_TEXT = "\0"  # byte 0, which no text holds
+BYTES_END = "\0"  # byte 0, which no text holds, ends one
 
 
-def run_tokenizer(manifest: Manifest) -> PreTrainedTokenizerFast:
-    """The run's tokenizer as transformers knows it; it says how many tokens the model was trained on at once."""
+def run_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
+    """The run's tokenizer as transformers knows it; `raw` is its tokenizer.json, None where bytes are tokens.
+
+    Its one special token ends a text, and so also begins one and fills up. Raises `TokenizerError` for another file
+    than the manifest names.
+    """
+    load_tokenizer(raw, manifest)  # checks it
+    if manifest.data.tokenizer == BYTES or raw is None:
+        backend, end = byte_tokenizer(), BYTES_END
+    else:
+        backend, end = tokenizers.Tokenizer.from_str(raw.decode()), manifest.data.end_of_text
+        backend.no_truncation()
+        backend.no_padding()
     return PreTrainedTokenizerFast(
-        tokenizer_object=byte_tokenizer(),
-        bos_token=END_OF_TEXT,  # a text begins where another one ends
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
+        tokenizer_object=backend,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end,
         model_max_length=manifest.data.sequence_tokens,
         clean_up_tokenization_spaces=False,
     )
@@ -29,9 +43,24 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
     Byte 0 is a special token under its own name; the other bytes have the printable names that GPT-2 gave them.
     """
-    names: dict[int, str] = {**bytes_to_unicode(), 0: END_OF_TEXT}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[]))
+    names: dict[int, str] = {**bytes_to_unicode(), 0: BYTES_END}
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([tokenizers.AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    tokenizer.add_special_tokens([tokenizers.AddedToken(BYTES_END, special=True, normalized=False)])
     return tokenizer
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of `text` alone, as the model saw them in training: nothing is put before or after."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+    return ids
+
+
+def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
+    """Of how many bytes of text `ids` are; characters cut at their ends count as what stands for them."""
+    if len(tokenizer) == 256 and tokenizer.convert_ids_to_tokens(0) == BYTES_END:
+        return len(ids)
+    return len(tokenizer.decode(ids).encode())

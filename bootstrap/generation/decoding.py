@@ -45,11 +45,10 @@ class Decoding:
         return 1 if self.is_greedy else self.top_k
 
     def for_transformers(self) -> dict[str, Any]:
-        """The same as arguments of `generate`."""
+        """How to choose, as arguments of `generate`."""
         if self.is_greedy:
-            return {"max_new_tokens": self.most_tokens, "do_sample": False}
+            return {"do_sample": False}
         return {
-            "max_new_tokens": self.most_tokens,
             "do_sample": True,
             "temperature": self.temperature,
             "top_k": self.top_k,

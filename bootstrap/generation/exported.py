@@ -64,7 +64,7 @@ def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # noqa: BLE001  what the library raises differs with the fault and its version
         raise StateError(
-            f"The tokenizer in {directory} is unknown or damaged ({_first_line(error)}). Copy the one of the run there."
+            f"The tokenizer in {directory} is unknown or damaged ({_first_line(error)}). Copy the run's there."
         ) from None
     return tokenizer
 
@@ -94,12 +94,14 @@ class _Stream(BaseStreamer):  # type: ignore[misc]
 def generate_tokens(
     loaded: ExportedModel, prompt: list[int], decoding: Decoding, tell: Callable[[int], None]
 ) -> None:
-    """Tell each token after `prompt` when it is there, by transformers' own `generate`."""
+    """Tell each token after `prompt` when it is there, by transformers' own `generate`; until the context is full."""
     inputs = torch.tensor([prompt])
+    room = min(decoding.most_tokens, loaded.context - len(prompt))
     set_seed(decoding.seed)
     loaded.model.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
         streamer=_Stream(tell),
+        max_new_tokens=room,
         **decoding.for_transformers(),
     )

@@ -59,7 +59,7 @@ def load_corpus(source: str | Sequence[str], held_out_fraction: float = 0.05) ->
     if not 0 < held_out_fraction < 1:
         raise DataError(f"The held-out fraction is {held_out_fraction}; it must lie between 0 and 1.")
     sources = [source] if isinstance(source, str) else source
-    paths = dict.fromkeys(path for entry in sources for path in _files_of(entry))
+    paths = dict.fromkeys(path for entry in sources for path in files_of(entry))
     parts = [_read_text(path) for path in paths]
     text = np.concatenate(parts) if parts else np.empty(0, np.uint8)
     if not text.size:
@@ -141,7 +141,7 @@ class Corpus:
         return _cross_entropy(_pair_counts(self.train), _pair_counts(self.held_out))
 
 
-def _files_of(source: str) -> list[Path]:
+def files_of(source: str) -> list[Path]:
     """The files that one entry of a source names, with the empty ones of a glob left out."""
     try:
         found = python_stdlib_files() if source == PYTHON_STDLIB else _find(Path(source).expanduser())

@@ -30,11 +30,13 @@ class EvaluationService:
             raise Refused("not-serving", "the route does not fit this stage")
         if context.is_last:
             loss_sum, tokens = await context.compute.run(
-                Priority.SERVE, self._work.evaluate_last, lambda: self._work.decoded(request)
+                Priority.SERVE,
+                self._work.evaluate_last,
+                lambda: self._work.decoded(request, may_be_short=True),
             )
             return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
         parcel = await context.compute.run(
-            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request)
+            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request, may_be_short=True)
         )
         onward = Evaluate(stage=message.stage + 1, route=message.route[1:])
         try:

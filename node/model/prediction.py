@@ -24,7 +24,9 @@ from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
 
 PREDICTION_DEADLINE = 60.0
-MOST_BYTES = 128 << 20  # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
+MOST_BYTES = (
+    128 << 20
+)  # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
 FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
 
 Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer
@@ -104,8 +106,8 @@ class PredictionService:
         ):
             raise Refused("not-serving", "the route does not fit this stage")
         key = (request.peer, message.answer)
-        memory = self._memories.take(key, message.position)
-        outputs, memory = await context.compute.run(Priority.SERVE, self._advance, request, memory)
+        before = self._memories.take(key, message.position)
+        outputs, memory = await context.compute.run(Priority.SERVE, self._advance, request, before)
         self._memories.keep(key, memory)
         if context.is_last:
             return Answer(Predicted(rounds=[memory.round]), [encode(t, _codec(t)) for t in outputs])

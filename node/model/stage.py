@@ -79,9 +79,7 @@ class Stage(nn.Module):
         positions = torch.arange(past, past + hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotary = self.rotary(hidden, position_ids=positions)
         for layer in self.layers.values():
-            run = partial(
-                layer, attention_mask=None, position_embeddings=rotary, past_key_values=cache
-            )
+            run = partial(layer, attention_mask=None, position_embeddings=rotary, past_key_values=cache)
             if self.recomputes and torch.is_grad_enabled():
                 hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
