@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from bootstrap.measured_text import MeasuredText
 from bootstrap.observer import Observer
-from node.model.stage import Stage
+from node.model.stage import Stage, logits_through
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused
 from protocol.manifest import Manifest
@@ -84,7 +84,8 @@ async def _evaluate(
     observer: Observer, route: Sequence[PeerId], inputs: torch.Tensor, labels: torch.Tensor
 ) -> Evaluated:
     tensors = [encode(inputs.to(torch.int32), "int32"), encode(labels.to(torch.int32), "int32")]
-    request = Evaluate(stage=0, route=list(route[1:]))
+    back = route[:1] if observer.manifest.is_ring else []
+    request = Evaluate(stage=0, route=[*route[1:], *back])
     for attempt in range(TRIES):
         try:
             evaluated, _ = await observer.rpc.call(
@@ -104,10 +105,7 @@ def starting_loss(manifest: Manifest, text: MeasuredText) -> Loss:
     stages = [Stage(manifest, index) for index in range(manifest.stages)]
     sums = []
     for inputs, labels in text.batches:
-        hidden = inputs
-        for stage in stages:
-            hidden = stage(hidden)
-        sums.append((_loss_sum(hidden, labels), labels.numel()))
+        sums.append((_loss_sum(logits_through(stages, inputs), labels), labels.numel()))
     return _mean(sums, text)
 
 

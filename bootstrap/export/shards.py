@@ -16,8 +16,9 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from node.model.families import model_config
 from node.model.flat import Slice, layout
-from node.model.stage import llama_config, parameter_shapes
+from node.model.stage import parameter_shapes
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 
@@ -53,7 +54,7 @@ def weights_of(manifest: Manifest) -> dict[str, Weight]:
     for stage in range(manifest.stages):
         for place in layout(parameter_shapes(manifest, stage)):
             weights.setdefault(place.name, Weight(stage, place))
-    if llama_config(manifest).tie_word_embeddings:
+    if model_config(manifest).tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     return weights
 
@@ -96,10 +97,7 @@ def sha256_of(path: Path) -> str:
 
 def checkpoint_config(manifest: Manifest, dtype: torch.dtype, ids: dict[str, int | None]) -> Any:
     """What config.json holds: the run's model, and the tokenizer's `ids` of special tokens."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    config = llama_config(manifest)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    config = model_config(manifest)
     config.dtype = dtype
     for name, token in ids.items():
         setattr(config, name, token)

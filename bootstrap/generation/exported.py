@@ -39,7 +39,8 @@ def load_exported(directory: Path) -> ExportedModel:
         raise StateError(
             f"The model in {directory} cannot be loaded ({_first_line(error)}). Export it again."
         ) from None
-    context = int(getattr(model.config, "max_position_embeddings", 0) or tokenizer.model_max_length)
+    # the model may know more positions than the run trained it on
+    context = min(int(getattr(model.config, "max_position_embeddings", 2**31)), tokenizer.model_max_length)
     return ExportedModel(model, tokenizer, context)
 
 

@@ -91,8 +91,9 @@ class SwarmAnswer:
 
     async def _ask(self, sequence: list[int], top: int) -> list[torch.Tensor]:
         new = torch.tensor(sequence[self._remembered :], dtype=torch.int32)[None]
+        back = self._route[:1] if self._observer.manifest.is_ring else []
         request = Predict(
-            stage=0, route=list(self._route[1:]), answer=self._name, position=self._remembered, top=top
+            stage=0, route=[*self._route[1:], *back], answer=self._name, position=self._remembered, top=top
         )
         predicted, tensors = await self._observer.rpc.call(
             self._route[0],
@@ -109,7 +110,7 @@ class SwarmAnswer:
     def _note(self, rounds: list[int]) -> None:
         if self.rounds and rounds != self.rounds:
             changed = [stage for stage, (a, b) in enumerate(zip(self.rounds, rounds, strict=False)) if a != b]
-            stages = ", ".join(map(str, changed))
+            stages = ", ".join(sorted({str(stage % self._observer.manifest.stages) for stage in changed}))
             self._tell(
                 f"A round ended at stage {stages}: what follows is by the new weights. Generate from an export, "
                 "or when the run is complete, for one set of weights throughout."

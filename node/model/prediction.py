@@ -96,21 +96,28 @@ class PredictionService:
         self._context = context
         self._replica = replica
         self._memories = Memories()
+        model = context.manifest.model
+        # a token that goes on alone sees everything before it: more than a sliding window lets it
+        self._remembers = not 0 < model.sliding_window < context.manifest.data.sequence_tokens
 
     async def on_predict(self, request: Request) -> Answer:
         """Logits of the slow weights after the last token, along the route that the caller chose."""
         context, message = self._context, request.message
-        if (
-            message.stage != context.stage
-            or len(message.route) != context.manifest.stages - 1 - context.stage
-        ):
+        manifest = context.manifest
+        is_back = manifest.is_ring and context.stage == 0 and message.stage == manifest.stages
+        is_ours = is_back or message.stage == context.stage
+        if not is_ours or len(message.route) != manifest.hops - 1 - message.stage:
             raise Refused("not-serving", "the route does not fit this stage")
+        if is_back:
+            logits, round_ = await context.compute.run(Priority.SERVE, self._head, request)
+            return _answer([round_], logits)
         key = (request.peer, message.answer)
         before = self._memories.take(key, message.position)
         outputs, memory = await context.compute.run(Priority.SERVE, self._advance, request, before)
-        self._memories.keep(key, memory)
-        if context.is_last:
-            return Answer(Predicted(rounds=[memory.round]), [encode(t, _codec(t)) for t in outputs])
+        if self._remembers:
+            self._memories.keep(key, memory)
+        if message.stage == manifest.hops - 1:
+            return _answer([memory.round], outputs)
         return await self._onward(message, memory.round, outputs[0])
 
     async def _onward(self, message: Predict, round_: int, activations: torch.Tensor) -> Answer:
@@ -126,8 +133,7 @@ class PredictionService:
             )
         except WireError as failure:  # of the next stage, not of the one who asks
             raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure
-        rounds = [round_, *predicted.rounds]
-        return Answer(Predicted(rounds=rounds), [encode(t, _codec(t)) for t in tensors])
+        return _answer([round_, *predicted.rounds], tensors)
 
     # --- on the compute thread ----------------------------------------------------------------
 
@@ -137,17 +143,24 @@ class PredictionService:
         if memory is not None and memory.round != replica.round:
             raise Refused("forgotten", "a round has ended: the weights are others now")
         cache = DynamicCache() if memory is None else memory.cache
-        outputs = replica.evaluate(inputs, cache).cpu()
+        outputs = replica.evaluate(inputs, cache=cache).cpu()
         tokens = request.message.position + inputs.shape[1]
         nbytes = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values) if t is not None)
         kept = Memory(cache, tokens, replica.round, nbytes)
         if not self._context.is_last:
             return [outputs], kept
+        if self._context.manifest.is_ring:
+            return [outputs[:, -1:]], kept  # the last token's are all that the head needs
         return _largest(outputs[0, -1].float(), request.message.top), kept
 
-    def _decoded(self, request: Request) -> torch.Tensor:
+    def _head(self, request: Request) -> tuple[list[torch.Tensor], int]:
+        """First stage of a ring: logits of the activations that come back from the last one."""
+        outputs = self._replica.evaluate(self._decoded(request, is_back=True), is_back=True).cpu()
+        return _largest(outputs[0, -1].float(), request.message.top), self._replica.round
+
+    def _decoded(self, request: Request, is_back: bool = False) -> torch.Tensor:
         """The checked inputs. Raises `Refused` for what does not fit this stage."""
-        manifest, is_first = self._context.manifest, self._replica.stage.is_first
+        manifest, is_first = self._context.manifest, self._replica.stage.is_first and not is_back
         tensors, position = request.tensors(), request.message.position
         expected = "one sequence that fits the run's length is expected, one token of it when it goes on"
         if len(tensors) != 1 or tensors[0].dim() != (2 if is_first else 3) or tensors[0].shape[0] != 1:
@@ -181,5 +194,6 @@ def _largest(logits: torch.Tensor, top: int) -> list[torch.Tensor]:
     return [values, tokens.to(torch.int32)]
 
 
-def _codec(tensor: torch.Tensor) -> str:
-    return "fp32" if tensor.is_floating_point() else "int32"
+def _answer(rounds: list[int], tensors: list[torch.Tensor]) -> Answer:
+    encoded = [encode(t, "fp32" if t.is_floating_point() else "int32") for t in tensors]
+    return Answer(Predicted(rounds=rounds), encoded)

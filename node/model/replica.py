@@ -152,10 +152,12 @@ class Replica:
         return loss.detach(), leaf.grad
 
     @torch.no_grad()
-    def evaluate(self, inputs: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
-        """The stage's outputs under the slow weights φ, whatever θ is at; `cache` as in `Stage.forward`."""
+    def evaluate(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
         weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
-        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device), cache))
+        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device), is_back, cache))
         return torch.as_tensor(outputs)
 
     # --- inner and outer steps ----------------------------------------------------------------

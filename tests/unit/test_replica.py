@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 import node.model.replica
+from node.model.families import model_config
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica, StageState, digest_of
 from node.model.schedule import learning_rate
-from node.model.stage import llama_config
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_corpus, micro_manifest
@@ -75,7 +75,7 @@ class PlainLoop:
 
     def __init__(self, manifest: Manifest, weights: dict[str, torch.Tensor]) -> None:
         self.manifest = manifest
-        self.model = LlamaForCausalLM(llama_config(manifest))
+        self.model = LlamaForCausalLM(model_config(manifest))
         self.model.load_state_dict(weights)
         inner = manifest.inner
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
