@@ -10,7 +10,7 @@ import typer
 from bootstrap.bars import bars
 from bootstrap.export.exporting import DEFAULT_SHARD, Order, check_order
 from bootstrap.export.exporting import export as export_model
-from bootstrap.model_options import Join, TokenizerFile, raw_tokenizer
+from bootstrap.model_options import Join, TokenizerFile, tokenizer_file
 from bootstrap.observer import visit
 from node.command import fail, run_async
 from protocol.errors import NolocoError
@@ -25,7 +25,7 @@ def export(
     ] = False,
     dtype: Annotated[str, typer.Option(help="Numbers of the checkpoint: fp32 or bf16.")] = "fp32",
     shard_size: Annotated[str, typer.Option(help="Largest file, as 2GB or 500MB.")] = DEFAULT_SHARD,
-    tokenizer: TokenizerFile = None,
+    tokenizer: TokenizerFile = "",
 ) -> None:
     """Write a Hugging Face checkpoint of a running or finished swarm.
 
@@ -39,9 +39,9 @@ def export(
     run_async(_export(join or [], order, tokenizer))
 
 
-async def _export(join: list[str], order: Order, tokenizer: str | None) -> None:
+async def _export(join: list[str], order: Order, tokenizer: str) -> None:
     async with visit(join) as observer:
-        raw = await raw_tokenizer(observer, tokenizer)
+        raw = await tokenizer_file(observer, tokenizer)
         with bars() as shown:
             exported = await export_model(
                 observer,

@@ -10,13 +10,15 @@ from typing import Annotated
 import typer
 
 from bootstrap.founding import Founded, chosen_manifest, found, reach_of
+from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.seed_peer import SeedPeer
 from node.command import fail, run_async
+from node.data.tokenizer import read_tokenizer
 from node.machine.ports import port_is_free
 from node.machine.signals import on_interrupt
 from node.watch.log import set_up_logging
 from protocol.errors import NolocoError, ResourceError
-from protocol.manifest import PRESETS
+from protocol.manifest import PRESETS, load_preset
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def bootstrap(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="The run's tokenizer.json, or hub:NAME; default: bytes are tokens.")
+    ] = "",
+    end_of_text: Annotated[
+        str, typer.Option(help="The tokenizer's token between documents, if it has an unusual name.")
+    ] = "",
     directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
         "noloco-run"
     ),
@@ -45,7 +53,14 @@ def bootstrap(
     set_up_logging(verbose)
     try:
         wanted = chosen_manifest(preset, manifest) if preset or manifest else None
-        founded = found(directory, wanted)
+        if tokenizer:
+            raw = read_tokenizer(tokenizer)
+            wanted = with_tokenizer(
+                wanted or load_preset("tiny"), raw, end_of_text, is_preset=manifest is None
+            )
+            founded = found(directory, wanted, raw)
+        else:
+            founded = found(directory, wanted)
         if port and not port_is_free(host, port):
             raise ResourceError(
                 f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
@@ -60,7 +75,7 @@ async def keep_seed_peer(founded: Founded, config: Libp2pConfig) -> None:
     """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
     leaving = asyncio.Event()
     on_interrupt(leaving.set)
-    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed)
+    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
     try:
         await seed.start()
         _introduce(founded, seed.transport.addresses())

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 from transformers import PreTrainedTokenizerBase
 
-from bootstrap.export.tokenizer import ids_of, run_tokenizer
+from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.text_stream import TextStream
-from bootstrap.model_options import Join, ModelDirectory, TokenizerFile, raw_tokenizer
+from bootstrap.model_options import Join, ModelDirectory, TokenizerFile, tokenizer_file
 from bootstrap.observer import visit
 from node.command import fail, run_async
 from protocol.errors import DataError, NolocoError, UserError
@@ -29,7 +29,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Choose among so many of the likeliest; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Choose among the likeliest of this total probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    tokenizer: TokenizerFile = None,
+    tokenizer: TokenizerFile = "",
 ) -> None:
     """Let a model go on with a text: one in a directory, or straight from a running swarm."""
     try:
@@ -61,9 +61,9 @@ def _generate_here(directory: Path, prompt: str, decoding: Decoding) -> None:
     _end(stream, len(ids), loaded.context, decoding)
 
 
-async def _generate_there(join: list[str], prompt: str, decoding: Decoding, place: str | None) -> None:
+async def _generate_there(join: list[str], prompt: str, decoding: Decoding, own: str) -> None:
     async with visit(join) as observer:
-        tokenizer = run_tokenizer(observer.manifest, await raw_tokenizer(observer, place))
+        tokenizer = transformers_tokenizer(observer.manifest, await tokenizer_file(observer, own))
         context = observer.manifest.data.sequence_tokens
         ids = first_tokens(tokenizer, prompt, context)
         answer = SwarmAnswer(observer, (await observer.routes())[0], _note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from bootstrap.export.tokenizer import byte_count, ids_of
-from node.data.corpus import Corpus
+from node.data.batches import TrainingData
+from node.data.sources import Document, documents_of
 from protocol.errors import DataError
 from protocol.manifest import Manifest
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-READ_AT_ONCE = 2**20  # bytes, up to the end of a line: tokenizers take a hundred times the memory for a while
 
 
 @dataclass(frozen=True)
@@ -34,38 +35,39 @@ class MeasuredText:
 
 
 def held_out_text(
-    manifest: Manifest, corpus: Corpus, sequences: int, tokenizer: PreTrainedTokenizerBase
+    manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
 ) -> MeasuredText:
     """The same held-out sequences whoever asks, in microbatches of the run's size."""
     tokens = manifest.data.sequence_tokens
     return measured(
-        list(corpus.validation_batches(tokens, manifest.inner.sequences, limit=sequences)), tokenizer
+        list(data.validation_batches(tokens, manifest.inner.sequences, limit=sequences)), tokenizer
     )
 
 
 def text_of_files(
-    files: Sequence[Path],
+    places: Sequence[Path],
+    field: str,
     tokenizer: PreTrainedTokenizerBase,
     tokens: int,
     at_once: int,
     limit: int | None = None,
 ) -> MeasuredText:
-    """Each file in windows of `tokens`, one after another, the last one shorter; `at_once` windows make a batch.
+    """Each document in windows of `tokens`, one after another, the last one shorter; `at_once` windows make a batch.
 
-    Every token but a file's first is predicted once, from what is before it in its window. With `limit` no more
-    windows than that. Raises `DataError` when there is nothing to predict, or a file is not UTF-8 text.
+    A text file is one document; JSONL, parquet and datasets have theirs in `field`. Every token but a document's
+    first is predicted once, from what is before it in its window. With `limit` no more windows than that. Raises
+    `DataError` when there is nothing to predict, or a file cannot be read.
     """
     batches: list[Batch] = []
-    for file in files:
-        done = sum(inputs.shape[0] for inputs, _ in batches)
+    done = 0
+    for document in (document for place in places for document in documents_of(place, field)):
         if limit is not None and done >= limit:
             break
         most = None if limit is None else (limit - done) * tokens + 1
-        batches += _windows(_ids_of(file, tokenizer, most), tokens, at_once)
+        batches += _windows(_ids_of(document, tokenizer, most), tokens, at_once)
+        done = sum(inputs.shape[0] for inputs, _ in batches)
     if not batches:
-        raise DataError(
-            f"There is nothing to predict in {', '.join(map(str, files))}. Name longer text files."
-        )
+        raise DataError(f"There is nothing to predict in {', '.join(map(str, places))}. Name longer texts.")
     return measured(batches, tokenizer)
 
 
@@ -75,11 +77,11 @@ def measured(batches: list[Batch], tokenizer: PreTrainedTokenizerBase) -> Measur
     return MeasuredText(batches, sum(byte_count(tokenizer, row) for row in rows))
 
 
-def _ids_of(file: Path, tokenizer: PreTrainedTokenizerBase, most: int | None) -> NDArray[np.int32]:
-    """The tokens of the file, the first `most` of them."""
+def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, most: int | None) -> NDArray[np.int32]:
+    """The tokens of the document, the first `most` of them."""
     parts: list[NDArray[np.int32]] = []
     count = 0
-    for text in _blocks(file):
+    for text in _lines(document):
         parts.append(np.array(ids_of(tokenizer, text), np.int32))
         count += parts[-1].size
         if most is not None and count >= most:
@@ -87,17 +89,18 @@ def _ids_of(file: Path, tokenizer: PreTrainedTokenizerBase, most: int | None) ->
     return np.concatenate(parts)[:most] if parts else np.empty(0, np.int32)
 
 
-def _blocks(file: Path) -> Iterator[str]:
-    try:
-        with file.open(encoding="utf-8", newline="") as lines:
-            while block := lines.readlines(READ_AT_ONCE):
-                yield "".join(block)
-    except OSError as error:
-        raise DataError(
-            f"Cannot read {file} ({error.strerror}). Check the path and its permissions."
-        ) from None
-    except UnicodeDecodeError:
-        raise DataError(f"{file} is not UTF-8 text. Convert it, or name another file.") from None
+def _lines(document: Document) -> Iterator[str]:
+    """The document in parts that end with a line, so that no token lies across them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    for block in document:
+        text = rest + decoder.decode(block)
+        end = text.rfind("\n") + 1
+        if end:
+            yield text[:end]
+        rest = text[end:]
+    if rest:
+        yield rest
 
 
 def _windows(ids: NDArray[np.int32], tokens: int, at_once: int) -> Iterator[Batch]:

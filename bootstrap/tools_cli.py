@@ -18,14 +18,17 @@ from bootstrap.generate_cli import generate
 from bootstrap.links_cli import links
 from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.manifest_cli import app as manifest_tools
-from bootstrap.model_options import Join
+from bootstrap.model_options import DataOption, Join, TextFieldOption
 from bootstrap.observer import visit
 from bootstrap.plan_cli import plan
+from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
+from node.data.opening import DEFAULT_FIELD
+from node.data.tokenizer import read_tokenizer
 from node.machine.signals import on_interrupt
 from node.watch.log import set_up_logging
 from protocol.errors import NolocoError
@@ -58,6 +61,9 @@ def swarm(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    data: DataOption = None,
+    text_field: TextFieldOption = DEFAULT_FIELD,
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or hub:NAME; default: bytes.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
     directory: Annotated[
@@ -75,10 +81,16 @@ def swarm(
     console = Console()
     try:
         wanted = adapted(chosen_manifest(preset, manifest), stages, steps)
+        raw = read_tokenizer(tokenizer) if tokenizer else None
+        if raw is not None:
+            wanted = with_tokenizer(wanted, raw, is_preset=manifest is None)
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary, picture, trace)
+    plan = Plan(
+        wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
+        data=tuple(data or ()), text_field=text_field, tokenizer=raw,
+    )  # fmt: skip
     result = run_async(_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     console.print(f"summary          {summary}", soft_wrap=True, highlight=False)

@@ -77,6 +77,7 @@ class NodeStats(Message):
     uptime: Number = 0.0
     compute_fraction: Fraction | None = None  # of the time since the start, in training work; None: not told
     recent_compute_fraction: Fraction | None = None  # of the last minute
+    data_wait_fraction: Fraction | None = None  # of the time in which stage 0 trained, waiting for data
     links: ToldLinks = []  # to the peers that were measured
     probe_breaches: Natural = 0  # probes refused because there were too many, and answers that were nonsense
 
@@ -314,7 +315,7 @@ class StatePiece(Message):
 class GetTokenizer(Message):
     """A piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
 
-    Refusal: "no-tokenizer" (not here, or not yet). The whole is checked against the hash in the manifest.
+    Refusal: "no-tokenizer" (not here, not yet, or nothing from there on). The manifest has the hash of the whole.
     """
 
     kind: ClassVar[str] = "get-tokenizer"
@@ -322,7 +323,7 @@ class GetTokenizer(Message):
 
 
 class TokenizerPiece(Message):
-    """The piece is empty where `offset` lies beyond the end."""
+    """`TOKENIZER_PIECE_BYTES` of it, fewer at the end."""
 
     kind: ClassVar[str] = "tokenizer-piece"
     total: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]

@@ -24,7 +24,7 @@ from bootstrap.export.shards import (
 )
 from bootstrap.export.sources import Source, choose, donors_of
 from bootstrap.export.stage_file import StageFile, earlier_donors
-from bootstrap.export.tokenizer import run_tokenizer
+from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.observer import Observer, Sighting
 from bootstrap.table import tokens_trained
 from node.machine.resources import size
@@ -95,7 +95,7 @@ async def export(
     written; a checkpoint that is there is replaced only when the new one is whole.
     """
     check_order(order)
-    run_tokenizer(observer.manifest, tokenizer)  # refused before anything is fetched
+    transformers_tokenizer(observer.manifest, tokenizer)  # refused before anything is fetched
     sightings = await observer.look()
     partial = order.directory / PARTIAL
     try:
@@ -195,7 +195,7 @@ def _finish(
         manifest, [file.weights() for file in files], new, dtype, shard_bytes(order.shard_size)
     ):
         tell(f"Wrote {name}.")
-    _describe(run_tokenizer(manifest, tokenizer), new, dtype, facts)
+    _describe(transformers_tokenizer(manifest, tokenizer), new, dtype, facts)
     sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(new.iterdir())]
     (new / SUMS).write_text("".join(sums), encoding="utf-8")
     _remove_weights(order.directory)

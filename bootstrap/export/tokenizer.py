@@ -15,7 +15,7 @@ from protocol.manifest import BYTES, Manifest
 BYTES_END = "\0"  # byte 0, which no text holds, ends one
 
 
-def run_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
+def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
     """The run's tokenizer as transformers knows it; `raw` is its tokenizer.json, None where bytes are tokens.
 
     Its one special token ends a text, and so also begins one and fills up. Raises `TokenizerError` for another file

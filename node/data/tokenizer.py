@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from node.data.paths import HUB
 from protocol.errors import TokenizerError
 from protocol.manifest import BYTES, Manifest
 from protocol.messages import MAX_TOKENIZER_BYTES
@@ -23,7 +24,7 @@ from protocol.messages import MAX_TOKENIZER_BYTES
 Ids: TypeAlias = NDArray[np.int32]
 
 FILE_NAME = "tokenizer.json"
-HUB = "hub:"
+
 # what the tokenizers in use call the token that ends a text, in the order in which they are looked for
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>")
 

@@ -18,7 +18,7 @@ import node.state.transfer
 from bootstrap.evaluation import checkpoint_loss, evaluate_route
 from bootstrap.export.exporting import PARTIAL, Order, export
 from bootstrap.export.shards import weights_of
-from bootstrap.export.tokenizer import ids_of, run_tokenizer
+from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
 from bootstrap.generate_cli import first_tokens
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
@@ -75,7 +75,7 @@ def visiting(replicas: int, look: Look, **settings: Any) -> Any:
 
 
 async def said_by_swarm(observer: Observer, decoding: Decoding, prompt: str = PROMPT, **more: Any) -> str:
-    tokenizer = run_tokenizer(observer.manifest, None)
+    tokenizer = transformers_tokenizer(observer.manifest, None)
     ids = first_tokens(tokenizer, prompt, observer.manifest.data.sequence_tokens)
     stream = TextStream(tokenizer, lambda text: None)
     answer = SwarmAnswer(observer, (await observer.routes())[0], **more)
@@ -103,10 +103,10 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(kv_heads: in
     async def look(swarm: SimulatedSwarm, observer: Observer) -> list[str]:
         route = (await observer.routes())[0]
         await export(observer, Order(tmp_path / "model", route=route, shard_size="8KB"))
-        tokenizer = run_tokenizer(swarm.manifest, None)
+        tokenizer = transformers_tokenizer(swarm.manifest, None)
         for text in (
             held_out_text(swarm.manifest, swarm.corpus, 16, tokenizer),
-            text_of_files([own], tokenizer, swarm.manifest.data.sequence_tokens, 2),
+            text_of_files([own], "text", tokenizer, swarm.manifest.data.sequence_tokens, 2),
         ):
             live, exported = (
                 await evaluate_route(observer, text, route),
@@ -271,7 +271,7 @@ def test_an_answer_goes_on_when_a_round_ends_and_says_so(tmp_path: Path) -> None
     told: list[str] = []
 
     async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
-        tokenizer = run_tokenizer(swarm.manifest, None)
+        tokenizer = transformers_tokenizer(swarm.manifest, None)
         route = (await observer.routes())[0]
         answer = SwarmAnswer(observer, route, told.append)
         prompt, tokens = first_tokens(tokenizer, PROMPT, 32), list[int]()

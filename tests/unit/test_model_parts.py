@@ -16,7 +16,7 @@ from bootstrap.evaluation import Loss
 from bootstrap.export.card import Facts, model_card
 from bootstrap.export.shards import shard_bytes
 from bootstrap.export.sources import Donor, Source, choose
-from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, run_tokenizer
+from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
 from bootstrap.generation.decoding import Decoding, Sampler
 from bootstrap.generation.text_stream import TextStream
 from bootstrap.measured_text import text_of_files
@@ -42,7 +42,7 @@ def test_any_bytes_become_their_text(ids: bytes) -> None:
 
 
 def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
-    run_tokenizer(micro_manifest(), None).save_pretrained(tmp_path)
+    transformers_tokenizer(micro_manifest(), None).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     everything = "".join(map(chr, range(1, 0x500))) + " ' s 中文 🙂\r\n\t  x"
     assert ids_of(loaded, everything) == list(everything.encode())
@@ -57,7 +57,7 @@ def test_a_runs_own_tokenizer_goes_with_it_and_no_other_does(tmp_path: Path) -> 
     manifest = micro_manifest(
         data__tokenizer=identity_of(own), data__end_of_text="<|endoftext|>", model__vocab_size=300
     )
-    run_tokenizer(manifest, own).save_pretrained(tmp_path)
+    transformers_tokenizer(manifest, own).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     text = "the cat, größer, 中文"
     assert loaded.decode(ids_of(loaded, text)) == text
@@ -65,13 +65,13 @@ def test_a_runs_own_tokenizer_goes_with_it_and_no_other_does(tmp_path: Path) -> 
     assert loaded.eos_token == "<|endoftext|>"
     for wrong in (other, None):
         with pytest.raises(TokenizerError, match="tokenizer"):
-            run_tokenizer(manifest, wrong)
+            transformers_tokenizer(manifest, wrong)
 
 
 @given(st.text(max_size=40))
 def test_text_is_told_as_it_comes_and_characters_whole(text: str) -> None:
     told: list[str] = []
-    stream = TextStream(run_tokenizer(micro_manifest(), None), told.append)
+    stream = TextStream(transformers_tokenizer(micro_manifest(), None), told.append)
     for byte in text.encode():
         stream.put(byte)
     end = stream.end()
@@ -80,7 +80,7 @@ def test_text_is_told_as_it_comes_and_characters_whole(text: str) -> None:
 
 def test_bytes_that_are_no_text_are_told_in_the_end() -> None:
     told: list[str] = []
-    stream = TextStream(run_tokenizer(micro_manifest(), None), told.append)
+    stream = TextStream(transformers_tokenizer(micro_manifest(), None), told.append)
     for byte in (0x61, 0xE4, 0xB8):
         stream.put(byte)
     assert told == ["a"]
@@ -147,23 +147,23 @@ def test_sizes_of_files() -> None:
 
 
 def test_files_are_predicted_from_their_second_token_on(tmp_path: Path) -> None:
-    tokenizer = run_tokenizer(micro_manifest(), None)
+    tokenizer = transformers_tokenizer(micro_manifest(), None)
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("abcdefghij" * 2 + "ä")
     two.write_text("xyz")
-    text = text_of_files([one, two], tokenizer, tokens=8, at_once=2)
+    text = text_of_files([one, two], "text", tokenizer, tokens=8, at_once=2)
     labels = [bytes(row.tolist()) for _, batch in text.batches for row in batch]
     assert b"".join(labels) == one.read_bytes()[1:] + b"yz"
     assert [inputs.shape[0] for inputs, _ in text.batches] == [2, 1, 1]
     assert text.bytes == 21 + 2
     assert text.sequences == 4
-    assert text_of_files([one, two], tokenizer, 8, 2, limit=1).bytes == 8
+    assert text_of_files([one, two], "text", tokenizer, 8, 2, limit=1).bytes == 8
     two.write_text("x")
     with pytest.raises(DataError, match="nothing to predict"):
-        text_of_files([two], tokenizer, 8, 2)
+        text_of_files([two], "text", tokenizer, 8, 2)
     two.write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="not UTF-8"):
-        text_of_files([two], tokenizer, 8, 2)
+        text_of_files([two], "text", tokenizer, 8, 2)
 
 
 def test_what_a_loss_is_per_byte() -> None:
