@@ -54,6 +54,7 @@ from protocol.messages import (
     Ready,
     Reduce,
     Release,
+    Return,
     SitOut,
 )
 from protocol.rpc import Answer, Request, Rpc, Traffic
@@ -198,7 +199,8 @@ class Service:
 
     def _make_discovery(self) -> Discovery:
         member, stages = self._member, self.context.manifest.stages
-        neighbours = [s for s in (self.stage - 1, self.stage, self.stage + 1) if 0 <= s < stages]
+        onward = (self.stage + 1) % stages if self.context.manifest.is_ring else self.stage + 1
+        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < stages})
         return Discovery(
             member.transport,
             self.context.run_id,
@@ -215,6 +217,8 @@ class Service:
         state = StateService(self.stage, self.replica, self.context.compute)
         rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
+        if self.context.manifest.is_ring and self.stage == 0:
+            rpc.handle(Traffic.PIPELINE, Return, self._pipeline.on_return)
         rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
         rpc.handle(Traffic.PIPELINE, Predict, prediction.on_predict)
         rpc.handle(Traffic.PAIRING, Propose, matchmaker.on_propose)

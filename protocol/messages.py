@@ -18,6 +18,7 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
+OptionalId = Annotated[str, Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -117,6 +118,21 @@ class Forward(Message):
     kind: ClassVar[str] = "forward"
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
+    home: OptionalId = ""  # in a ring: the peer that drew the sequences, and the name that it gave them
+    draw: OptionalId = ""
+
+
+class Return(Message):
+    """In a ring: bring the last stage's activations to the peer that drew the sequences, for the head and the loss.
+
+    Tensors and answer as of `Forward`. Another replica of the first stage answers, too, but learns nothing from it: a
+    microbatch whose home cannot be reached is of use to the stages between. Refusals: as of `Forward`, but "busy".
+    """
+
+    kind: ClassVar[str] = "return"
+    microbatch: Id
+    home: OptionalId
+    draw: OptionalId
 
 
 class Gradient(Message):
@@ -132,7 +148,8 @@ class Gradient(Message):
 class Evaluate(Message):
     """Forward only, with the slow weights φ. Tensors: tokens (stage 0) or activations, and labels.
 
-    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver.
+    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver. In a ring it ends with one of
+    the first stage, which finds itself asked for the stage after the last one.
     """
 
     kind: ClassVar[str] = "evaluate"
@@ -333,7 +350,7 @@ class TokenizerPiece(Message):
 MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Predict, Predicted,
+        Hello, Welcome, GetStats, NodeStats, Forward, Return, Gradient, Evaluate, Evaluated, Predict, Predicted,
         Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex,
         GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
     )

@@ -21,7 +21,7 @@ from bootstrap.simulated_swarm import SimulatedSwarm
 from bootstrap.spread import squared_deviation
 from node.daemon import Node
 from node.data.corpus import Corpus, load_corpus
-from node.model.replica import Replica
+from node.model.replica import Replica, evaluate_through
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
@@ -244,10 +244,8 @@ def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
     tokens = route[0].manifest.data.sequence_tokens
     total, count = 0.0, 0
     for inputs, labels in corpus.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
-        hidden = inputs
-        for replica in route:
-            hidden = replica.evaluate(hidden)
-        total += F.cross_entropy(hidden.flatten(0, 1), labels.flatten(), reduction="sum").item()
+        logits = evaluate_through(route, inputs)
+        total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += labels.numel()
     return total / count
 

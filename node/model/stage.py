@@ -77,10 +77,10 @@ class Stage(nn.Module):
                 hidden = run(hidden)
         if not self.is_last:
             return hidden
-        hidden = self.norm(hidden)
+        normed: torch.Tensor = self.norm(hidden)
         if self.is_ring:
-            return hidden
-        return F.linear(hidden, self.embed_tokens.weight if self.is_tied else self.lm_head.weight)
+            return normed
+        return F.linear(normed, self.embed_tokens.weight if self.is_tied else self.lm_head.weight)
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What each token sees in the sliding window, [1, 1, tokens, tokens]; None where that is all before it."""

@@ -95,8 +95,19 @@ GREEDY = Decoding(most_tokens=20)
 SAMPLED = Decoding(most_tokens=20, temperature=0.8, top_k=12, top_p=0.95, seed=3)
 
 
-@pytest.mark.parametrize("kv_heads", [0, 1])
-def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(kv_heads: int, tmp_path: Path) -> None:
+MODELS = {
+    "llama": {},
+    "grouped queries": {"model__kv_heads": 1},
+    "tied embeddings": {"model__tied_embeddings": True, "stages": 2},
+    "tied in one stage": {"model__tied_embeddings": True, "stages": 1},
+    "sliding window": {"model__family": "mistral", "model__sliding_window": 8},
+}
+
+
+@pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
+def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     own = tmp_path / "own.txt"
     own.write_text("the sin, the tin and – ähm – the shin\n" * 3)
 
@@ -117,7 +128,7 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(kv_heads: in
         assert live.bytes == live.tokens == own.stat().st_size - 1
         return [await said_by_swarm(observer, decoding) for decoding in (GREEDY, SAMPLED)]
 
-    greedy, sampled = visiting(2, look, model__kv_heads=kv_heads)
+    greedy, sampled = visiting(2, look, **settings)
     directory = tmp_path / "model"
     assert greedy == said_by_export(directory, GREEDY)
     assert sampled == said_by_export(directory, SAMPLED)

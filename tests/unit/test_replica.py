@@ -335,3 +335,14 @@ def test_a_digest_notices_every_bit() -> None:
     assert digest_of(tensors) == digest_of(other)
     other[1][2] = -0.0
     assert digest_of(tensors) != digest_of(other)
+
+
+def test_what_comes_back_in_a_ring_teaches_the_head_only_when_it_is_to_learn() -> None:
+    replica = Replica(micro_manifest(model__tied_embeddings=True), 0)
+    hidden, labels = torch.randn(2, 32, 16), torch.zeros(2, 32, dtype=torch.long)
+    loss, by_inputs = replica.head(hidden, labels, learns=False)
+    assert not replica.flat.gradients.any()
+    again, again_by_inputs = replica.head(hidden, labels, learns=True)
+    assert replica.flat.gradients.any()
+    assert torch.equal(loss, again)
+    assert torch.equal(by_inputs, again_by_inputs)
