@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,12 @@ def require_checkpoint(directory: Path) -> None:
             f"{directory} holds no model: it has no config.json. Give --model the directory of an export; one that "
             "was cut short goes on with the same `noloco export --out`."
         )
+    try:
+        json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise StateError(
+            f"The model in {directory} cannot be loaded (config.json is damaged). Export it again."
+        ) from None
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
