@@ -9,6 +9,7 @@ import typer
 
 from bootstrap.observer import Observer
 from node.data.tokenizer_exchange import RunTokenizer
+from protocol.manifest import BYTES
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 ModelDirectory = Annotated[Path | None, typer.Option(help="Directory of an export, instead of --join.")]
@@ -29,6 +30,8 @@ async def tokenizer_file(observer: Observer, own: str) -> bytes | None:
 
     Raises `TokenizerError` when it is not the run's, or nobody gives it.
     """
+    if observer.manifest.data.tokenizer == BYTES:
+        return None
     await observer.look()
     tokenizer = RunTokenizer(observer.manifest, observer.rpc, observer.view, own=own)
     await tokenizer.get()

@@ -29,6 +29,7 @@ from bootstrap.observer import Observer, Sighting
 from bootstrap.table import tokens_trained
 from node.machine.resources import size
 from protocol.errors import JoinError, ResourceError, StateError
+from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
 
 PARTIAL = "partial"  # the folder in the export in which it is made
@@ -99,10 +100,10 @@ async def export(
     sightings = await observer.look()
     partial = order.directory / PARTIAL
     try:
+        _require_disk(observer.manifest, order)
         files = []
         for stage in range(observer.manifest.stages):
             source = await _source(observer, order, stage, partial)
-            _require_disk(observer, order, source)
             files.append(await _fetch(observer, order, source, partial, tell, progress))
         facts = _facts(observer, order, [file.source for file in files], sightings)
         _finish(observer, order, files, facts, tokenizer, tell)
@@ -149,27 +150,32 @@ def _went_on(file: StageFile, had_some: bool) -> str:
     return " What was here is of other weights or damaged: started anew." if had_some else ""
 
 
-def _require_disk(observer: Observer, order: Order, source: Source) -> None:
-    """Room for what is fetched and for the checkpoint beside it."""
-    needed = source.parameters * (4 + DTYPES[order.dtype].itemsize)
+def _require_disk(manifest: Manifest, order: Order) -> None:
+    """Room for all that is fetched, and for the checkpoint beside it."""
+    partial = order.directory / PARTIAL
+    here = sum(path.stat().st_blocks * 512 for path in partial.glob("*.f32"))
+    needed = _parameters(manifest) * (4 + DTYPES[order.dtype].itemsize) - here
     free = shutil.disk_usage(order.directory).free
     if needed > free:
         raise ResourceError(
-            f"Stage {source.stage} of run '{observer.manifest.name}' needs {size(needed)} in {order.directory} "
-            f"for the time of the export, but {size(free)} are free. Free some space or choose another --out."
+            f"The export of run '{manifest.name}' needs {size(needed)} in {order.directory} while it is made, but "
+            f"{size(free)} are free. Free some space or choose another --out."
         )
+
+
+def _parameters(manifest: Manifest) -> int:
+    return sum(weight.place.stop - weight.place.start for weight in weights_of(manifest).values())
 
 
 def _facts(
     observer: Observer, order: Order, sources: Sequence[Source], sightings: Sequence[Sighting]
 ) -> Facts:
     losses = [s.stats.loss for s in sightings if s.stats is not None and s.stats.loss is not None]
-    weights = weights_of(observer.manifest).values()
     return Facts(
         run_id=observer.signed.run_id,
         manifest=observer.manifest,
         sources=sources,
-        parameters=sum(weight.place.stop - weight.place.start for weight in weights),
+        parameters=_parameters(observer.manifest),
         dtype=order.dtype,
         tokens=tokens_trained(sightings) or None,
         training_loss=sum(losses) / len(losses) if losses else None,

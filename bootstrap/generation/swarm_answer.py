@@ -19,6 +19,7 @@ from protocol.transport.base import PeerId
 PREDICTION_DEADLINE = 120.0
 TRIES = 3
 PAUSE_SECONDS = 0.5
+FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
 
 
 class SwarmAnswer:
@@ -39,6 +40,7 @@ class SwarmAnswer:
         self._tell = tell
         self._name = secrets.token_hex(16)
         self._remembered = 0
+        self._forgotten = 0  # how often the route had not
         self.rounds: list[int] = []
 
     async def tokens(
@@ -77,7 +79,7 @@ class SwarmAnswer:
                 return await self._ask(sequence, top)
             except Refused as refusal:
                 if refusal.code == "forgotten" and self._remembered:
-                    self._remembered = 0
+                    self._remembered, self._forgotten = 0, self._forgotten + 1
                     return await self._predict(sequence, top)
                 failure = refusal
             except (PeerUnreachable, DeadlineExceeded, WireError) as error:
@@ -103,7 +105,7 @@ class SwarmAnswer:
             [encode(new, "int32")],
             deadline=PREDICTION_DEADLINE,
         )
-        self._remembered = len(sequence)
+        self._remembered = len(sequence) if self._forgotten < FORGIVEN else 0
         self._note(predicted.rounds)
         return tensors
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from daemons import NodeDaemon, SeedDaemon, run_tool
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -18,11 +19,12 @@ TOKENS = 40
 
 def printed(*arguments: str) -> str:
     """By `noloco …` in a process of its own."""
-    done = run_tool(*arguments)
+    done = run_tool(*arguments, patience=200.0)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
+@pytest.mark.timeout(600)
 def test_a_finished_swarm_its_export_and_transformers_say_the_same(tmp_path: Path) -> None:
     manifest = preset_text("tiny").replace("total_steps = 10_000", "total_steps = 60")
     (tmp_path / "run.toml").write_text(manifest)
@@ -35,7 +37,7 @@ def test_a_finished_swarm_its_export_and_transformers_say_the_same(tmp_path: Pat
         nodes = [NodeDaemon(tmp_path / f"node{i}", "--join", address, "--stage", str(i)) for i in (0, 1)]
         daemons += nodes
         for node in nodes:
-            node.wait_for_event("finished")
+            node.wait_for_event("finished", patience=200.0)
         live = printed("generate", PROMPT, "--join", address, "--tokens", str(TOKENS))
         measured = printed("eval", "--join", address, "--data", str(tmp_path / "text.txt"))
         model = tmp_path / "model"

@@ -44,6 +44,7 @@ def test_any_bytes_become_their_text(ids: bytes) -> None:
 def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
     transformers_tokenizer(micro_manifest(), None).save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert ids_of(loaded, "a\0b") == list(b"ab")  # as of documents in training
     everything = "".join(map(chr, range(1, 0x500))) + " ' s 中文 🙂\r\n\t  x"
     assert ids_of(loaded, everything) == list(everything.encode())
     assert loaded.decode(list(everything.encode())) == everything
@@ -63,6 +64,7 @@ def test_a_runs_own_tokenizer_goes_with_it_and_no_other_does(tmp_path: Path) -> 
     assert loaded.decode(ids_of(loaded, text)) == text
     assert len(ids_of(loaded, text)) < len(text.encode())
     assert loaded.eos_token == "<|endoftext|>"
+    assert loaded.eos_token_id not in ids_of(loaded, "what <|endoftext|> says")
     for wrong in (other, None):
         with pytest.raises(TokenizerError, match="tokenizer"):
             transformers_tokenizer(manifest, wrong)
