@@ -28,6 +28,7 @@ from protocol.messages import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
+    GetTokenizer,
     Gradient,
     Hello,
     Message,
@@ -41,9 +42,11 @@ from protocol.messages import (
     Reduce,
     Reduced,
     Release,
+    Return,
     SitOut,
     StateIndex,
     StatePiece,
+    TokenizerPiece,
     Welcome,
     parse_message,
 )
@@ -64,6 +67,7 @@ EXAMPLES: list[Message] = [
     Probed(digest=bytes(range(16))),
     NodeStats(stage=1, state="serving", step=2, round=3, loss=4.5, partners={PEER: 6}, sent={PEER: 2**40}),
     Forward(microbatch="7-0-abcdef", stage=1),
+    Return(microbatch="7-0-abcdef", home=PEER, draw="7-0"),
     Gradient(loss=2.5, queue=3, step=4, seconds=0.25),
     Evaluate(stage=0, route=[PEER, PEER]),
     Evaluated(loss_sum=1e9, tokens=2**40),
@@ -82,6 +86,8 @@ EXAMPLES: list[Message] = [
     StateIndex(stage=0, step=1, round=2, parameters=3, piece_parameters=4),
     GetStatePiece(stage=1, index=5, moments=True),
     StatePiece(index=5, step=6, round=7, digest=bytes(32)),
+    GetTokenizer(offset=2**17),
+    TokenizerPiece(total=2**20, contents=b"{}"),
 ]
 
 
