@@ -203,9 +203,9 @@ class Service:
         return self._member.data.position(step if self.stage == 0 else None)
 
     def _make_discovery(self) -> Discovery:
-        member, stages = self._member, self.context.manifest.stages
-        onward = (self.stage + 1) % stages if self.context.manifest.is_ring else self.stage + 1
-        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < stages})
+        member, manifest = self._member, self.context.manifest
+        onward = (self.stage + 1) % manifest.stages if manifest.is_ring else self.stage + 1
+        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(
             member.transport,
             self.context.run_id,
@@ -241,8 +241,10 @@ class Service:
         """Get the stage's state, then answer peers and say so in the DHT."""
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
-        first_state = FirstState(context, self.checkpoints, discovery, self.trainer.download)
-        await first_state.load(checkpoint, is_move)
+        source = self._member.config.from_checkpoint
+        first_state = FirstState(context, replica, self.checkpoints, discovery, self.trainer, source)
+        if not await first_state.load(checkpoint, is_move):
+            return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
         await discovery.refresh()
         await discovery.announce()
