@@ -29,9 +29,11 @@ from node.pipeline.pipeline import Pipeline
 from node.places.abilities import Abilities, ReadCorpus
 from node.places.discovery import Discovery
 from node.places.greeting import serve_greeting
-from node.places.joining import find_run, find_stage
+from node.places.joining import find_run
 from node.places.membership import View
 from node.places.moving import Mover
+from node.places.newcomer import find_stage
+from node.places.owners_plan import OwnersPlan
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint, StateDirectory
@@ -112,6 +114,7 @@ class Node:
         self._stage_since = 0.0
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
         self._abilities: Abilities
+        self._plan: OwnersPlan
         self._mover: Mover | None = None
         self._target = -1  # the stage that this node is about to move to
 
@@ -154,12 +157,15 @@ class Node:
         self.rpc.limit(payload_limits(manifest))
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
-        me, previous = self.transport.peer_id, checkpoint.stage if checkpoint else None
-        stage = await find_stage(
-            self._config, self.transport, self.rpc, self.signed, self.view, me, previous, self._events
-        )
+        self._plan = OwnersPlan(self.transport, self.signed, self._events)
         self._abilities = Abilities(self._config, manifest, state, self.surroundings.corpus)
-        await self._serve(stage, checkpoint)
+        await self._serve(await self._find_stage(checkpoint.stage if checkpoint else None), checkpoint)
+
+    async def _find_stage(self, previous: int | None) -> int:
+        return await find_stage(
+            self._config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,
+            self._abilities.serveable, previous, self._events,
+        )  # fmt: skip
 
     async def _serve(self, stage: int, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
         """Take the stage: its replica, its state, a record. Raises `UserError` with what to do.
@@ -381,14 +387,15 @@ class Node:
             work = [work_of(manifest, stage) for stage in range(manifest.stages)]
             lifetime = manifest.limits.record_lifetime
             self._mover = Mover(
-                self.transport, self.rpc, self.signed.run_id, lifetime, work, self._events, rng
-            )
+                self.transport, self.rpc, self.signed.run_id, lifetime, work, self._plan, self.view, self._events,
+                rng,
+            )  # fmt: skip
         return await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )
 
     def _tell_move(self, source: int, target: int) -> None:
-        sentence = f"Stage {target} is short of replicas; moving there from stage {source}."
+        sentence = f"Moving from stage {source} to stage {target}, where this node is needed more."
         self._events.say(sentence, "moving", source=source, target=target)
 
     async def _withdraw(self) -> None:
@@ -429,11 +436,8 @@ class Node:
             if self._discovery is not None:
                 await self._withdraw()
                 await self._give_up_stage()
-            me = self.transport.peer_id
-            stage = await find_stage(
-                self._config, self.transport, self.rpc, self.signed, self.view, me, None, self._events
-            )
-            await self._serve(source if isinstance(failure, ResourceError) else stage)
+            is_too_large = isinstance(failure, ResourceError)
+            await self._serve(source if is_too_large else await self._find_stage(None))
         arrived = self.context.stage
         self._events.say(
             f"Moved from stage {source} to stage {arrived}.", "moved", source=source, target=arrived
