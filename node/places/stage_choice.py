@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from node.places.capacity import Capacities, Peer
 from protocol.transport.base import PeerId
 
-ALIKE = 1.15  # capacities within this factor count as equal: equal machines measure themselves that far apart
+ALIKE = 1.08  # capacities within this factor count as equal: equal machines measure themselves that far apart
 
 Arrival = tuple[float, PeerId]  # wall clock and peer id: the order in which newcomers have their turn
 

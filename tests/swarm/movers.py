@@ -54,8 +54,11 @@ def relative_work(stages: int) -> list[float]:
     return [amount / min(work) for amount in work]
 
 
-async def settled(stages: int, replicas: int, **changes: Any) -> SimulatedSwarm:
-    """A swarm whose nodes chose their stages themselves and have trained for a while."""
+async def settled(stages: int, replicas: int, lifetimes: int = 3, **changes: Any) -> SimulatedSwarm:
+    """A swarm whose nodes chose their stages themselves and have trained for so many record lifetimes.
+
+    After three they may move.
+    """
     swarm = slow_swarm(stages, **changes)
     await swarm.seed_peer.start()
     for number in range(stages * replicas):
@@ -63,7 +66,7 @@ async def settled(stages: int, replicas: int, **changes: Any) -> SimulatedSwarm:
         await asyncio.sleep(4)  # so that each sees where those before it are
     await until(lambda: all(node.public_state == "serving" for node in swarm.nodes.values()), step=1.0)
     assert [len(stage_nodes(swarm, stage)) for stage in range(stages)] == [replicas] * stages
-    await asyncio.sleep(6 * LIFETIME)
+    await asyncio.sleep(lifetimes * LIFETIME)
     assert not events_of(swarm, "moving")
     return swarm
 
@@ -93,11 +96,11 @@ async def microbatches_in(swarm: SimulatedSwarm, seconds: float) -> float:
     return sum(node.context.counters.received for node in first) - before
 
 
-def kill_half(swarm: SimulatedSwarm, stage: int) -> int:
+def kill_half(swarm: SimulatedSwarm, stage: int) -> None:
+    """Of three, two."""
     numbers = numbers_of_stage(swarm, stage)
-    for number in numbers[: len(numbers) // 2]:
+    for number in numbers[: (len(numbers) + 1) // 2]:
         swarm.kill(number)
-    return len(numbers) // 2
 
 
 async def all_train_on(swarm: SimulatedSwarm) -> None:
@@ -108,10 +111,10 @@ async def all_train_on(swarm: SimulatedSwarm) -> None:
 
 
 async def at_rest(swarm: SimulatedSwarm) -> None:
-    """Until nobody has moved for ten record lifetimes."""
+    """Until nobody has moved for eight record lifetimes: longer than one move comes after another."""
     while True:
         moves = len(events_of(swarm, "moving"))
-        await asyncio.sleep(10 * LIFETIME)
+        await asyncio.sleep(8 * LIFETIME)
         if len(events_of(swarm, "moving")) == moves:
             return
 

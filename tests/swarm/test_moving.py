@@ -28,7 +28,7 @@ def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
     stages: int, replicas: int, needed: int
 ) -> None:
     async def main() -> None:
-        swarm = await settled(stages, replicas)
+        swarm = await settled(stages, replicas, lifetimes=6)
         whole = 2 * await microbatches_in(swarm, 1800.0) if stages == 4 else 0.0
         kill_half(swarm, 1)
         before = min(capacities(swarm))
@@ -60,7 +60,7 @@ def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
 @pytest.mark.timeout(300)
 def test_a_stage_that_died_out_is_begun_again_by_one_of_the_others() -> None:
     async def main() -> None:
-        swarm = await settled(2, 4)
+        swarm = await settled(2, 3)
         for number in numbers_of_stage(swarm, 1):
             swarm.kill(number)
         await somebody_moved(swarm)

@@ -17,7 +17,7 @@ from tests.swarm.movers import LIFETIME, kill_half, one_moves, settled, somebody
 @pytest.mark.timeout(300)
 def test_a_move_is_in_the_checkpoint_and_the_state_is_that_of_the_new_stage(tmp_path: Path) -> None:
     async def main() -> None:
-        swarm = await settled(2, 4, directory=tmp_path)
+        swarm = await settled(2, 3, directory=tmp_path)
         kill_half(swarm, 1)
         number = (await one_moves(swarm))["node"]
         mover = swarm.nodes[number]

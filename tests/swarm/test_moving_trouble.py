@@ -93,7 +93,7 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
     monkeypatch.setattr("node.places.moving.PAUSES", (0.5, 0.5))
 
     async def main() -> None:
-        swarm = await settled(2, 4)
+        swarm = await settled(2, 3)
         kill_half(swarm, 1)
         await somebody_moved(swarm)
         await at_rest(swarm)
@@ -116,7 +116,7 @@ def test_a_download_that_fails_sends_the_mover_back_to_choosing(monkeypatch: pyt
         return await download_state(*args)
 
     async def main() -> None:
-        swarm = await settled(2, 4)
+        swarm = await settled(2, 3)
         kill_half(swarm, 1)
         monkeypatch.setattr("node.trainer.download_state", flaky)
         number = (await one_moves(swarm))["node"]
@@ -125,7 +125,7 @@ def test_a_download_that_fails_sends_the_mover_back_to_choosing(monkeypatch: pyt
         assert [event["stage"] for event in events_of(swarm, "move-failed")] == [1]
         assert events_of(swarm, "chose-stage", node=number)[-1]["stage"] == 1
         await at_rest(swarm)
-        assert [len(stage_nodes(swarm, stage)) for stage in (0, 1)] == [3, 3]
+        assert [len(stage_nodes(swarm, stage)) for stage in (0, 1)] == [2, 2]
         await all_train_on(swarm)
         await swarm.leave()
 
@@ -146,7 +146,7 @@ def test_a_node_for_which_the_stage_is_too_large_stays_and_another_goes(
         require(self, stage, freed)
 
     async def main() -> None:
-        swarm = await settled(2, 4)
+        swarm = await settled(2, 3)
         kill_half(swarm, 1)
         monkeypatch.setattr(Abilities, "require", of_the_first)
         await somebody_moved(swarm)
@@ -162,7 +162,7 @@ def test_a_node_for_which_the_stage_is_too_large_stays_and_another_goes(
 @pytest.mark.timeout(300)
 def test_ctrl_c_on_the_way_to_another_stage_leaves_at_once(tmp_path: Path) -> None:
     async def main() -> None:
-        swarm = await settled(2, 4, directory=tmp_path)
+        swarm = await settled(2, 3, directory=tmp_path)
         kill_half(swarm, 1)
         for node in swarm.nodes.values():
             await node.checkpoints.save()

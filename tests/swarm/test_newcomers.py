@@ -10,8 +10,11 @@ import pytest
 
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.model.compute import Priority
+from protocol.identity import Identity
+from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, stage_nodes, until
+from tests.swarm.movers import slow_swarm
 
 EVEN: dict[str, Any] = {
     "model__intermediate_size": 512,  # next to such layers the last stage's head is a sixth more work
@@ -60,3 +63,29 @@ def test_newcomers_of_the_same_moment_spread_evenly(within: float, making: float
         return counts
 
     assert [run_swarm(main(seed)) for seed in range(5)] == [[3, 3]] * 5
+
+
+@pytest.mark.timeout(300)
+def test_a_newcomer_goes_to_its_neighbours_where_that_makes_the_way_of_microbatches_shorter() -> None:
+    """Stage 1 is overseas from stages 0 and 2; a newcomer from here is worth most there, and measures that."""
+    overseas = range(2, 4)
+
+    async def main() -> None:
+        there = {Identity.from_seed("node", 1, number).peer_id for number in overseas}
+
+        def link(sender: PeerId, receiver: PeerId) -> Link:
+            return Link(latency=0.1 if (sender in there) != (receiver in there) else 0.002, bandwidth=1e6)
+
+        swarm = slow_swarm(3, link=link)
+        await swarm.seed_peer.start()
+        for number, stage in enumerate([0, 0, 1, 1, 2, 2, 2]):
+            swarm.add(number, stage=stage)
+        await all_serve(swarm)
+        await asyncio.sleep(300)
+        newcomer = swarm.add(9)
+        await all_serve(swarm)
+        assert newcomer.context.stage == 1
+        assert "visits-cut-short" not in {event["event"] for event in swarm.events}
+        await end(swarm)
+
+    run_swarm(main())

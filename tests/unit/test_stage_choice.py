@@ -128,6 +128,6 @@ def test_of_those_that_met_the_last_one_goes() -> None:
 
 
 def test_who_came_for_the_links_stays_while_its_stage_is_as_poor_as_any() -> None:
-    peers = [*replicas([10, 9]), Peer(ME, 0, since=1.0, is_serving=False)]
+    peers = [*replicas([15, 14]), Peer(ME, 0, since=1.0, is_serving=False)]
     assert better_stage(peers, [1.0, 1.0], ME, range(2), by_links=True) is None
     assert better_stage(peers, [1.0, 1.0], ME, range(2)) == 1
