@@ -121,6 +121,7 @@ class Moves:
     def as_json(self) -> dict[str, Any]:
         return {
             "peers": [peer.peer for peer in self.peers],
+            "stages_now": [peer.stage for peer in self.peers],
             "stage_of": self.stage_of.tolist(),
             "cost_now": self.cost_now if math.isfinite(self.cost_now) else None,
             "cost_with_fewest_moves": self.cost,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
+from daemons import Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 MANIFEST = """
 name = "moving"
@@ -81,4 +82,19 @@ def test_a_real_node_moves_to_the_stage_that_lost_most_of_its_replicas(nodes: li
     assert mover.events("downloaded")[-1]["step"] > 0, "the state was not handed over"
     for node in [left, *first]:
         node.wait_for_step(node.step + 50)
+    look_and_publish(left.address, left.state.parent / "run")
+    for node in [left, *first]:
+        node.wait_for_event("plan")
     assert all(node.leave() == 0 for node in [left, *first])
+
+
+def look_and_publish(address: str, directory: Path) -> None:
+    """`noloco plan --join`, by the run's owner. It may take until the nodes have measured enough links."""
+    plan = ("plan", "--join", address, "--evaluations", "500", "--json", "--publish", str(directory))
+    answer = wait_until(lambda: (done := run_tool(*plan)).returncode == 0 and done, TO_MOVE)
+    assert answer, run_tool(*plan).stderr
+    contents = json.loads(answer.stdout)
+    assert len(contents["peers"]) == 4
+    assert len(contents["moves"]) == sum(
+        planned != now for planned, now in zip(contents["stage_of"], contents["stages_now"], strict=True)
+    )
