@@ -212,6 +212,7 @@ class Service:
         """Get the stage's state, then answer peers and say so in the DHT."""
         context, replica, discovery = self.context, self.replica, self._discovery
         await discovery.announce()
+        self._in_background(discovery.run())  # a download may outlast a record, and others count on this node
         first_state = FirstState(context, self.checkpoints, discovery, self.trainer.download)
         await first_state.load(checkpoint, is_move)
         self._is_whole, self.public_state = True, "serving"
@@ -221,7 +222,7 @@ class Service:
         probes = LinkProbes(context)
         probes.serve()
         checkpoint_seconds = self._member.config.checkpoint_minutes * 60
-        for task in (discovery.run(), probes.run(), self.checkpoints.save_regularly(checkpoint_seconds)):
+        for task in (probes.run(), self.checkpoints.save_regularly(checkpoint_seconds)):
             self._in_background(task)
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
