@@ -241,7 +241,8 @@ class Service:
         """Get the stage's state, then answer peers and say so in the DHT."""
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
-        source = self._member.config.from_checkpoint
+        self._in_background(discovery.run())  # a download may outlast a record, and others count on this node
+        source = member.config.from_checkpoint
         first_state = FirstState(context, replica, self.checkpoints, discovery, self.trainer, source)
         if not await first_state.load(checkpoint, is_move):
             return  # told to leave before the state was there
@@ -253,7 +254,7 @@ class Service:
         probes.serve()
         checkpoint_seconds = member.config.checkpoint_minutes * 60
         saving = self.checkpoints.save_regularly(checkpoint_seconds)
-        for task in (discovery.run(), probes.run(), saving, member.tokenizer.get_in_time()):
+        for task in (probes.run(), saving, member.tokenizer.get_in_time()):
             self._in_background(task)
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
