@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.pretrained import model_of, unread_start, with_digests
+from bootstrap.run_tokenizer import kept_tokenizer
 from node.model.pretrained import Pretrained
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
@@ -29,6 +30,7 @@ class Founded:
     signed: SignedManifest
     seed_key: Path
     is_new: bool
+    tokenizer: bytes | None = None  # the run's tokenizer.json
 
 
 def chosen_manifest(preset: str | None, file: Path | None, checkpoint: str | None = None) -> Manifest:
@@ -56,10 +58,11 @@ def _from_checkpoint(preset: str | None, file: Path | None, source: Pretrained) 
     return with_digests(source, manifest_from(contents))
 
 
-def found(directory: Path, manifest: Manifest | None) -> Founded:
+def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:
     """Make the run's keys and sign its manifest, or take up the run that `directory` holds already.
 
-    A manifest is immutable: raises `StateError` when the directory holds a run with another one.
+    A manifest is immutable: raises `StateError` when the directory holds a run with another one. `tokenizer` is the
+    file that the manifest names; it is kept beside the keys.
     """
     signed_path, key_path = directory / MANIFEST, directory / RUN_KEY
     if signed_path.exists():
@@ -73,15 +76,18 @@ def found(directory: Path, manifest: Manifest | None) -> Founded:
                 "Give a new run a directory of its own with --dir."
             )
         Identity.load_or_create(directory / SEED_KEY)
-        return Founded(signed, directory / SEED_KEY, is_new=False)
+        return Founded(
+            signed, directory / SEED_KEY, False, kept_tokenizer(directory, signed.manifest, tokenizer)
+        )
     key = Identity.load_or_create(key_path)
     signed = SignedManifest.sign(manifest or load_preset("tiny"), key)
+    kept = kept_tokenizer(directory, signed.manifest, tokenizer)
     try:
         signed_path.write_bytes(signed.to_bytes())
     except OSError as error:
         raise StateError(f"Cannot write {signed_path} ({error.strerror}). Choose another --dir.") from None
     Identity.load_or_create(directory / SEED_KEY)
-    return Founded(signed, directory / SEED_KEY, is_new=True)
+    return Founded(signed, directory / SEED_KEY, True, kept)
 
 
 def reach_of(address: str) -> str:

@@ -23,6 +23,10 @@ class DataError(UserError):
     """A dataset that is missing, unreadable or too short."""
 
 
+class TokenizerError(UserError):
+    """A tokenizer that is missing, none, or not the run's."""
+
+
 class CheckpointError(UserError):
     """A checkpoint to start a run from that is missing, damaged, or of a model that cannot be trained here."""
 

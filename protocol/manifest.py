@@ -23,6 +23,7 @@ from protocol.stability import gamma_bound
 
 PROTOCOL_VERSION = 1
 MAX_MANIFEST_BYTES = 64 * 1024
+BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 _SIGNATURE_DOMAIN = b"noloco-manifest-1:"
 
@@ -44,15 +45,30 @@ class Start(Section):
 
 
 class Data(Section):
-    """What stage-0 replicas draw sequences from. Bytes are tokens.
+    """What stage-0 replicas draw sequences from, and how it becomes tokens.
 
     "local" leaves the text to each volunteer's --data. A manifest never names paths: it comes from others, and
     must not be able to make a volunteer read their files.
     """
 
     source: Literal["python-stdlib", "local"] = "python-stdlib"
+    # "bytes", or the hash of the run's tokenizer.json: volunteers get the file from other members
+    tokenizer: Annotated[str, Field(pattern=r"^(bytes|sha256:[0-9a-f]{64})$")] = BYTES
+    end_of_text: Annotated[str, Field(max_length=128)] = ""  # the tokenizer's token between documents
     sequence_tokens: Annotated[int, Field(ge=2, le=1_048_576)]
+    # The fraction of documents that nobody trains on. The hash of a document's text decides, so that all agree.
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    longest_document: Annotated[int, Field(ge=256, le=2**24)] = (
+        16_384  # bytes; longer texts are cut at line ends
+    )
+
+    @model_validator(mode="after")
+    def _texts_end(self) -> Self:
+        if (self.tokenizer == BYTES) == bool(self.end_of_text):
+            raise ValueError(
+                "data.end_of_text names a token of data.tokenizer: give both, or neither for bytes as tokens"
+            )
+        return self
 
 
 class Inner(Section):
@@ -192,7 +208,7 @@ class Manifest(Section):
                 "inner.staleness 1 cannot be had with model.tied_embeddings in several stages: a step would wait for "
                 "microbatches that wait for it. Set it to 0"
             )
-        if self.model.vocab_size < 256:
+        if self.data.tokenizer == BYTES and self.model.vocab_size < 256:
             raise ValueError(
                 f"model.vocab_size {self.model.vocab_size} is too small for byte tokens: use 256"
             )

@@ -32,12 +32,12 @@ class EvaluationService:
             loss_sum, tokens = await context.compute.run(
                 Priority.SERVE,
                 self._work.evaluate_last,
-                lambda: self._work.decoded(request, is_back),
+                lambda: self._work.decoded(request, is_back, may_be_short=True),
                 is_back,
             )
             return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
         parcel = await context.compute.run(
-            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request)
+            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request, may_be_short=True)
         )
         onward = Evaluate(stage=message.stage + 1, route=message.route[1:])
         try:

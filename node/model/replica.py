@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
+from transformers import Cache
 
 from node.model.execution import Execution
 from node.model.flat import FlatParameters
@@ -170,10 +171,12 @@ class Replica:
         return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(self.device))
 
     @torch.no_grad()
-    def evaluate(self, inputs: torch.Tensor, is_back: bool = False) -> torch.Tensor:
-        """The stage's outputs under the slow weights φ, whatever θ is at; `is_back` as of `Stage.forward`."""
+    def evaluate(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
         weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
-        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device), is_back))
+        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device), is_back, cache))
         return torch.as_tensor(outputs)
 
     # --- inner and outer steps ----------------------------------------------------------------

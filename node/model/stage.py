@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import Cache
 
 from node.model.families import FAMILIES, model_config
 from protocol.cut import head_work, layer_work
@@ -52,20 +53,24 @@ class Stage(nn.Module):
         if initialise:
             self._initialise(manifest.model.seed, manifest.model.init_std)
 
-    def forward(self, inputs: torch.Tensor, is_back: bool = False) -> torch.Tensor:
+    def forward(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> torch.Tensor:
         """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
 
         Returns activations, on the last stage logits [sequences, tokens, vocabulary]. In a ring the last stage
         returns normed activations, and the first one makes logits of them when it gets them with `is_back`.
+        With the `cache` of what went before, one token of a sequence; its keys and values are added.
         """
         if is_back:
             return F.linear(inputs, self.embed_tokens.weight)
         hidden = self.embed_tokens(inputs) if self.is_first else inputs
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        past = 0 if cache is None else cache.get_seq_length(int(next(iter(self.layers))))
+        positions = torch.arange(past, past + hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotary = self.rotary(hidden, position_ids=positions)
         for name, layer in self.layers.items():
             mask = self._mask(hidden) if self._model.slides(int(name)) else None
-            run = partial(layer, attention_mask=mask, position_embeddings=rotary)
+            run = partial(layer, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
             if self.recomputes and torch.is_grad_enabled():
                 hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
             else:

@@ -29,23 +29,29 @@ class StageWork:
         self._replica = replica
         self._copies = copies
 
-    def decoded(self, request: Request, is_back: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def decoded(
+        self, request: Request, is_back: bool = False, may_be_short: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, labels) of a request, checked. Raises `Refused` for what does not fit this stage.
 
-        With `is_back` they come from the last stage, in a ring.
+        With `is_back` they come from the last stage, in a ring. Sequences have the run's length; with `may_be_short`
+        at most that.
         """
         try:
             inputs, labels = request.tensors()
         except ValueError:
             raise Refused("bad-shape", "two tensors are expected: inputs and labels") from None
         model, data = self._manifest.model, self._manifest.data
-        shape = (labels.shape[0] if labels.dim() else 0, data.sequence_tokens)
+        tokens = data.sequence_tokens
+        if may_be_short and labels.dim() == 2 and labels.numel():
+            tokens = min(tokens, labels.shape[1])
+        shape = (labels.shape[0] if labels.dim() else 0, tokens)
         are_tokens = self._replica.stage.is_first and not is_back
         expected = shape if are_tokens else (*shape, model.hidden_size)
         if not shape[0] or tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
             raise Refused("bad-shape", f"expected inputs of shape {expected}")
-        for tokens in (labels, inputs) if are_tokens else (labels,):
-            if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab_size:
+        for ids in (labels, inputs) if are_tokens else (labels,):
+            if ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= model.vocab_size:
                 raise Refused("bad-shape", "tokens are outside the vocabulary")
         if not are_tokens:
             inputs = inputs.float()

@@ -28,10 +28,13 @@ from protocol.messages import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
+    GetTokenizer,
     Gradient,
     Hello,
     Message,
     NodeStats,
+    Predict,
+    Predicted,
     Probe,
     Probed,
     Propose,
@@ -43,6 +46,7 @@ from protocol.messages import (
     SitOut,
     StateIndex,
     StatePiece,
+    TokenizerPiece,
     Welcome,
     parse_message,
 )
@@ -67,6 +71,8 @@ EXAMPLES: list[Message] = [
     Gradient(loss=2.5, queue=3, step=4, seconds=0.25),
     Evaluate(stage=0, route=[PEER, PEER]),
     Evaluated(loss_sum=1e9, tokens=2**40),
+    Predict(stage=0, route=[PEER], answer="a", position=7, top=1),
+    Predicted(rounds=[3, 4]),
     Propose(stage=0, round=1, pair="p", **TIMES),
     Accept(round=9, **TIMES),
     Ready(pair="p"),
@@ -80,6 +86,8 @@ EXAMPLES: list[Message] = [
     StateIndex(stage=0, step=1, round=2, parameters=3, piece_parameters=4),
     GetStatePiece(stage=1, index=5, moments=True),
     StatePiece(index=5, step=6, round=7, digest=bytes(32)),
+    GetTokenizer(offset=2**17),
+    TokenizerPiece(total=2**20, contents=b"{}"),
 ]
 
 
