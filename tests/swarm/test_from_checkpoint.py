@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
-from transformers import PreTrainedModel
 
-from bootstrap.evaluation import checkpoint_loss, evaluate_route, validation
-from bootstrap.export import export_route
+from bootstrap.evaluation import checkpoint_loss, evaluate_route, model_loss
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer
 from bootstrap.pretrained import model_of, unread_start, with_digests
 from bootstrap.simulated_swarm import SimulatedSwarm
@@ -71,11 +70,8 @@ async def observer_of(swarm: SimulatedSwarm) -> Observer:
     return Observer(guest.transport, guest, swarm.seed_peer.signed)
 
 
-@torch.no_grad()
-def loss_of(model: PreTrainedModel, manifest: Manifest) -> float:
-    batches = list(validation(manifest, micro_corpus(), SEQUENCES))
-    sums = [F.cross_entropy(model(x).logits.flatten(0, 1), y.flatten(), reduction="sum") for x, y in batches]
-    return float(sum(sums)) / sum(labels.numel() for _, labels in batches)
+def text_of(manifest: Manifest) -> MeasuredText:
+    return held_out_text(manifest, micro_corpus(), SEQUENCES, transformers_tokenizer(manifest, None))
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -91,15 +87,15 @@ def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_
         await all_are(swarm, "finished")
         observer = await observer_of(swarm)
         route = (await observer.routes())[0]
-        own = await evaluate_route(observer, micro_corpus(), route, SEQUENCES)
-        await export_route(observer, route, tmp_path / "export")
+        own = await evaluate_route(observer, text_of(manifest), route)
+        await export(observer, Order(tmp_path / "export", route=route))
         await observer.rpc.close()
         await swarm.leave()
         return own.nats
 
     own = run_swarm(main())
-    assert own < loss_of(whole, manifest) - 0.2
-    back = checkpoint_loss(tmp_path / "export", manifest, micro_corpus(), SEQUENCES)
+    assert own < model_loss(whole, text_of(manifest)).nats - 0.2
+    back = checkpoint_loss(tmp_path / "export", text_of(manifest))
     assert back.nats == pytest.approx(own, abs=1e-3)
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert config["architectures"] == [FAMILIES[family].architecture]

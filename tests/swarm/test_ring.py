@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route
-from bootstrap.export import export_route
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.model.flat import layout
@@ -24,7 +26,6 @@ from tests.swarm.micro import (
     everyone_goes_on,
     guest_of,
     mean_losses,
-    micro_corpus,
     micro_swarm,
     numbers_of_stage,
     peer_of,
@@ -48,6 +49,10 @@ def whole_theta(swarm: SimulatedSwarm) -> dict[str, torch.Tensor]:
         for place in layout(parameter_shapes(swarm.manifest, stage)):
             weights[place.name] = place.of(node.replica.flat.values).clone()
     return weights
+
+
+def text_of(swarm: SimulatedSwarm) -> MeasuredText:
+    return held_out_text(swarm.manifest, swarm.corpus, 16, transformers_tokenizer(swarm.manifest, None))
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -74,14 +79,14 @@ def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path:
         await guest.transport.connect([memory_address(peer_of(stage_nodes(swarm, 0)[0]))], 5.0)
         observer = Observer(guest.transport, guest, swarm.seed_peer.signed)
         route = (await observer.routes())[0]
-        own = await evaluate_route(observer, micro_corpus(), route, 16)
-        await export_route(observer, route, tmp_path)
+        own = await evaluate_route(observer, text_of(swarm), route)
+        await export(observer, Order(tmp_path / "model", route=route))
         await guest.close()
         await swarm.finish()
         return swarm, own.nats
 
     swarm, own = run_swarm(main())
-    assert checkpoint_loss(tmp_path, swarm.manifest, micro_corpus(), 16).nats == pytest.approx(own, abs=1e-4)
+    assert checkpoint_loss(tmp_path / "model", text_of(swarm)).nats == pytest.approx(own, abs=1e-4)
     before, after = mean_losses(swarm, 8, 8)
     assert after < before - 0.5
 
