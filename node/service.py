@@ -241,10 +241,7 @@ class Service:
         """Get the stage's state, then answer peers and say so in the DHT."""
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
-        self._in_background(discovery.run())  # a download may outlast a record, and others count on this node
-        source = member.config.from_checkpoint
-        first_state = FirstState(context, replica, self.checkpoints, discovery, self.trainer, source)
-        if not await first_state.load(checkpoint, is_move):
+        if not await self._load_state(checkpoint, is_move):
             return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
         await discovery.refresh()
@@ -254,7 +251,7 @@ class Service:
         probes.serve()
         checkpoint_seconds = member.config.checkpoint_minutes * 60
         saving = self.checkpoints.save_regularly(checkpoint_seconds)
-        for task in (probes.run(), saving, member.tokenizer.get_in_time()):
+        for task in (discovery.run(), probes.run(), saving, member.tokenizer.get_in_time()):
             self._in_background(task)
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
@@ -264,6 +261,18 @@ class Service:
             step=replica.step,
             round=replica.round,
         )
+
+    async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
+        """Whether it is there; the record is renewed meanwhile, since a download may outlast it."""
+        source, discovery = self._member.config.from_checkpoint, self._discovery
+        first_state = FirstState(
+            self.context, self.replica, self.checkpoints, discovery, self.trainer, source
+        )
+        self._in_background(discovery.run())
+        try:
+            return await first_state.load(checkpoint, is_move)
+        finally:
+            await self._end_background()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.get_running_loop().create_task(work))
