@@ -12,9 +12,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss, validation
-from bootstrap.export import export_route
+from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.founding import found
+from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer, Sighting
 from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
@@ -72,6 +74,7 @@ class LocalSwarm:
         self._summary = Summary(preset=plan.manifest.name, unit=token_name(plan.manifest))
         self._last_busy: Picture | None = None  # with every node training
         self._data: TrainingData
+        self._text: MeasuredText  # held out of it
         self._began = time.monotonic()
         self._stopping = asyncio.Event()
 
@@ -120,7 +123,8 @@ class LocalSwarm:
         plan = self._plan
         data = open_data(plan.manifest, plan.data_plan, plan.tokenizer)
         data.require(plan.manifest.data.sequence_tokens)
-        next(validation(plan.manifest, data, 1))
+        tokenizer = transformers_tokenizer(plan.manifest, plan.tokenizer)
+        self._text = held_out_text(plan.manifest, data, plan.validation_sequences, tokenizer)
         return data
 
     async def _gather_traces(self) -> None:
@@ -176,9 +180,8 @@ class LocalSwarm:
 
     async def _prepare(self) -> None:
         """While the nodes start: the text, its entropies, and the loss of the weights that all start from."""
-        manifest, sequences = self._plan.manifest, self._plan.validation_sequences
-        summary, data = self._summary, self._data
-        loss = await asyncio.to_thread(starting_loss, manifest, data, sequences)
+        manifest, summary, data = self._plan.manifest, self._summary, self._data
+        loss = await asyncio.to_thread(starting_loss, manifest, self._text)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
         self._console.print(f"The model starts at {loss.nats:.3f} nats per {summary.unit}.")
         if isinstance(data, Corpus):
@@ -261,7 +264,7 @@ class LocalSwarm:
         tokens = tokens_trained(self._sightings)
         try:
             route = (await observer.routes())[0]
-            loss = await evaluate_route(observer, self._data, route, self._plan.validation_sequences)
+            loss = await evaluate_route(observer, self._text, route)
         except NolocoError:
             return
         self._summary.validation_loss.append((tokens, round(self._elapsed, 3), round(loss.nats, 6)))
@@ -270,7 +273,7 @@ class LocalSwarm:
 
     async def _conclude(self, observer: Observer) -> None:
         """Validation loss as the mean over replicas, the true spread, the export and its loss."""
-        summary, sequences = self._summary, self._plan.validation_sequences
+        summary = self._summary
         self._console.print("Training is complete. Measuring, then exporting one replica of each stage.")
         if self._plan.picture is not None and self._last_busy is not None:
             save_svg(self._plan.picture, self._last_busy)
@@ -282,7 +285,7 @@ class LocalSwarm:
                 peer = sighting.member.peer
                 summary.add_node(self._names.get(peer, peer), peer, sighting.stats, self._names)
         routes = await observer.routes()
-        losses = [(await evaluate_route(observer, self._data, route, sequences)).nats for route in routes]
+        losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
         mean = sum(losses) / len(losses)
         summary.validation_loss.append((summary.tokens, round(self._elapsed, 3), round(mean, 6)))
         summary.replica_spread = await measure_spread(observer)
@@ -290,10 +293,9 @@ class LocalSwarm:
 
     async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
         directory = self._plan.directory / "export"
-        exported = await export_route(observer, route, directory)
-        loss = await asyncio.to_thread(
-            checkpoint_loss, directory, self._plan.manifest, self._data, self._plan.validation_sequences
-        )
+        order = Order(directory, route=route, validation_loss=swarm_loss)
+        exported = await export(observer, order, self._plan.tokenizer)
+        loss = await asyncio.to_thread(checkpoint_loss, directory, self._text)
         self._summary.export = {
             "directory": str(directory),
             "parameters": exported.parameters,

@@ -87,4 +87,5 @@ class Context:
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self.manifest.stages - 1
+        """Whether microbatches turn here: the loss is computed, and no other peer's gradient is waited for."""
+        return self.stage == self.manifest.hops - 1

@@ -24,6 +24,7 @@ from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
 from node.model.evaluation import EvaluationService
 from node.model.execution import choose_execution, described
+from node.model.prediction import PredictionService
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.pipeline.pipeline import Pipeline
@@ -49,10 +50,12 @@ from protocol.messages import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
+    Predict,
     Propose,
     Ready,
     Reduce,
     Release,
+    Return,
     SitOut,
 )
 from protocol.rpc import Answer, Request, Rpc, Traffic
@@ -191,7 +194,7 @@ class Service:
             context, replica, self._pipeline, self.rounds, feed, member.surroundings.rng, self._seconds_left
         )
         self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
-        self._register_handlers(EvaluationService(context, work))
+        self._register_handlers(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
         self.is_announced = True
 
@@ -200,8 +203,9 @@ class Service:
         return self._member.data.position(step if self.stage == 0 else None)
 
     def _make_discovery(self) -> Discovery:
-        member, stages = self._member, self.context.manifest.stages
-        neighbours = [s for s in (self.stage - 1, self.stage, self.stage + 1) if 0 <= s < stages]
+        member, manifest = self._member, self.context.manifest
+        onward = (self.stage + 1) % manifest.stages if manifest.is_ring else self.stage + 1
+        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(
             member.transport,
             self.context.run_id,
@@ -213,12 +217,15 @@ class Service:
             self._announcement,
         )
 
-    def _register_handlers(self, evaluation: EvaluationService) -> None:
+    def _register_handlers(self, evaluation: EvaluationService, prediction: PredictionService) -> None:
         rpc, matchmaker = self._member.rpc, self.rounds.matchmaker
         state = StateService(self.stage, self.replica, self.context.compute)
         rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
+        if self.context.manifest.is_ring and self.stage == 0:
+            rpc.handle(Traffic.PIPELINE, Return, self._pipeline.on_return)
         rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
+        rpc.handle(Traffic.PIPELINE, Predict, prediction.on_predict)
         rpc.handle(Traffic.PAIRING, Propose, matchmaker.on_propose)
         rpc.handle(Traffic.PAIRING, Ready, matchmaker.on_ready)
         rpc.handle(Traffic.PAIRING, Release, matchmaker.on_release)
@@ -234,8 +241,11 @@ class Service:
         """Get the stage's state, then answer peers and say so in the DHT."""
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
-        first_state = FirstState(context, self.checkpoints, discovery, self.trainer.download)
-        await first_state.load(checkpoint, is_move)
+        self._in_background(discovery.run())  # a download may outlast a record, and others count on this node
+        source = member.config.from_checkpoint
+        first_state = FirstState(context, replica, self.checkpoints, discovery, self.trainer, source)
+        if not await first_state.load(checkpoint, is_move):
+            return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
         await discovery.refresh()
         await discovery.announce()
@@ -244,7 +254,7 @@ class Service:
         probes.serve()
         checkpoint_seconds = member.config.checkpoint_minutes * 60
         saving = self.checkpoints.save_regularly(checkpoint_seconds)
-        for task in (discovery.run(), probes.run(), saving, member.tokenizer.get_in_time()):
+        for task in (probes.run(), saving, member.tokenizer.get_in_time()):
             self._in_background(task)
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "

@@ -18,6 +18,7 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
+OptionalId = Annotated[str, Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -117,6 +118,21 @@ class Forward(Message):
     kind: ClassVar[str] = "forward"
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
+    home: OptionalId = ""  # in a ring: the peer that drew the sequences, and the name that it gave them
+    draw: OptionalId = ""
+
+
+class Return(Message):
+    """In a ring: bring the last stage's activations to the peer that drew the sequences, for the head and the loss.
+
+    Tensors and answer as of `Forward`. Another replica of the first stage answers, too, but learns nothing from it: a
+    microbatch whose home cannot be reached is of use to the stages between. Refusals: as of `Forward`, but "busy".
+    """
+
+    kind: ClassVar[str] = "return"
+    microbatch: Id
+    home: OptionalId
+    draw: OptionalId
 
 
 class Gradient(Message):
@@ -132,7 +148,8 @@ class Gradient(Message):
 class Evaluate(Message):
     """Forward only, with the slow weights φ. Tensors: tokens (stage 0) or activations, and labels.
 
-    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver.
+    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver. In a ring it ends with one of
+    the first stage, which finds itself asked for the stage after the last one.
     """
 
     kind: ClassVar[str] = "evaluate"
@@ -144,6 +161,34 @@ class Evaluated(Message):
     kind: ClassVar[str] = "evaluated"
     loss_sum: Number  # nats, summed over tokens
     tokens: Natural
+
+
+class Predict(Message):
+    """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+
+    Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
+    still be held, and then one more token, n = 1, is enough. 0 begins anew with all tokens, and is always possible.
+    Refusals: "forgotten" (begin anew: other weights, too long ago, no room), "not-serving", "bad-shape",
+    "non-finite".
+    A failure leaves keys and values behind, for a minute at most.
+    """
+
+    kind: ClassVar[str] = "predict"
+    stage: Natural
+    route: Annotated[list[Id], Field(max_length=1_024)]
+    answer: Id
+    position: Natural
+    top: Natural  # how many of the largest logits are asked for; 0: all
+
+
+class Predicted(Message):
+    """Tensors: the logits after the last token [k] and the tokens that they are of [k], or all logits [vocabulary].
+
+    `rounds` are those of the weights that computed them, of each stage from the receiver on.
+    """
+
+    kind: ClassVar[str] = "predicted"
+    rounds: Annotated[list[Natural], Field(max_length=1_024)]
 
 
 # --- rounds -------------------------------------------------------------------------------------
@@ -305,9 +350,9 @@ class TokenizerPiece(Message):
 MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Propose, Accept,
-        Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
-        StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
+        Hello, Welcome, GetStats, NodeStats, Forward, Return, Gradient, Evaluate, Evaluated, Predict, Predicted,
+        Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex,
+        GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
     )
 }  # fmt: skip
 
