@@ -1,8 +1,8 @@
 """Whether tokenising starves training: the fraction of time that a node waits for data.
 
-Makes JSON lines from the Python library's own sources, varied until they are as long as asked, trains a byte-level BPE
-on some of them, and tokenises all once in one process for its rate. Then two `noloco-node` processes as they ship, one
-for each stage of a Llama, train on them: the first has the text and tokenises ahead of training. Prints
+Makes JSON lines from the Python library's own sources, varied until they are as long as asked, trains a byte-level
+BPE on some of them, and tokenises all once in one process for its rate. Then two `noloco-node` processes as they
+ship, one for each stage of a Llama, train on them: the first has the text and tokenises ahead of training. Prints
 `data_wait`, the fraction of the time since its first step in which it waited for data, and `tokenising_by_training`,
 how many times quicker text is tokenised than it is trained on.
 """

@@ -6,10 +6,19 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.pretrained import model_of, unread_start, with_digests
 from bootstrap.run_tokenizer import kept_tokenizer
+from node.model.pretrained import Pretrained
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
-from protocol.manifest import Manifest, SignedManifest, load_preset, load_toml
+from protocol.manifest import (
+    Manifest,
+    SignedManifest,
+    load_preset,
+    load_toml,
+    manifest_from,
+    toml_contents,
+)
 
 RUN_KEY = "run.key"
 MANIFEST = "manifest.noloco"
@@ -24,13 +33,29 @@ class Founded:
     tokenizer: bytes | None = None  # the run's tokenizer.json
 
 
-def chosen_manifest(preset: str | None, file: Path | None) -> Manifest:
-    """The manifest of a preset or of a TOML file, not both."""
+def chosen_manifest(preset: str | None, file: Path | None, checkpoint: str | None = None) -> Manifest:
+    """The manifest of a preset or of a TOML file, not both; with a checkpoint the model is that one's.
+
+    Raises `ManifestError` or `CheckpointError`. All weights of the checkpoint are read.
+    """
     if preset and file:
         raise ManifestError("Give either --preset or --manifest, not both.")
+    if checkpoint:
+        return _from_checkpoint(preset, file, Pretrained(checkpoint))
     if file:
         return load_toml(file)
     return load_preset(preset or "tiny")
+
+
+def _from_checkpoint(preset: str | None, file: Path | None, source: Pretrained) -> Manifest:
+    contents = toml_contents(file) if file else load_preset(preset or "tiny").model_dump()
+    if file and "model" in contents:
+        raise ManifestError(
+            f"{file} has a [model] section, and --from-checkpoint makes one from config.json: remove it."
+        )
+    contents["model"] = model_of(source).model_dump()
+    contents["start"] = unread_start(source, contents.get("stages")).model_dump()
+    return with_digests(source, manifest_from(contents))
 
 
 def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:

@@ -64,11 +64,11 @@ class SimulatedSwarm:
         signed = SignedManifest.sign(self.manifest, Identity.from_seed("run", self.seed))
         self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed, self.tokenizer)
 
-    async def start(self, replicas: int) -> None:
+    async def start(self, replicas: int, **settings: Any) -> None:
         """The seed peer, then `replicas` nodes for each stage; they join as separate daemons would."""
         await self.seed_peer.start()
         for number in range(replicas * self.manifest.stages):
-            self.add(number, stage=number % self.manifest.stages)
+            self.add(number, stage=number % self.manifest.stages, **settings)
 
     def add(
         self,

@@ -46,6 +46,10 @@ class NodeConfig(BaseModel):
     tokenizer: Annotated[
         str, Field(description="The run's tokenizer.json, if no member is to give it; or hub:NAME.")
     ] = ""
+    from_checkpoint: Annotated[
+        str,
+        Field(description="Hugging Face directory or hub name that the run starts from; for first replicas."),
+    ] = ""
     host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for all interfaces.")] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 takes a free one.")] = 0
     announce: Annotated[

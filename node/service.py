@@ -13,6 +13,7 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context, Counters
+from node.data.batches import Position
 from node.data.supply import DataSupply, ReadData
 from node.data.tokenizer_exchange import RunTokenizer
 from node.links.links import Links
@@ -192,15 +193,19 @@ class Service:
         self.trainer = Trainer(
             context, replica, self._pipeline, self.rounds, feed, member.surroundings.rng, self._seconds_left
         )
-        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, member.data.position)
+        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
         self._register_handlers(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
         self.is_announced = True
 
+    def _position(self, step: int) -> Position | None:
+        """In the data, after an inner step."""
+        return self._member.data.position(step if self.stage == 0 else None)
+
     def _make_discovery(self) -> Discovery:
-        member, stages = self._member, self.context.manifest.stages
-        onward = (self.stage + 1) % stages if self.context.manifest.is_ring else self.stage + 1
-        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < stages})
+        member, manifest = self._member, self.context.manifest
+        onward = (self.stage + 1) % manifest.stages if manifest.is_ring else self.stage + 1
+        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(
             member.transport,
             self.context.run_id,
@@ -236,8 +241,11 @@ class Service:
         """Get the stage's state, then answer peers and say so in the DHT."""
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
-        first_state = FirstState(context, self.checkpoints, discovery, self.trainer.download)
-        await first_state.load(checkpoint, is_move)
+        self._in_background(discovery.run())  # a download may outlast a record, and others count on this node
+        source = member.config.from_checkpoint
+        first_state = FirstState(context, replica, self.checkpoints, discovery, self.trainer, source)
+        if not await first_state.load(checkpoint, is_move):
+            return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
         await discovery.refresh()
         await discovery.announce()
@@ -246,7 +254,7 @@ class Service:
         probes.serve()
         checkpoint_seconds = member.config.checkpoint_minutes * 60
         saving = self.checkpoints.save_regularly(checkpoint_seconds)
-        for task in (discovery.run(), probes.run(), saving, member.tokenizer.get_in_time()):
+        for task in (probes.run(), saving, member.tokenizer.get_in_time()):
             self._in_background(task)
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "

@@ -48,13 +48,13 @@ class Trainer:
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
         self._max_seconds = max_seconds
         self._began = asyncio.get_running_loop().time()
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()  # set by `stop`
         self._drawn_ahead: list[asyncio.Task[object]] = []  # the next step's microbatches, at stage 0
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
         self._pipeline.prepare_to_leave()
-        self._stopping.set()
+        self.stopping.set()
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
@@ -67,7 +67,7 @@ class Trainer:
             self._feed.stop()
 
     async def _train(self) -> bool:
-        while not self._stopping.is_set() and not self._finished_here():
+        while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
             draws: list[asyncio.Task[object]] = []
             try:
@@ -75,13 +75,13 @@ class Trainer:
                 whole = await self._wait_for_batch(draws)
             except BaseException as reason:
                 await cancelled([*draws, *self._drawn_ahead])
-                if not (isinstance(reason, TransportDown) and self._stopping.is_set()):
+                if not (isinstance(reason, TransportDown) and self.stopping.is_set()):
                     raise
                 logger.debug("Giving up the microbatches in flight: %s", reason)
                 return False
             if whole:
                 await self._step(began)
-        is_complete = not self._stopping.is_set()
+        is_complete = not self.stopping.is_set()
         if is_complete:
             self._pipeline.serving = False  # nobody would step any more
         await cancelled(self._drawn_ahead)
@@ -111,7 +111,7 @@ class Trainer:
         """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
         loop = asyncio.get_running_loop()
         complete = loop.create_task(self._pipeline.batch_complete())
-        stopping = loop.create_task(self._stopping.wait())
+        stopping = loop.create_task(self.stopping.wait())
         pending = list(draws)
         try:
             while True:

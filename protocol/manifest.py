@@ -27,9 +27,21 @@ BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 _SIGNATURE_DOMAIN = b"noloco-manifest-1:"
 
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 GOSSIP_CODECS: tuple[str, ...] = get_args(Codec)
+
+
+class Start(Section):
+    """The Hugging Face checkpoint that a run starts from, in place of random weights.
+
+    The name is for people: a node takes a checkpoint from where its volunteer says, and believes the digests.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w./-]+$")]
+    # SHA-256 over each stage's flat float32 weights, in hex
+    digests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=512)]
 
 
 class Data(Section):
@@ -175,6 +187,7 @@ class Manifest(Section):
     protocol: Literal[1] = 1
     stages: Annotated[int, Field(ge=1, le=1_024)]
     model: Model
+    start: Start | None = None
     data: Data
     inner: Inner
     outer: Outer
@@ -188,6 +201,8 @@ class Manifest(Section):
     def _stages_fit(self) -> Self:
         if self.stages > self.model.layers:
             raise ValueError(f"stages {self.stages} exceeds model.layers {self.model.layers}: lower it")
+        if self.start is not None and len(self.start.digests) != self.stages:
+            raise ValueError(f"start.digests has {len(self.start.digests)} entries for {self.stages} stages")
         if self.is_ring and self.inner.staleness:
             raise ValueError(
                 "inner.staleness 1 cannot be had with model.tied_embeddings in several stages: a step would wait for "
@@ -287,29 +302,38 @@ def manifest_from(contents: Any) -> Manifest:
 
 def load_toml(path: Path) -> Manifest:
     """Read a manifest that a person wrote. Raises `ManifestError` that names file, place and reason."""
+    return _named(toml_contents(path), str(path))
+
+
+def toml_contents(path: Path) -> dict[str, Any]:
+    """What is written there, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"Cannot read the manifest {path}: {error}. Check the path.") from None
-    return _parse(text, str(path))
+    return _parsed(text, str(path))
 
 
 def load_preset(name: str) -> Manifest:
     """One of `PRESETS`, shipped with the package."""
     if name not in PRESETS:
         raise ManifestError(f"There is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
-    return _parse(preset_text(name), f"preset {name}")
+    where = f"preset {name}"
+    return _named(_parsed(preset_text(name), where), where)
 
 
 def preset_text(name: str) -> str:
     return resources.files("protocol").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _parse(text: str, where: str) -> Manifest:
+def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
-        contents = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{where} is not valid TOML: {error}.") from None
+
+
+def _named(contents: dict[str, Any], where: str) -> Manifest:
     try:
         return manifest_from(contents)
     except ManifestError as error:

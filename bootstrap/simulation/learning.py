@@ -64,6 +64,8 @@ class Setting:
         """The same for the same setting, for studies that go on where they stopped."""
         facts = {name: value for name, value in self.facts().items() if name not in LATER_FACTS}
         manifest = self.manifest.model_dump()
+        if manifest["start"] is None:
+            del manifest["start"]
         for section, names in LATER_SETTINGS.items():
             for name in names:
                 own = getattr(self.manifest, section)

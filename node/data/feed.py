@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
+from node.data.background import BackgroundThread
 from node.data.batches import Batch, Position, Tally, TrainingData
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
 
-STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready
+STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready, at least
+TOKENS_AHEAD = 2**18  # more than are tokenised at once: a device that is quicker than that goes on meanwhile
+MOST_AHEAD = 64  # microbatches, for the sake of tokens; small ones are no device's that is so quick
 FIRST_TOLD_SECONDS = 10.0
 TOLD_SECONDS = 60.0
 
@@ -37,10 +39,8 @@ class Feed:
         self._before = (0, self._trained)  # a step and where it began; `_trained` is where it ended
         self._batches: Iterator[tuple[Batch, Position]]
         self._coming: deque[asyncio.Future[tuple[Batch, Position]]] = deque()
-        self._taken: deque[Position] = (
-            deque()
-        )  # where each batch ends that was taken and is not trained on yet
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
+        self._taken: deque[Position] = deque()  # where the batches end that were taken and not trained on
+        self._thread = BackgroundThread("data")
         self._began = 0.0
         self.seconds_waited = 0.0
 
@@ -55,6 +55,7 @@ class Feed:
     def begin(self) -> None:
         """Make microbatches ready from the first that was not trained on."""
         self.stop()
+        self._before = (0, self._trained)
         run_id, peer_id = self._seed
         self._batches = self._data.batches(run_id, peer_id, self._manifest, self._trained)
         self._began, self.seconds_waited = asyncio.get_running_loop().time(), 0.0
@@ -70,7 +71,7 @@ class Feed:
 
     def close(self) -> None:
         self.stop()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
 
     async def take(self, count: int) -> list[Batch]:
         """The next `count` microbatches. Raises what went wrong with making them, as `DataError`."""
@@ -88,7 +89,7 @@ class Feed:
 
     def _make_ahead(self) -> None:
         loop = asyncio.get_running_loop()
-        while len(self._coming) < STEPS_AHEAD * self._manifest.inner.microbatches:
+        while len(self._coming) < microbatches_ahead(self._manifest):
             self._coming.append(loop.run_in_executor(self._thread, _next, self._batches))
 
     # --- where training is --------------------------------------------------------------------
@@ -97,15 +98,13 @@ class Feed:
         """The oldest batch that was taken goes into the weights, with inner step `step`."""
         self._before, self._trained = (step, self._trained), self._taken.popleft()
 
-    @property
-    def trained(self) -> Position:
-        """Where the next batch begins."""
-        return self._trained
+    def position(self, step: int | None = None) -> Position:
+        """Where training was after `step` inner steps, the last one that was committed or the one before it.
 
-    def position(self, step: int) -> Position:
-        """Where training was after `step` inner steps, the last one that was committed or the one before it."""
+        Without a step, where it is: what a node keeps while it serves another stage.
+        """
         last, before = self._before
-        return before if step < last else self._trained
+        return before if step is not None and step < last else self._trained
 
     # --- what people are told -----------------------------------------------------------------
 
@@ -113,6 +112,12 @@ class Feed:
         """The fraction of the time since `begin` in which training waited for data."""
         seconds = asyncio.get_running_loop().time() - self._began
         return min(1.0, self.seconds_waited / seconds) if seconds > 0 else 0.0
+
+
+def microbatches_ahead(manifest: Manifest) -> int:
+    """How many are made before they are asked for."""
+    for_tokens = min(MOST_AHEAD, TOKENS_AHEAD // manifest.tokens_per_microbatch)
+    return max(STEPS_AHEAD * manifest.inner.microbatches, for_tokens)
 
 
 def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
@@ -138,7 +143,7 @@ class FeedReport:
             return
         self._next = now + TOLD_SECONDS
         (nbytes, tokens), waited = tally.rate(), self._feed.waited()
-        position = self._feed.trained
+        position = self._feed.position()
         self._events.say(
             f"Data: tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); training waited for it "
             f"{waited:.2%} of the time. Epoch {position.epoch}, document {position.document:,}.",

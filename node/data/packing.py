@@ -19,7 +19,7 @@ from node.data.batches import Batch, Position, Tally
 from node.data.tokenizer import Ids, Tokenizer
 from protocol.errors import DataError
 
-TOKENISED_AT_ONCE = 32  # documents: enough to occupy all cores, few enough that little is made in vain
+TOKENISED_AT_ONCE = 16  # documents: enough to occupy all cores, few enough that little is made in vain
 
 Read = Callable[[int, int], Iterator[str]]  # the documents of an epoch, from a number on
 

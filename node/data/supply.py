@@ -73,8 +73,8 @@ class DataSupply:
         """Where the checkpoint was; before the first feed."""
         self._saved = position
 
-    def position(self, step: int) -> Position | None:
-        """Where training was after inner step `step`, for the checkpoint."""
+    def position(self, step: int | None = None) -> Position | None:
+        """For the checkpoint of the weights after inner step `step`; without one, for that of another stage."""
         return self._saved if self._feed is None else self._feed.position(step)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -67,7 +67,7 @@ class Replica:
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
         self.device = torch.device(device)
-        self.stage = Stage(manifest, stage_index).to(self.device)
+        self.stage = Stage(manifest, stage_index, initialise=manifest.start is None).to(self.device)
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
@@ -312,6 +312,15 @@ class Replica:
         self.step, self.round, self.steps_in_round, self._left = step, round_, 0, None
         self.residual.clear()
         self._set_optimizer_step()
+
+    @torch.no_grad()
+    def begin_with(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Start from these weights, every one of the stage's by its name in a checkpoint, whatever was there."""
+        places = {place.name: place for place in self.flat.slices}
+        for name, tensor in weights:
+            places.pop(name).of(self.flat.values).copy_(tensor)
+        assert not places, f"no weights for {list(places)}"
+        self.phi.copy_(self.flat.values)
 
     def snapshot(self) -> StageState:
         tensors = (self.phi, self.flat.values, self.delta, self.first_moment, self.second_moment)

@@ -31,7 +31,8 @@ class Abilities:
         moves = config.moves and config.stage < 0 and manifest.outer.averages_pairs
         has_text = bool(config.data) or manifest.data.source != LOCAL
         fitting = stages_that_fit(manifest, psutil.virtual_memory().available, self._recomputes)
-        self.may_serve = {stage for stage in fitting if stage or has_text} if moves else set()
+        self.serveable = {stage for stage in fitting if stage or has_text}  # of which a newcomer takes one
+        self.may_serve = set(self.serveable) if moves else set[int]()
 
     def require(self, stage: int, freed: int = 0) -> None:
         """Raises `UserError` when the stage does not fit, `freed` bytes of memory being given back before."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from node.data.tokenizer import (
     ByteTokenizer,
@@ -97,6 +100,21 @@ def test_files_that_are_no_tokenizer_are_refused_with_what_to_do(tmp_path: Path)
 def test_a_file_or_its_directory_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes(bpe())
     assert read_tokenizer(str(tmp_path)) == read_tokenizer(str(tmp_path / "tokenizer.json")) == bpe()
+
+
+def test_a_tokenizer_of_the_hub_is_converted_to_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(bpe().decode())).save_pretrained(tmp_path)
+    raw = read_tokenizer(f"hub:{tmp_path}")
+    tokenizer = FileTokenizer(raw, end_of_text_in(raw))
+    assert tokenizer.encode(SPOKEN) == FileTokenizer(bpe(), "<|endoftext|>").encode(SPOKEN)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        TokenizerError, match=r"Cannot get the tokenizer 'nobody/none'.*--tokenizer FILE"
+    ) as refusal:
+        read_tokenizer("hub:nobody/none")
+    assert "\n" not in str(refusal.value)
 
 
 def test_the_end_of_text_is_found_by_the_names_in_use() -> None:
