@@ -114,7 +114,8 @@ def model_loss(model: Any, text: MeasuredText, progress: Progress = lambda done,
     """The loss of a causal language model of transformers."""
     sums, done = [], 0
     for inputs, labels in text.batches:
-        sums.append((_loss_sum(model(input_ids=inputs).logits, labels), labels.numel()))
+        logits = model(input_ids=inputs.to(model.device)).logits
+        sums.append((_loss_sum(logits, labels.to(model.device)), labels.numel()))
         done += inputs.shape[0]
         progress(done, text.sequences)
     return _mean(sums, text)

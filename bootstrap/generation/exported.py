@@ -36,6 +36,7 @@ def load_exported(directory: Path) -> ExportedModel:
     tokenizer = load_tokenizer(directory)
     try:
         model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto").eval()
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
     except LOADING_ERRORS as error:
         raise StateError(
             f"The model in {directory} cannot be loaded ({_first_line(error)}). Export it again."
@@ -103,7 +104,7 @@ def generate_tokens(
     loaded: ExportedModel, prompt: list[int], decoding: Decoding, tell: Callable[[int], None]
 ) -> None:
     """Tell each token after `prompt` when it is there, by transformers' own `generate`; until the context is full."""
-    inputs = torch.tensor([prompt])
+    inputs = torch.tensor([prompt], device=loaded.model.device)
     room = min(decoding.most_tokens, loaded.context - len(prompt))
     set_seed(decoding.seed)
     loaded.model.generate(
