@@ -11,12 +11,14 @@ import typer
 
 from node.command import fail, options_from, run_async
 from node.config import NodeConfig, build_config
-from node.daemon import Node, Surroundings
+from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
 from node.machine.signals import on_interrupt
 from node.model.compute import Compute, ComputeThread
+from node.model.pretrained import Pretrained
 from node.places.joining import NO_ADDRESS
+from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from node.watch.log import set_up_logging
@@ -56,6 +58,8 @@ async def start(config: NodeConfig) -> None:
 async def serve(config: NodeConfig) -> None:
     """Run one node until it is told to leave. Raises `UserError` with what to do when it cannot."""
     config = config.model_copy(update={"device": choose_device(config.device)})
+    if config.from_checkpoint:
+        Pretrained(config.from_checkpoint)  # a mistyped path is told before anybody is dialled
     state = StateDirectory(config.state_dir)
     if not config.join and not state.exists():
         raise JoinError(NO_ADDRESS)

@@ -4,6 +4,7 @@ The run fixes how many sequences a microbatch has. A device too small for one fi
 flight, then computes activations again instead of keeping them, then takes a microbatch in slices of fewer sequences;
 the result is the same but for rounding. Each is slower than the one before it, so the first that fits is taken. At
 the last stage slices cost no arithmetic, since no graph is kept between the passes, and come before recomputation.
+In a ring there is no such stage: what the last one computes goes on to the first one's head.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def ways(manifest: Manifest, stage: int, recompute: str = "auto") -> Iterator[Wa
     least = least_in_flight(manifest, stage)
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[recompute]
     slices = _slices(manifest.inner.sequences)
-    if stage == manifest.stages - 1:
+    if stage == manifest.hops - 1:
         yield from (Way(recomputes, at_once, 1) for recomputes in again for at_once in (0, *slices))
         return
     yield from (Way(recomputes, 0, least) for recomputes in again)

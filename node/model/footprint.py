@@ -79,10 +79,11 @@ def _averaging(manifest: Manifest, parameters: int) -> int:
 
 def _messages(manifest: Manifest, stage: int) -> int:
     """Microbatches that wait here, in the batch and in the queue, and the answers that are remembered."""
-    batch, is_first = manifest.inner.microbatches, stage == 0
-    received = 0 if is_first else (1 + QUEUE_BATCHES) * batch * forward_bytes(manifest)
-    answers = 0 if is_first else REMEMBERED_BATCHES * batch * backward_bytes(manifest)
-    return STREAMS + received + answers
+    if stage == 0 and not manifest.is_ring:  # nobody sends any to it
+        return STREAMS
+    batch = manifest.inner.microbatches
+    received = (1 + QUEUE_BATCHES) * batch * forward_bytes(manifest)
+    return STREAMS + received + REMEMBERED_BATCHES * batch * backward_bytes(manifest)
 
 
 def forward_bytes(manifest: Manifest) -> int:
@@ -103,15 +104,15 @@ def _boundary(manifest: Manifest) -> tuple[int, int, int]:
 
 
 def most_in_flight(manifest: Manifest, stage: int) -> int:
-    """Microbatches that may be between their forward and backward passes: the last stage runs both at once."""
-    if stage == manifest.stages - 1:
+    """Microbatches that may be between their forward and backward passes: the last hop's stage runs both at once."""
+    if stage == manifest.hops - 1:
         return 1
     return manifest.inner.microbatches * (1 + manifest.inner.staleness)
 
 
 def least_in_flight(manifest: Manifest, stage: int) -> int:
     """As many as keep all stages busy: one in each from here on, and one on each way between them."""
-    return min(most_in_flight(manifest, stage), 2 * (manifest.stages - 1 - stage) + 1)
+    return min(most_in_flight(manifest, stage), 2 * (manifest.hops - 1 - stage) + 1)
 
 
 def outside(manifest: Manifest) -> int:
@@ -123,10 +124,11 @@ def sliced(manifest: Manifest, stage: int, slice_peak: int) -> Cost:
     """A microbatch in slices, of which one at a time takes `slice_peak`.
 
     Of a microbatch that went on to the next stage only the inputs are kept: its slices run forward once more.
-    Beside a slice there are the microbatch's outputs or its gradient, and the gradient by its inputs.
+    Beside a slice there are the microbatch's outputs or its gradient, and the gradient by its inputs; in a ring the
+    head's slices have as much beside them.
     """
     whole = outside(manifest)
-    if stage == manifest.stages - 1:
+    if stage == manifest.hops - 1:
         return Cost(0, 2 * whole + slice_peak)
     kept = whole + forward_bytes(manifest)
     return Cost(kept, kept + 2 * whole + slice_peak)
@@ -155,6 +157,9 @@ def estimated(
     graph = layers * (tokens * hidden * 4 if recomputes else layer) + cast + ends
     largest = max(math.prod(shape) for shape in parameter_shapes(manifest, stage).values()) * 4
     peak = graph + layer * (3 if recomputes else 2) + largest + ends
-    if stage == manifest.stages - 1:
-        return Cost(0, peak + tokens * model.vocab_size * 4 * 4)
+    logits = tokens * model.vocab_size * 4 * 4
+    if stage == manifest.hops - 1:
+        return Cost(0, peak + logits)
+    if stage == manifest.head_stage:  # in a ring: of a microbatch that comes back while its graph is kept
+        peak = max(peak, graph + logits + largest + ends)
     return Cost(graph, peak)

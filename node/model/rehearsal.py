@@ -20,7 +20,7 @@ from node.model.fitting import USABLE, Way, by_formula, choose, ways
 from node.model.footprint import Cost, memory_of_buffers, memory_of_state, sliced
 from node.model.memory import Meter, meter_of
 from node.model.replica import Replica
-from node.model.stage_work import StageWork
+from node.model.stage_work import Load, StageWork
 from protocol.errors import ResourceError
 
 # torch's ways to say that an allocation failed; a limit set by ulimit is met so
@@ -138,10 +138,9 @@ class Rehearsal:
     def _measured(self, execution: Execution, sequences: int) -> Cost | None:
         """A microbatch of so many sequences in this way; None when memory ran out."""
         self._replica.execute(execution)
-        load = self._load(sequences)
         self._meter.begin()
         try:
-            return self._pass(load)
+            return self._pass(sequences)
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
                 raise
@@ -149,23 +148,25 @@ class Rehearsal:
         finally:
             self._replica.flat.gradients.zero_()
 
-    def _pass(self, load: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> Cost:
-        if self._replica.stage.is_last:
-            landing = self._work.last_stage(load)
-            landing.fetch()
+    def _pass(self, sequences: int) -> Cost:
+        manifest, load = self._manifest, self._load(sequences, is_first=self._replica.stage.is_first)
+        if self._stage == manifest.hops - 1:
+            self._work.last_stage(load).fetch()
             return Cost(0, self._meter.peak())
         leaf, outputs, parcel = self._work.forward(load)
         parcel.fetch()
         kept = self._meter.held()
-        shape = (*load()[1].shape, self._manifest.model.hidden_size)
+        if self._stage == manifest.head_stage:  # in a ring the microbatch comes back before its backward pass
+            self._work.head(self._load(sequences, is_first=False), learns=True).fetch()
+        shape = (sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
         self._work.backward(leaf, outputs, torch.ones(shape)).fetch()
         return Cost(kept, self._meter.peak())
 
-    def _load(self, sequences: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    def _load(self, sequences: int, is_first: bool) -> Load:
         """Any tokens, as a peer would send them. Ones, since zeros take no memory until they are written to."""
         shape = (sequences, self._manifest.data.sequence_tokens)
         labels = torch.zeros(shape, dtype=torch.long)
-        if self._replica.stage.is_first:
+        if is_first:
             return lambda: (labels, labels)
         return lambda: (torch.ones(*shape, self._manifest.model.hidden_size), labels)
 

@@ -7,12 +7,13 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
+from transformers import Cache
 
 from node.model.execution import Execution
 from node.model.flat import FlatParameters
@@ -28,6 +29,10 @@ HEAVIEST = 4.0  # a round has at most this many times k inner steps
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
 Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
+Run: TypeAlias = Callable[
+    [torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]  # gives (inputs as a leaf, outputs)
+Learned: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # the loss, and its gradient by the inputs
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Replica:
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
         self.device = torch.device(device)
-        self.stage = Stage(manifest, stage_index).to(self.device)
+        self.stage = Stage(manifest, stage_index, initialise=manifest.start is None).to(self.device)
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
@@ -161,33 +166,55 @@ class Replica:
         loss, by_inputs = self.last_stage(inputs, labels)
         return loss.item(), by_inputs
 
-    def last_stage(
-        self, inputs: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
         """The same with the loss still on the device, which may not have computed it yet."""
+        return self._learn(self._run, inputs, labels)
+
+    def head(
+        self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """First stage of a ring, with what comes back from the last one: as `last_stage`.
+
+        Without `learns` the parameters get no gradient of it.
+        """
+        loss, by_inputs = self._learn(self._run_head, inputs, labels, learns)
+        assert by_inputs is not None
+        return loss, by_inputs
+
+    def _run_head(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = inputs.detach().requires_grad_()
+        with self.execution.autocast(self.device):
+            return leaf, self.stage(leaf, is_back=True)
+
+    def _learn(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, learns: bool = True) -> Learned:
+        """Slice by slice forward and backward, with the mean loss of all."""
         inputs, labels = inputs.to(self.device), labels.to(self.device)
         losses, by_inputs = [], []
         for part, targets in zip(self._slices(inputs), self._slices(labels), strict=True):
-            leaf, logits = self._run(part)
+            leaf, logits = run(part)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
             loss = loss * (len(part) / len(inputs))
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss, inputs=None if learns else [leaf])
             losses.append(loss.detach())
             by_inputs.append(leaf.grad)
             del logits, loss  # before the next slice takes as much
         return torch.stack(losses).sum(), _joined(by_inputs)
 
     @torch.no_grad()
-    def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The stage's outputs under the slow weights φ, whatever θ is at."""
-        return torch.cat(list(self.evaluate_slices(inputs)))
+    def evaluate(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
+        return torch.cat(list(self.evaluate_slices(inputs, is_back, cache)))
 
     @torch.no_grad()
-    def evaluate_slices(self, inputs: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The same, as many sequences at a time as training computes at once."""
+    def evaluate_slices(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> Iterator[torch.Tensor]:
+        """The same, as many sequences at a time as training computes at once; a cache is of one sequence."""
         weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
         for part in self._slices(inputs.to(self.device)):
-            yield torch.as_tensor(torch.func.functional_call(self.stage, weights, (part,)))
+            yield torch.as_tensor(torch.func.functional_call(self.stage, weights, (part, is_back, cache)))
 
     # --- inner and outer steps ----------------------------------------------------------------
 
@@ -332,6 +359,15 @@ class Replica:
         self.residual.clear()
         self._set_optimizer_step()
 
+    @torch.no_grad()
+    def begin_with(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Start from these weights, every one of the stage's by its name in a checkpoint, whatever was there."""
+        places = {place.name: place for place in self.flat.slices}
+        for name, tensor in weights:
+            places.pop(name).of(self.flat.values).copy_(tensor)
+        assert not places, f"no weights for {list(places)}"
+        self.phi.copy_(self.flat.values)
+
     def snapshot(self) -> StageState:
         tensors = (self.phi, self.flat.values, self.delta, self.first_moment, self.second_moment)
         return StageState(self.step, self.round, *(tensor.to("cpu", copy=True) for tensor in tensors))
@@ -361,6 +397,15 @@ def _joined(by_inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
     if len(known) > 1:
         return torch.cat(known)
     return known[0] if known else None
+
+
+@torch.no_grad()
+def evaluate_through(route: Sequence[Replica], tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [sequences, tokens, vocabulary] under the slow weights of one replica of each stage."""
+    hidden = tokens
+    for replica in route:
+        hidden = replica.evaluate(hidden)
+    return route[0].evaluate(hidden, is_back=True) if route[0].manifest.is_ring else hidden
 
 
 def digest_of(tensors: list[torch.Tensor]) -> bytes:

@@ -13,7 +13,7 @@ from node.machine.resources import GIB
 from node.model.copies import copies_of
 from node.model.execution import Execution
 from node.model.fitting import USABLE, Way, by_formula, choose, least_activations, ways
-from node.model.footprint import Cost, least_in_flight, memory_of_buffers, most_in_flight
+from node.model.footprint import Cost, estimated, least_in_flight, memory_of_buffers, most_in_flight
 from node.model.memory import Meter
 from node.model.rehearsal import Rehearsal
 from node.model.replica import Replica
@@ -29,6 +29,12 @@ def small(**inner: Any) -> Manifest:
     data = tiny.data.model_copy(update={"sequence_tokens": 16})
     changes = {"sequences": 5, "microbatches": 4} | inner
     return tiny.model_copy(update={"data": data, "inner": tiny.inner.model_copy(update=changes)})
+
+
+def ring(**inner: Any) -> Manifest:
+    """With tied embeddings in two stages: microbatches come back to the first one's head."""
+    manifest = small(**inner)
+    return manifest.model_copy(update={"model": manifest.model.model_copy(update={"tied_embeddings": True})})
 
 
 def batch(manifest: Manifest) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +64,26 @@ def test_slices_give_the_same_losses_and_gradients_on_all_stages(execution: Exec
     assert same == pytest.approx(loss, rel=1e-6)
     for expected, gradient in zip(whole, sliced, strict=True):
         assert torch.allclose(gradient, expected, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_in_a_ring_the_head_in_slices_gives_the_same(learns: bool) -> None:
+    manifest = ring()
+    found = []
+    for way in (Execution(), Execution(at_once=2)):
+        first, last = Replica(manifest, 0), Replica(manifest, 1)
+        first.execute(way)
+        last.execute(way)
+        inputs, labels = batch(manifest)
+        leaf, outputs = first.forward(inputs)
+        middle, normed = last.forward(outputs.detach())
+        loss, by_normed = first.head(normed.detach(), labels, learns)
+        by_inputs = last.backward(middle, normed, by_normed)
+        assert by_inputs is not None
+        first.backward(leaf, outputs, by_inputs)
+        found.append((loss, by_normed, by_inputs, first.flat.gradients, last.flat.gradients))
+    for expected, sliced in zip(*found, strict=True):
+        assert torch.allclose(sliced, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_slices_keep_nothing_but_the_inputs() -> None:
@@ -181,7 +207,7 @@ class CountingWork:
     """Tells the meter how many sequences a pass has."""
 
     def __init__(self, work: StageWork, meter: Told) -> None:
-        self._work, self._meter = work, meter
+        self._work, self._meter, self.heads = work, meter, 0
 
     def forward(self, load: Any) -> Any:
         self._meter.sequences = len(load()[1])
@@ -190,6 +216,10 @@ class CountingWork:
     def last_stage(self, load: Any) -> Any:
         self._meter.sequences = len(load()[1])
         return self._work.last_stage(load)
+
+    def head(self, load: Any, learns: bool) -> Any:
+        self.heads += 1
+        return self._work.head(load, learns)
 
     def backward(self, *arguments: Any) -> Any:
         return self._work.backward(*arguments)
@@ -219,8 +249,19 @@ def test_the_last_stage_starts_with_smaller_microbatches() -> None:
     assert rehearsal.run("auto", compiles=False).execution == Execution(at_once=3)
 
 
-def test_a_dry_step_leaves_the_replica_as_it_was() -> None:
-    rehearsal, replica = rehearsal_with(small(), 0, 100 * MIB)
+@pytest.mark.parametrize("stage", [0, 1])
+def test_in_a_ring_the_first_stage_rehearses_the_head_and_no_stage_a_loss_at_the_end(stage: int) -> None:
+    rehearsal, _ = rehearsal_with(ring(), stage, 100 * MIB)
+    rehearsed = rehearsal.run("auto", compiles=False)
+    work: Any = rehearsal._work
+    assert bool(work.heads) == (stage == 0)
+    assert rehearsed.cost.kept > 0, "microbatches are in flight at both"
+    assert rehearsed.execution == Execution(in_flight=4)
+
+
+@pytest.mark.parametrize("manifest", [small(), ring()])
+def test_a_dry_step_leaves_the_replica_as_it_was(manifest: Manifest) -> None:
+    rehearsal, replica = rehearsal_with(manifest, 0, 100 * MIB)
     before = replica.snapshot()
     rehearsal.run("auto", compiles=False)
     after = replica.snapshot()
@@ -228,7 +269,7 @@ def test_a_dry_step_leaves_the_replica_as_it_was() -> None:
         assert torch.equal(getattr(after, name), getattr(before, name))
     assert not replica.flat.gradients.any()
     assert (after.step, after.round) == (0, 0)
-    trained, fresh = (one.inner_step(1) for one in (replica, Replica(small(), 0)))
+    trained, fresh = (one.inner_step(1) for one in (replica, Replica(manifest, 0)))
     assert trained == fresh
 
 
@@ -270,3 +311,20 @@ def test_where_nothing_fits_the_refusal_says_what_is_needed_and_what_the_limit_i
 
 def test_least_in_flight_keeps_all_stages_busy() -> None:
     assert least_in_flight(LARGE, 0) == 3
+
+
+def test_in_a_ring_one_hop_more_is_in_flight_and_the_first_stage_takes_memory_for_logits() -> None:
+    tied = ring()
+    assert [least_in_flight(tied, stage) for stage in (0, 1)] == [4, 3]
+    assert most_in_flight(tied, 1) == most_in_flight(tied, 0) == 4
+    plain, sequences = small(), tied.inner.sequences
+    wide = {"vocab_size": 100_000}
+    plain, tied = (
+        manifest.model_copy(update={"model": manifest.model.model_copy(update=wide)})
+        for manifest in (plain, tied)
+    )
+    logits = sequences * plain.data.sequence_tokens * 100_000 * 4
+    first, last = (estimated(tied, stage, sequences, recomputes=False) for stage in (0, 1))
+    assert first.peak > estimated(plain, 0, sequences, recomputes=False).peak + 2 * logits
+    assert last.peak < logits < estimated(plain, 1, sequences, recomputes=False).peak
+    assert memory_of_buffers(tied, 0).messages > memory_of_buffers(plain, 0).messages
