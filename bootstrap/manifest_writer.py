@@ -15,16 +15,19 @@ HEAD = """\
 """
 MEANINGS = {
     "name": "for people",
-    "stages": "pipeline stages; the layers are cut as evenly as they go",
+    "stages": "pipeline stages; the cut makes the slowest as fast as it can be",
     "routing": "each microbatch to a random replica of the next stage",
-    "model": "a Llama, in the words of transformers.LlamaConfig",
-    "model.vocab_size": "at least 256: bytes are tokens",
+    "model": "a decoder, in the words of transformers' configurations",
+    "model.vocab_size": "at least 256 where bytes are tokens",
     "model.kv_heads": "0: as many as heads",
+    "model.head_dim": "0: hidden_size by heads",
+    "model.tied_embeddings": "the head multiplies with the embedding's matrix",
     "model.seed": "of the first weights, the same for everyone",
     "data": "what replicas of stage 0 draw sequences from",
     "data.source": '"local": each volunteer of stage 0 names text with --data',
+    "data.tokenizer": '"bytes", or the hash that --tokenizer gives',
     "data.sequence_tokens": "in a sequence",
-    "data.held_out": "fraction at the end of the text that is never trained on",
+    "data.held_out": "fraction of the documents that nobody trains on",
     "inner": "AdamW, and what one inner step of a replica consumes",
     "inner.learning_rate": "after a linear warm-up; cosine to the minimum at total_steps",
     "inner.microbatches": "in one inner step",
@@ -62,5 +65,7 @@ def _line(place: str, name: str, value: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    """TOML writes what settings are made of as JSON does."""
+    """TOML writes what settings are made of as JSON does, but for tables."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {_value(inner)}' for name, inner in value.items())} }}"
     return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -16,9 +16,9 @@ from protocol.manifest import Manifest
 
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
 GIB = 2**30
-STARTING = (
-    96 * 2**20
-)  # what the program takes between this check and its first microbatch: compiled loops, threads
+# what the program takes between this check and its first microbatch: compiled loops, threads
+STARTING = 96 * 2**20
+VARYING = 16 * 2**20  # from one start of the program to the next
 
 
 def memory_needed(manifest: Manifest, stage: int) -> int:
@@ -70,7 +70,7 @@ def too_little(
         f"{size(max(0, room.free))} are free{room.described()}. "
     )
     if room.source:
-        told += f"A limit of {_rounded_up(room.limit - room.free + needed)} would do. "
+        told += f"A limit of {_rounded_up(room.limit - room.free + needed + VARYING)} would do. "
     if manifest.stages > 1:
         stages = range(manifest.stages)
         least = [least_memory(manifest, other, recompute, on_host) + starting for other in stages]

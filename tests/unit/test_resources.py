@@ -40,26 +40,26 @@ def test_what_fits_raises_nothing(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_told_with_what_is_needed_what_is_there_and_what_to_do() -> None:
-    needed = least_memory(LARGE, 0) + STARTING
+    needed = least_memory(LARGE, 1) + STARTING
     with pytest.raises(ResourceError) as refusal:
-        require_memory(LARGE, 0, free(4 * GIB))
+        require_memory(LARGE, 1, free(4 * GIB))
     words = str(refusal.value)
-    assert "Stage 0 of run 'llama-6.8b'" in words
+    assert "Stage 1 of run 'llama-6.8b'" in words
     assert f"{needed / GIB:.1f} GiB" in words
     assert "4.0 GiB are free. " in words
-    assert "Stage 1 is the smallest" in words
+    assert "Stage 0 is the smallest" in words
     assert "smaller stages" in words
 
 
 def test_a_limit_is_named_with_one_that_would_do_and_a_stage_that_fits() -> None:
-    some = least_memory(LARGE, 1) + STARTING
+    some = least_memory(LARGE, 0) + STARTING
     with pytest.raises(ResourceError) as refusal:
-        require_memory(LARGE, 0, free(some, limit=some + GIB, source="--max-memory"))
+        require_memory(LARGE, 1, free(some, limit=some + GIB, source="--max-memory"))
     words = str(refusal.value)
     assert f"of the {(some + GIB) / GIB:.1f} GiB that --max-memory allows" in words
     enough = float(words.split("A limit of ")[1].split(" GiB")[0]) * GIB
-    assert least_memory(LARGE, 0) + STARTING + GIB <= enough
-    assert "Stage 1 fits" in words
+    assert least_memory(LARGE, 1) + STARTING + GIB <= enough
+    assert "Stage 0 fits" in words
 
 
 def test_what_is_the_hosts_is_not_asked_of_a_gpu() -> None:
