@@ -88,7 +88,7 @@ def swarm(
 
 async def _swarm(plan: Plan, console: Console) -> Summary:
     local = LocalSwarm(plan, console)
-    on_interrupt(local.stop)
+    on_interrupt(lambda _: local.stop())
     return await local.run()
 
 

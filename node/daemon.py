@@ -41,7 +41,7 @@ from node.watch.events import Events
 from node.watch.portrait import announcement, statistics
 from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
-from protocol.errors import JoinError, NolocoError, Refused, ResourceError
+from protocol.errors import JoinError, NolocoError, Refused, ResourceError, TransportDown
 from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import (
     Contribute,
@@ -61,7 +61,9 @@ from protocol.transport.base import PeerId, Transport
 
 logger = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 20.0  # what a graceful end may take before it is cut short
+LEAVE_SECONDS = 40.0  # what a graceful end may take before it is cut short, where nobody says less
+LAST_SECOND = 0.5  # what each action has when that time is over
+FINISH_SHARE = 0.5  # of that is for the microbatches in flight; the rest for saving and saying goodbye
 MOVE_SECONDS = 120.0  # what the microbatches in flight may take before a move: nobody waits for it
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them
@@ -108,6 +110,8 @@ class Node:
         self._background: list[asyncio.Task[Any]] = []
         self._compute: Compute | None = None
         self._leaving = asyncio.Event()
+        self._patience = LEAVE_SECONDS
+        self._leave_by: float | None = None  # loop time; None while nobody has asked this node to leave
         self._since = 0.0
         self._stage_since = 0.0
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
@@ -118,7 +122,7 @@ class Node:
     async def run(self) -> None:
         """The whole life. Raises `UserError` with what to do when the node cannot join."""
         try:
-            await self.join()
+            await self._unless_leaving(self.join())
             while (end := await self.train()) == "moving":
                 await self.move()
             if end == "complete":
@@ -126,11 +130,25 @@ class Node:
         finally:
             await self.leave()
 
-    def stop(self) -> None:
-        """Leave gracefully: finish what is in flight, save, withdraw."""
+    def stop(self, patience: float = LEAVE_SECONDS) -> None:
+        """Leave gracefully, within `patience` seconds: finish what is in flight, save, withdraw."""
+        self._patience = patience
+        self._leave_by = asyncio.get_running_loop().time() + patience
         self._leaving.set()
         if self._trainer is not None:
             self._trainer.stop()
+
+    def health(self) -> dict[str, Any]:
+        """For whoever asks on this machine (`node.watch.health`): well is a node that has its network."""
+        report: dict[str, Any] = {"peer": self.transport.peer_id, "state": self.public_state}
+        if hasattr(self, "replica"):  # not while it joins or moves
+            report |= {
+                "stage": self.context.stage, "step": self.replica.step, "round": self.replica.round
+            }  # fmt: skip
+        try:
+            return report | {"healthy": True, "addresses": self.transport.addresses()}
+        except TransportDown as problem:
+            return report | {"healthy": False, "reason": str(problem)}
 
     def abandon(self) -> None:
         """For simulations of kill -9: whatever still runs of this node saves nothing any more."""
@@ -348,7 +366,7 @@ class Node:
                 if not self._leaving.is_set():
                     return "moving"
             logger.info("Leaving: finishing the microbatches in flight (again Ctrl-C leaves at once).")
-            await asyncio.wait([training], timeout=LEAVE_SECONDS)
+            await asyncio.wait([training], timeout=self._patience * FINISH_SHARE)
             return "complete" if training.done() and training.result() else "left"
         finally:
             for task in (training, leaving, moving):
@@ -475,10 +493,12 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._try(self._rounds.close, "stopping the gossip")
-        if self._is_whole and self.public_state != "finished":
-            await self._try(self.checkpoints.save, "saving the state")
+        is_saved = not self._is_whole or self.public_state == "finished"
         self.public_state = "leaving"
-        await self._try(self._discovery.announce, "withdrawing the record")
+        await asyncio.gather(
+            self._try(self._discovery.announce, "withdrawing the record"),
+            *([] if is_saved else [self._try(self.checkpoints.save, "saving the state")]),
+        )
         await self._try(self._pipeline.close, "closing the pipeline")
         self._events.say("Left the swarm.", "left", step=self.replica.step, round=self.replica.round)
         await self._close()
@@ -492,10 +512,16 @@ class Node:
 
     async def _try(self, action: Callable[[], Awaitable[None]], doing: str) -> None:
         try:
-            async with asyncio.timeout(LEAVE_SECONDS):
+            async with asyncio.timeout(self._time_to_leave()):
                 await action()
         except Exception as error:  # noqa: BLE001  leaving goes on; the reason is told
             logger.warning("A problem while %s: %s", doing, error or type(error).__name__)
+
+    def _time_to_leave(self) -> float:
+        """Seconds that the next action may take; a little in any case, for it may take no more."""
+        if self._leave_by is None:
+            return LEAVE_SECONDS
+        return max(LAST_SECOND, self._leave_by - asyncio.get_running_loop().time())
 
     # --- what others see ----------------------------------------------------------------------
 
