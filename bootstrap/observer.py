@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.daemon import payload_limits
+from node.frame_limits import payload_limits
 from node.places.discovery import read_stage
 from node.places.greeting import greet
 from node.places.joining import DIAL_DEADLINE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from node.places.greeting import serve_greeting
-from protocol.errors import TransportDown
+from node.watch.health import reached_at
 from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
 from protocol.transport.base import Transport
@@ -28,11 +28,7 @@ class SeedPeer:
 
     def health(self) -> dict[str, Any]:
         """For whoever asks on this machine: see `node.watch.health`."""
-        report = {"peer": self.transport.peer_id, "state": "seed"}
-        try:
-            return report | {"healthy": True, "addresses": self.transport.addresses()}
-        except TransportDown as problem:
-            return report | {"healthy": False, "reason": str(problem)}
+        return {"peer": self.transport.peer_id, "state": "seed", **reached_at(self.transport)}
 
     async def close(self) -> None:
         await self.rpc.close()

@@ -14,10 +14,11 @@ from typing import Any
 
 from bootstrap.seed_peer import SeedPeer
 from node.config import NodeConfig
-from node.daemon import Node, Surroundings
+from node.daemon import Node
 from node.data.corpus import Corpus
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
+from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.identity import Identity

@@ -11,13 +11,14 @@ import typer
 
 from node.command import fail, options_from, run_async
 from node.config import NodeConfig, build_config
-from node.daemon import Node, Surroundings
+from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
 from node.machine.signals import PATIENCE, on_interrupt
 from node.model.compute import Compute, ComputeThread
 from node.places.joining import NO_ADDRESS
 from node.places.outside import announced
+from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from node.watch.health import health_served

@@ -21,7 +21,7 @@ from coordination import Message, next_command, say, sleep_until
 from state import manifest_of, sample
 
 from node.context import Context, Counters
-from node.daemon import payload_limits
+from node.frame_limits import payload_limits
 from node.model.compute import ComputeThread, Priority
 from node.model.replica import Replica
 from node.places.membership import View

@@ -1,7 +1,7 @@
 """Is the daemon well? It answers on a socket that its state directory names; `python -m node.watch.health DIR` asks.
 
 Asked is the daemon itself, in its event loop: a process that is there and does nothing any more does not pass. The
-one who asks needs nothing but the standard library, so that asking every half minute costs nothing.
+one who asks imports little, so that asking every half minute costs little.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import TransportDown
+
+if TYPE_CHECKING:
+    from protocol.transport.base import Transport
 
 DEADLINE = 5.0  # seconds for the daemon to answer
 SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
@@ -51,6 +56,14 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
     finally:
         named.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def reached_at(transport: Transport) -> Report:
+    """The part of a report that every peer gives: where others dial it; unhealthy while it has no network."""
+    try:
+        return {"healthy": True, "addresses": transport.addresses()}
+    except TransportDown as problem:
+        return {"healthy": False, "reason": str(problem)}
 
 
 def ask(directory: Path, deadline: float = DEADLINE) -> Report:

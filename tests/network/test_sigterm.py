@@ -63,7 +63,9 @@ def test_a_node_saves_within_ten_seconds_and_comes_back_as_what_its_volume_holds
     left, peer, lives = node.events("left")[-1], peer_of(node), len(node.events("serving"))
 
     again = start("node", 1)
-    assert wait_until(lambda: len(again.events("serving")) > lives, while_true=again.still_running), again.output
+    assert wait_until(lambda: len(again.events("serving")) > lives, while_true=again.still_running), (
+        again.output
+    )
     [restored] = again.events("restored")
     assert (restored["step"], restored["round"], peer_of(again)) == (left["step"], left["round"], peer)
     again.wait_for_step(restored["step"] + 5)

@@ -155,7 +155,7 @@ def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> Non
     async def main() -> None:
         swarm = await training(1, stages=1, inner__total_steps=FOREVER)
         node = swarm.nodes[0]
-        matchmaker = node._rounds.matchmaker
+        matchmaker = node.rounds.matchmaker
         partner = Identity.from_seed("partner").peer_id
 
         async def propose(name: str) -> None:

@@ -1,0 +1,333 @@
+"""A node's service at one stage: its replica, pipeline, rounds and record, from taking the stage to giving it up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from node.config import NodeConfig
+from node.context import Context, Counters
+from node.links.links import Links
+from node.links.probes import LinkProbes
+from node.machine.ports import tcp_port
+from node.machine.resources import free_memory
+from node.model.compute import Compute, Priority
+from node.model.copies import copies_of
+from node.model.evaluation import EvaluationService
+from node.model.execution import choose_execution, described
+from node.model.replica import Replica
+from node.model.stage_work import StageWork
+from node.pipeline.pipeline import Pipeline
+from node.places.abilities import Abilities, ReadCorpus
+from node.places.discovery import Discovery
+from node.places.membership import View
+from node.rounds.rounds import Rounds
+from node.state.checkpoints import Checkpoints
+from node.state.directory import Checkpoint, StateDirectory
+from node.state.first_state import FirstState
+from node.state.transfer import StateService
+from node.trainer import Trainer
+from node.watch.events import Events
+from node.watch.portrait import announcement, statistics
+from node.watch.trace import NO_TRACE, Trace
+from protocol.announcement import Announcement, State
+from protocol.errors import Refused
+from protocol.manifest import Manifest, SignedManifest
+from protocol.messages import (
+    Contribute,
+    Evaluate,
+    Forward,
+    GetStateIndex,
+    GetStatePiece,
+    GetStats,
+    Propose,
+    Ready,
+    Reduce,
+    Release,
+    SitOut,
+)
+from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
+LAST_SECONDS = 0.5  # what each has when the time of whoever asked the node to leave is over
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything that differs between a real node and a simulated one."""
+
+    transport: Transport
+    compute: Callable[[], Compute]
+    events: Events
+    rng: random.Random
+    state: StateDirectory | None = None
+    corpus: ReadCorpus | None = None
+    replica: Callable[[Manifest, int, str], Replica] = Replica
+    trace: Trace = NO_TRACE
+
+
+@dataclass
+class Member:
+    """What stays of a node when it moves from one stage to another."""
+
+    config: NodeConfig
+    surroundings: Surroundings
+    rpc: Rpc
+    view: View = field(default_factory=View)
+    links: Links = field(default_factory=Links)
+    since: float = 0.0  # when it joined, in transport time
+    leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
+    signed: SignedManifest = field(init=False)
+    abilities: Abilities = field(init=False)
+
+    @property
+    def transport(self) -> Transport:
+        return self.surroundings.transport
+
+    @property
+    def events(self) -> Events:
+        return self.surroundings.events
+
+    def time_to_end(self) -> float:
+        """Seconds that the next step of ending may take."""
+        if self.leave_by is None:
+            return CLOSING_SECONDS
+        return max(LAST_SECONDS, self.leave_by - asyncio.get_running_loop().time())
+
+    def random(self) -> random.Random:
+        """A generator of its own for another part."""
+        return random.Random(self.surroundings.rng.getrandbits(64))
+
+
+class Service:
+    """Mutable state: the parts, made one after another by `start`, and what others are told of them."""
+
+    def __init__(self, member: Member, stage: int, seconds_left: float) -> None:
+        """`seconds_left` is what the volunteer still gives; 0 is no limit."""
+        self.stage = stage
+        self.public_state: State = "joining"
+        self.is_announced = False  # the parts exist, and others may know of this node's service
+        self.context: Context
+        self.replica: Replica
+        self.trainer: Trainer
+        self.rounds: Rounds
+        self.checkpoints: Checkpoints
+        self._pipeline: Pipeline
+        self._discovery: Discovery
+        self._member = member
+        self._seconds_left = seconds_left
+        self._since = member.transport.now()
+        self._is_whole = False  # the replica has its stage's state: it is worth keeping
+        self._compute: Compute | None = None
+        self._background: list[asyncio.Task[Any]] = []
+
+    # --- taking the stage ---------------------------------------------------------------------
+
+    async def start(self, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
+        """Take the stage: its replica, its state, a record. Raises `UserError` with what to do.
+
+        A node that moves does not begin with a state of its own where there are replicas to take it from: it
+        raises `JoinError` instead.
+        """
+        member, stage = self._member, self.stage
+        config, manifest, device = member.config, member.signed.manifest, torch.device(member.config.device)
+        member.abilities.require(stage)
+        execution = choose_execution(
+            manifest, stage, device, free_memory(device), config.precision, config.recompute, config.compile
+        )
+        self._compute = member.surroundings.compute()
+        self.context = self._make_context(self._compute)
+        self.replica = await self._compute.run(
+            Priority.SERVE, member.surroundings.replica, manifest, stage, config.device
+        )  # nothing else waits yet; it is no training
+        self.replica.execute(execution)
+        member.events.say(f"Stage {stage} {described(execution, manifest, stage)}.", "execution")
+        self._make_parts()
+        await self._take_up_training(checkpoint, is_move)
+
+    def _make_context(self, compute: Compute) -> Context:
+        member, trace = self._member, self._member.surroundings.trace
+        trace.name_process(f"stage {self.stage} …{member.transport.peer_id[-8:]}")
+        return Context(
+            me=member.transport.peer_id,
+            run_id=member.signed.run_id,
+            manifest=member.signed.manifest,
+            stage=self.stage,
+            transport=member.transport,
+            rpc=member.rpc,
+            view=member.view,
+            compute=compute,
+            events=member.events,
+            counters=Counters(),
+            trace=trace,
+            links=member.links,
+        )
+
+    def _make_parts(self) -> None:
+        member, context, replica = self._member, self.context, self.replica
+        corpus = member.abilities.corpus() if self.stage == 0 else None
+        work = StageWork(context.manifest, replica, copies_of(replica.device))
+        self._pipeline = Pipeline(context, replica, work, member.random())
+        self.rounds = Rounds(context, replica, member.random())
+        self.trainer = Trainer(
+            context, replica, self._pipeline, self.rounds, corpus, member.surroundings.rng, self._seconds_left
+        )
+        self.checkpoints = Checkpoints(context, replica, member.surroundings.state)
+        self._register_handlers(EvaluationService(context, work))
+        self._discovery = self._make_discovery()
+        self.is_announced = True
+
+    def _make_discovery(self) -> Discovery:
+        member, stages = self._member, self.context.manifest.stages
+        neighbours = [s for s in (self.stage - 1, self.stage, self.stage + 1) if 0 <= s < stages]
+        return Discovery(
+            member.transport,
+            self.context.run_id,
+            self.context.manifest.limits.record_lifetime,
+            member.view,
+            member.events,
+            member.surroundings.state,
+            neighbours,
+            self._announcement,
+        )
+
+    def _register_handlers(self, evaluation: EvaluationService) -> None:
+        rpc, matchmaker = self._member.rpc, self.rounds.matchmaker
+        state = StateService(self.stage, self.replica, self.context.compute)
+        rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
+        rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
+        rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
+        rpc.handle(Traffic.PAIRING, Propose, matchmaker.on_propose)
+        rpc.handle(Traffic.PAIRING, Ready, matchmaker.on_ready)
+        rpc.handle(Traffic.PAIRING, Release, matchmaker.on_release)
+        rpc.handle(Traffic.PAIRING, SitOut, matchmaker.on_sit_out)
+        rpc.handle(Traffic.GOSSIP, Contribute, self.rounds.on_contribute)
+        if self.context.manifest.outer.method == "diloco":
+            rpc.handle(Traffic.GOSSIP, Reduce, self.rounds.all_reduce.on_reduce)
+        rpc.handle(Traffic.STATE, GetStateIndex, state.on_index)
+        rpc.handle(Traffic.STATE, GetStatePiece, state.on_piece)
+
+    async def _take_up_training(self, checkpoint: Checkpoint | None, is_move: bool) -> None:
+        """Get the stage's state, then answer peers and say so in the DHT."""
+        context, replica, discovery = self.context, self.replica, self._discovery
+        await discovery.announce()
+        first_state = FirstState(context, self.checkpoints, discovery, self.trainer.download)
+        await first_state.load(checkpoint, is_move)
+        self._is_whole, self.public_state = True, "serving"
+        await discovery.refresh()
+        await discovery.announce()
+        self._tell_addresses()
+        probes = LinkProbes(context)
+        probes.serve()
+        checkpoint_seconds = self._member.config.checkpoint_minutes * 60
+        for task in (discovery.run(), probes.run(), self.checkpoints.save_regularly(checkpoint_seconds)):
+            self._in_background(task)
+        context.events.say(
+            f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
+            f"({replica.parameters:,} parameters) from step {replica.step}, round {replica.round}.",
+            "serving",
+            stage=self.stage,
+            step=replica.step,
+            round=replica.round,
+        )
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.get_running_loop().create_task(work))
+
+    def _tell_addresses(self) -> None:
+        member = self._member
+        addresses = member.transport.addresses()
+        if member.surroundings.state is not None:
+            member.surroundings.state.remember(port=tcp_port(addresses), stage=self.stage)
+        member.events.emit("addresses", addresses=addresses)
+        logger.info("Others may join through this node:")
+        for address in addresses:
+            logger.info("  noloco-node --join %s", address)
+
+    # --- what others see ----------------------------------------------------------------------
+
+    async def announce(self, state: State) -> None:
+        """Tell others the new state of this node, the sooner the better. Raises as `Transport.put` does."""
+        self.public_state = state
+        await self._discovery.announce()
+
+    def _announcement(self) -> Announcement:
+        may_serve = self._member.abilities.may_serve
+        return announcement(self.context, self.replica, self.public_state, self._since, may_serve)
+
+    async def _on_stats(self, request: Request) -> Answer:
+        if not self.is_announced:
+            raise Refused("moving", "this node is between two stages")
+        return Answer(statistics(self.context, self.replica, self.public_state, self._member.since))
+
+    # --- giving it up -------------------------------------------------------------------------
+
+    async def withdraw(self) -> None:
+        """Others stop routing here while what is in flight is finished."""
+        seconds = self._member.time_to_end()
+        await attempt(lambda: self.announce("leaving"), "withdrawing the record", seconds)
+
+    async def end(self) -> None:
+        """For good: save, withdraw, finish what is in flight. Each step is tried whatever becomes of the others."""
+        if self.is_announced:
+            await self._end_background()
+            member = self._member
+            await attempt(self.rounds.close, "stopping the gossip", member.time_to_end())
+            unsaved = self._is_whole and self.public_state != "finished"
+            saving = (
+                [attempt(self.checkpoints.save, "saving the state", member.time_to_end())] if unsaved else []
+            )
+            await asyncio.gather(self.withdraw(), *saving)
+            await attempt(self._pipeline.close, "closing the pipeline", member.time_to_end())
+            replica = self.replica
+            self.context.events.say("Left the swarm.", "left", step=replica.step, round=replica.round)
+
+    async def close(self) -> None:
+        """End the compute thread; also after a start that failed."""
+        if self._compute is not None:
+            await attempt(self._compute.close, "ending the compute thread", self._member.time_to_end())
+
+    async def give_up(self) -> None:
+        """To serve another stage: end everything that belongs to this one, and let go of its memory."""
+        if not self.is_announced:
+            await self.close()
+            return
+        await self._end_background()
+        self.is_announced = self._is_whole = False
+        await attempt(self.rounds.close, "stopping the gossip")
+        await attempt(self._pipeline.close, "closing the pipeline")
+        rpc = self._member.rpc
+        rpc.stop_handling(Traffic.PIPELINE, Traffic.PAIRING, Traffic.GOSSIP, Traffic.STATE)
+        await attempt(self._finish_computing, "ending the compute thread")
+        del self._pipeline, self.rounds, self.trainer, self.checkpoints, self.replica
+
+    async def _end_background(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self._background.clear()
+
+    async def _finish_computing(self) -> None:
+        assert self._compute is not None
+        await self._compute.run(Priority.SERVE, lambda: None)  # behind all that was asked for
+        await self._compute.close()
+
+
+async def attempt(
+    action: Callable[[], Awaitable[None]], doing: str, seconds: float = CLOSING_SECONDS
+) -> None:
+    """One step of ending: what comes after it is done whatever becomes of it; the reason is told."""
+    try:
+        async with asyncio.timeout(seconds):
+            await action()
+    except Exception as error:  # noqa: BLE001  leaving goes on
+        logger.warning("A problem while %s: %s", doing, error or type(error).__name__)
