@@ -50,7 +50,8 @@ def test_a_node_saves_within_ten_seconds_and_comes_back_as_what_its_volume_holds
         started.append(NodeDaemon(tmp_path / name, "--join", address, "--stage", str(stage)))
         return started[-1]  # type: ignore[return-value]
 
-    node = [start("first", 0), start("other", 1), start("node", 1)][-1]
+    start("first", 0)
+    node = start("node", 1)
     assert wait_until(lambda: [event for event in node.events("round") if event["round"] >= 2]), node.output
     well = health(node.state)
     assert well.returncode == 0, well.stderr
@@ -70,6 +71,7 @@ def test_a_node_saves_within_ten_seconds_and_comes_back_as_what_its_volume_holds
     assert (restored["step"], restored["round"], peer_of(again)) == (left["step"], left["round"], peer)
     again.wait_for_step(restored["step"] + 5)
 
+    start("other", 1).wait_for_event("downloaded")
     assert terminate(again)[0] == 0, again.output
     shutil.rmtree(again.state)
     newcomer = start("node", 1)
