@@ -23,7 +23,7 @@ from bootstrap.observer import visit
 from bootstrap.plan_cli import plan
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
-from bootstrap.table import Picture, save_svg, show
+from bootstrap.table import Picture, places, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
 from node.data.corpus import load_corpus
@@ -124,6 +124,7 @@ async def _status(join: list[str], file: Path | None) -> None:
             validation=(),
         )
         show(Console(), picture)
+        print("\n".join(places(picture)))
         if file is not None:
             save_svg(file, picture)
 
