@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Container:
 
     def __init__(self, directory: Path, prefix: tuple[str, ...]) -> None:
         self.name = buildah("from", "--pull-never", IMAGE)
+        buildah("mount", self.name)  # once, for all that runs in it
         self.log = directory / f"{self.name}.log"
         self._prefix = prefix
         self._main: subprocess.Popen[bytes] | None = None
@@ -84,8 +85,20 @@ class Container:
         return json.loads(done.stdout) if done.returncode == 0 else {}
 
     def wait_until_step(self, step: int) -> dict[str, Any]:
-        assert wait_until(lambda: self.health().get("step", 0) >= step, PATIENCE), self.output
-        return self.health()
+        return self.wait_until(lambda report: report.get("step", 0) >= step)
+
+    def wait_until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first report of a healthy daemon for which the condition holds."""
+        assert self._main is not None
+        running = self._main
+
+        def look() -> dict[str, Any]:
+            report = self.health()
+            return report if report and condition(report) else {}
+
+        found: dict[str, Any] = wait_until(look, PATIENCE, lambda: running.poll() is None)
+        assert found, self.output
+        return found
 
     @property
     def output(self) -> str:
@@ -137,7 +150,7 @@ def test_seed_and_nodes_of_the_image_train_behind_a_mapped_port(
         seed.start(
             "noloco-bootstrap", "--dir", "/state", "--preset", "tiny", "--address-file", "/address/seed"
         )
-        assert wait_until(seed.health, PATIENCE), seed.output
+        assert seed.wait_until(lambda report: True)["state"] == "seed"
         join = seed.run("head", "-n", "1", "/address/seed").strip()
         assert join.startswith(f"/ip4/{OUTSIDE}/tcp/31337/p2p/")
 
@@ -158,11 +171,11 @@ def test_seed_and_nodes_of_the_image_train_behind_a_mapped_port(
             print(sorted(family))
             assert {user for _, user in family} == {USER}
 
+        peer = other.wait_until(lambda report: True)["peer"]
         code, seconds = other.terminate()
         print(f"SIGTERM: exit code {code} in {seconds:.1f} s")
         assert (code, seconds < DOCKER_PATIENCE) == (0, True), other.output
         left = json.loads(other.run("grep", '"left"', "/state/events.jsonl").splitlines()[-1])
-        peer = other.run("cat", "/state/node.json") and re.findall(r"/p2p/(\S+)", other.output)[-1]
         other.start(*start_other)  # the same volume
         back = other.wait_until_step(left["step"] + 1)
         assert back["peer"] == peer
@@ -173,8 +186,7 @@ def test_seed_and_nodes_of_the_image_train_behind_a_mapped_port(
 
         anew = container(network.outside)  # a volume of its own
         anew.start(*start_other)
-        assert wait_until(lambda: anew.health().get("state") == "serving", PATIENCE), anew.output
-        assert anew.health()["peer"] != peer
+        assert anew.wait_until(lambda report: report["state"] == "serving")["peer"] != peer
         assert "Continuing from the checkpoint" not in anew.output
         for one in (rented, anew, seed):
             code, seconds = one.terminate()

@@ -24,12 +24,12 @@ class MappedNetwork:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """What to put before a command so that it runs there."""
-        return ("ip", "netns", "exec", self._inside)
+        """What to put before a command so that it runs there, and sees the same mounts as here."""
+        return ("nsenter", f"--net=/run/netns/{self._inside}")
 
     @property
     def outside(self) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self._outside)
+        return ("nsenter", f"--net=/run/netns/{self._outside}")
 
     def __enter__(self) -> MappedNetwork:
         self._tear_down()
@@ -79,8 +79,8 @@ def why_unavailable() -> str:
     """In words, empty when this machine can map ports between network namespaces."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [command for command in ("ip", "nft", "sysctl") if shutil.which(command) is None]
-    return f"needs the commands ip, nft and sysctl; no {missing[0]}" if missing else ""
+    missing = [command for command in ("ip", "nft", "nsenter", "sysctl") if shutil.which(command) is None]
+    return f"needs the commands ip, nft, nsenter and sysctl; no {missing[0]}" if missing else ""
 
 
 def _run(*command: str, text: str | None = None) -> None:
