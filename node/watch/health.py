@@ -82,7 +82,9 @@ def ask(directory: Path, deadline: float = DEADLINE) -> Report:
                 if not (part := connection.recv(MAX_ANSWER)):
                     break
                 answer += part
-        report: Report = json.loads(answer)
+        report = json.loads(answer)
+        if not isinstance(report, dict):
+            raise ValueError("what it says is no report")
     except (OSError, ValueError) as error:
         raise Unwell(f"the daemon of {directory} does not answer ({error})") from None
     if not report.get("healthy"):
