@@ -112,11 +112,14 @@ class Container:
         return [init, *init.children(recursive=True)]
 
     def terminate(self) -> tuple[int, float]:
-        """As `docker stop`: SIGTERM to the init. The exit code, and the seconds that it took."""
+        """As `docker stop`: SIGTERM to the init. The exit code, and the seconds until the init was gone."""
         assert self._main is not None
-        self.processes()[0].send_signal(signal.SIGTERM)
+        init = self.processes()[0]
+        init.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        return self._main.wait(60), time.monotonic() - began
+        init.wait(60)
+        seconds = time.monotonic() - began
+        return self._main.wait(60), seconds  # buildah takes its time to clear up
 
     def remove(self) -> None:
         if self._main is not None and self._main.poll() is None:
