@@ -18,7 +18,8 @@ swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on 
 	$(BIN)/noloco swarm
 
 test: $(VENV)/.installed  ## every test; needs no network but loopback
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto tests/unit tests/swarm
+	$(BIN)/pytest tests/network  # real processes and real time: one after another
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
