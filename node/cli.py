@@ -14,7 +14,7 @@ from node.config import NodeConfig, build_config
 from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
-from node.machine.signals import PATIENCE, on_interrupt
+from node.machine.signals import PATIENCE, end_process, on_interrupt
 from node.model.compute import Compute, ComputeThread
 from node.places.joining import NO_ADDRESS
 from node.places.outside import announced
@@ -45,6 +45,7 @@ def node(
     except NolocoError as error:
         fail(error)
     run_async(start(settings))
+    end_process()
 
 
 async def start(config: NodeConfig) -> None:

@@ -7,11 +7,13 @@ docker, like others, kills ten seconds later: after less than that, the process 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
@@ -38,6 +40,14 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, handle, number)
+
+
+def end_process() -> NoReturn:
+    """Exit code 0 at once, when everything is closed: to take torch apart first costs over a second of processor time."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _exit_in_the_end() -> None:

@@ -19,7 +19,7 @@ from mapped_network import OUTSIDE, MappedNetwork, why_unavailable
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "rented-gpus.md"
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 MINUTES = ("--max-minutes 10", "--max-minutes 0.3")
-PATIENCE = 180.0
+PATIENCE = 240.0  # a busy machine takes that long to import torch
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def test_the_document_has_blocks_for_both_machines() -> None:
 
 
 @pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_new_user_gets_from_text_to_a_model_that_writes(tmp_path: Path, terminals: list[Daemon]) -> None:
     with MappedNetwork({31337: 31337}) as network:
         machines = {
@@ -95,7 +95,7 @@ def test_a_new_user_gets_from_text_to_a_model_that_writes(tmp_path: Path, termin
                 assert terminal.process.wait(PATIENCE) == 0, terminal.output
         assert "172.17" not in "".join(terminal.output for terminal in terminals)
         status, model = terminals[-2:]
-        assert status.output.count("serving") == 2, status.output
+        assert len(re.findall(r"serving|finished", status.output)) == 2, status.output
         written = model.output.split("Once upon a time")[-1]
         assert (tmp_path / "B" / "model" / "config.json").exists()
         assert (tmp_path / "B" / "model" / "tokenizer.json").exists()
