@@ -43,7 +43,7 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
 
 
 def end_process() -> NoReturn:
-    """Exit code 0 at once, when everything is closed: to take torch apart first costs over a second of processor time."""
+    """Exit code 0, when everything is closed: to take torch apart first costs over a second of processor time."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
