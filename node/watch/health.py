@@ -41,9 +41,12 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):  # whoever asked has gone
-            writer.write(json.dumps(report()).encode() + b"\n")
-            await writer.drain()
-        writer.close()
+            try:
+                writer.write(json.dumps(report()).encode() + b"\n")
+                await writer.drain()
+            finally:
+                writer.close()
+                await writer.wait_closed()
 
     named = directory / SOCKET_FILE
     # not in the state directory itself, whose path may be too long for a socket, or on no local disk

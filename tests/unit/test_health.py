@@ -17,7 +17,10 @@ WELL: Report = {"healthy": True, "state": "serving", "step": 7}
 
 async def asked(directory: Path, report: Callable[[], Report], deadline: float = 5.0) -> Report:
     async with health_served(directory, report):
-        return await asyncio.to_thread(ask, directory, deadline)
+        try:
+            return await asyncio.to_thread(ask, directory, deadline)
+        finally:
+            await asyncio.sleep(0.05)  # the other end closes, too
 
 
 async def test_a_daemon_that_is_well_tells_what_it_does(tmp_path: Path) -> None:
