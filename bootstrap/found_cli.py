@@ -10,8 +10,11 @@ from typing import Annotated
 import typer
 
 from bootstrap.founding import Founded, chosen_manifest, found, reach_of
+from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.seed_peer import SeedPeer
 from node.command import fail, run_async
+from node.data.paths import HUB
+from node.data.tokenizer import FILE_NAME, read_tokenizer
 from node.machine.ports import port_is_free
 from node.machine.signals import on_interrupt
 from node.places.outside import announced
@@ -30,6 +33,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def bootstrap(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    tokenizer: Annotated[
+        str, typer.Option(help="The run's tokenizer.json, or hub:NAME; default: bytes are tokens.")
+    ] = "",
+    end_of_text: Annotated[
+        str, typer.Option(help="The tokenizer's token between documents, if it has an unusual name.")
+    ] = "",
+    from_checkpoint: Annotated[
+        str | None, typer.Option(help="Start from this Hugging Face model: a directory, or a hub name.")
+    ] = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
         "noloco-run"
     ),
@@ -50,8 +62,14 @@ def bootstrap(
     """
     set_up_logging(verbose)
     try:
-        wanted = chosen_manifest(preset, manifest) if preset or manifest else None
-        founded = found(directory, wanted)
+        raw = _tokenizer(tokenizer, from_checkpoint)
+        wanted = None
+        if preset or manifest or from_checkpoint or raw:
+            wanted = chosen_manifest(preset, manifest, from_checkpoint)
+        if wanted is not None and raw is not None:
+            is_preset = manifest is None and from_checkpoint is None
+            wanted = with_tokenizer(wanted, raw, end_of_text, is_preset=is_preset)
+        founded = found(directory, wanted, raw)
         if port and not port_is_free(host, port):
             raise ResourceError(
                 f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
@@ -63,11 +81,22 @@ def bootstrap(
     run_async(keep_seed_peer(founded, config, address_file))
 
 
+def _tokenizer(named: str, checkpoint: str | None) -> bytes | None:
+    """The run's tokenizer.json: the one named, else the checkpoint's own, None where bytes are tokens."""
+    if not named and checkpoint:
+        place = Path(checkpoint)
+        if not place.exists():
+            named = HUB + checkpoint
+        elif (place / FILE_NAME).exists():
+            named = checkpoint
+    return read_tokenizer(named) if named else None
+
+
 async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: Path | None) -> None:
     """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
-    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed)
+    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
     try:
         await seed.start()
         addresses = seed.transport.addresses()
@@ -100,6 +129,11 @@ def _introduce(founded: Founded, addresses: list[str]) -> None:
     for address in addresses:
         print(f"  from {reach_of(address)}:")
         print(f"    noloco-node --join {address}")
+    if manifest.start is not None:
+        print(
+            f"The run starts from '{manifest.start.name}': give the first replica of each stage --from-checkpoint "
+            "DIRECTORY, too. Later ones get the weights from it."
+        )
     print("Ctrl-C stops the seed peer; the run goes on among its members.", flush=True)
 
 

@@ -13,15 +13,19 @@ from rich.console import Console
 from rich.live import Live
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
-from bootstrap.export import export_route
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.founding import found
+from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer, Sighting
 from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
 from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
-from node.data.corpus import Corpus, load_corpus
+from node.data.batches import TrainingData
+from node.data.corpus import Corpus
+from node.data.opening import DEFAULT_FIELD, DataPlan, open_data, token_name
 from node.machine.processes import Child, Children
 from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
@@ -48,6 +52,14 @@ class Plan:
     summary: Path
     picture: Path | None = None
     trace: Path | None = None  # of all nodes
+    data: tuple[str, ...] = ()  # as --data; none is the run's own
+    text_field: str = DEFAULT_FIELD
+    tokenizer: bytes | None = None  # the run's tokenizer.json
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """All nodes and the evaluation share one store of documents."""
+        return DataPlan(self.data, self.text_field, self.directory / "documents")
 
 
 class LocalSwarm:
@@ -59,9 +71,10 @@ class LocalSwarm:
         self._children = Children()
         self._names: dict[PeerId, str] = {}
         self._sightings: list[Sighting] = []
-        self._summary = Summary(preset=plan.manifest.name)
+        self._summary = Summary(preset=plan.manifest.name, unit=token_name(plan.manifest))
         self._last_busy: Picture | None = None  # with every node training
-        self._corpus: Corpus
+        self._data: TrainingData
+        self._text: MeasuredText  # held out of it
         self._began = time.monotonic()
         self._stopping = asyncio.Event()
 
@@ -79,15 +92,17 @@ class LocalSwarm:
         plan = self._plan
         if plan.trace is not None:
             require_writable(plan.trace)
-        founded = found(plan.directory, plan.manifest)
+        founded = found(plan.directory, plan.manifest, plan.tokenizer)
         self._summary.run_id = founded.signed.run_id
         seed = SeedPeer(
             Libp2pTransport(
                 founded.seed_key, Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
             ),
             founded.signed,
+            founded.tokenizer,
         )
         try:
+            self._data = await asyncio.to_thread(self._open_data)
             await seed.start()
             await self._start_nodes(seed.transport.addresses()[0])
             await self._prepare()
@@ -102,6 +117,15 @@ class LocalSwarm:
             await seed.close()
             await self._gather_traces()
         return self._summary
+
+    def _open_data(self) -> TrainingData:
+        """Before the nodes do, so that wrong data are told of at once."""
+        plan = self._plan
+        data = open_data(plan.manifest, plan.data_plan, plan.tokenizer)
+        data.require(plan.manifest.data.sequence_tokens)
+        tokenizer = transformers_tokenizer(plan.manifest, plan.tokenizer)
+        self._text = held_out_text(plan.manifest, data, plan.validation_sequences, tokenizer)
+        return data
 
     async def _gather_traces(self) -> None:
         """The nodes have ended: make one file of theirs. A failure costs that file, not what was measured."""
@@ -143,6 +167,8 @@ class LocalSwarm:
                 "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay", "--threads", "1",
                 "--device", "cpu", "--max-minutes", str(plan.minutes),
             ]  # fmt: skip
+            if stage == 0:
+                command += plan.data_plan.flags()
             if plan.trace is not None:
                 (state / FILE_NAME).unlink(missing_ok=True)  # of an earlier swarm in the same directory
                 command += ["--trace", str(state / FILE_NAME)]
@@ -154,17 +180,17 @@ class LocalSwarm:
 
     async def _prepare(self) -> None:
         """While the nodes start: the text, its entropies, and the loss of the weights that all start from."""
-        manifest, sequences = self._plan.manifest, self._plan.validation_sequences
-        self._corpus = await asyncio.to_thread(load_corpus, manifest.data.source, manifest.data.held_out)
-        summary, corpus = self._summary, self._corpus
-        summary.unigram_entropy = await asyncio.to_thread(corpus.unigram_entropy)
-        summary.bigram_entropy = await asyncio.to_thread(corpus.bigram_entropy)
-        loss = await asyncio.to_thread(starting_loss, manifest, corpus, sequences)
+        manifest, summary, data = self._plan.manifest, self._summary, self._data
+        loss = await asyncio.to_thread(starting_loss, manifest, self._text)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
-        self._console.print(
-            f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, bigram {summary.bigram_entropy:.3f} "
-            f"nats per byte; the model starts at {loss.nats:.3f}."
-        )
+        self._console.print(f"The model starts at {loss.nats:.3f} nats per {summary.unit}.")
+        if isinstance(data, Corpus):
+            summary.unigram_entropy = await asyncio.to_thread(data.unigram_entropy)
+            summary.bigram_entropy = await asyncio.to_thread(data.bigram_entropy)
+            self._console.print(
+                f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, "
+                f"bigram {summary.bigram_entropy:.3f} nats per byte."
+            )
 
     # --- watching -----------------------------------------------------------------------------
 
@@ -238,7 +264,7 @@ class LocalSwarm:
         tokens = tokens_trained(self._sightings)
         try:
             route = (await observer.routes())[0]
-            loss = await evaluate_route(observer, self._corpus, route, self._plan.validation_sequences)
+            loss = await evaluate_route(observer, self._text, route)
         except NolocoError:
             return
         self._summary.validation_loss.append((tokens, round(self._elapsed, 3), round(loss.nats, 6)))
@@ -247,7 +273,7 @@ class LocalSwarm:
 
     async def _conclude(self, observer: Observer) -> None:
         """Validation loss as the mean over replicas, the true spread, the export and its loss."""
-        summary, sequences = self._summary, self._plan.validation_sequences
+        summary = self._summary
         self._console.print("Training is complete. Measuring, then exporting one replica of each stage.")
         if self._plan.picture is not None and self._last_busy is not None:
             save_svg(self._plan.picture, self._last_busy)
@@ -259,7 +285,7 @@ class LocalSwarm:
                 peer = sighting.member.peer
                 summary.add_node(self._names.get(peer, peer), peer, sighting.stats, self._names)
         routes = await observer.routes()
-        losses = [(await evaluate_route(observer, self._corpus, route, sequences)).nats for route in routes]
+        losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
         mean = sum(losses) / len(losses)
         summary.validation_loss.append((summary.tokens, round(self._elapsed, 3), round(mean, 6)))
         summary.replica_spread = await measure_spread(observer)
@@ -267,10 +293,9 @@ class LocalSwarm:
 
     async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
         directory = self._plan.directory / "export"
-        exported = await export_route(observer, route, directory)
-        loss = await asyncio.to_thread(
-            checkpoint_loss, directory, self._plan.manifest, self._corpus, self._plan.validation_sequences
-        )
+        order = Order(directory, route=route, validation_loss=swarm_loss)
+        exported = await export(observer, order, self._plan.tokenizer)
+        loss = await asyncio.to_thread(checkpoint_loss, directory, self._text)
         self._summary.export = {
             "directory": str(directory),
             "parameters": exported.parameters,

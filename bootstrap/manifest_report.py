@@ -175,6 +175,11 @@ def _hop(manifest: Manifest, links: Links) -> Hop:
 def _notes(manifest: Manifest) -> list[str]:
     """Settings that are allowed and yet may not be meant."""
     outer, wire, notes = manifest.outer, manifest.wire, []
+    if manifest.is_ring:
+        notes.append(
+            f"model.tied_embeddings in {manifest.stages} stages sends activations back to the first one: "
+            f"{manifest.hops - 1} hops a microbatch instead of {manifest.stages - 1}."
+        )
     if outer.method == "local":
         notes.append('outer.method "local" never averages: replicas drift apart without bound.')
     if outer.method == "noloco" and outer.gamma > 0.9 * gamma_bound(outer.alpha):

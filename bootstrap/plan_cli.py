@@ -1,94 +1,115 @@
-"""`noloco plan`: which device takes which stage, from measured links."""
+"""`noloco plan`: which device takes which stage, from measured links or from a running swarm."""
 
 from __future__ import annotations
 
 import json
-import math
 import sys
-from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bootstrap import plan_options as option
+from bootstrap.live_plan import LiveSwarm, Moves, look_at, moves_of, moves_table, publish_plan, signed_plan
 from bootstrap.placement.dtfm import DtfmProblem
-from bootstrap.placement.methods import DEFAULT, METHODS
+from bootstrap.placement.methods import DEFAULT
 from bootstrap.placement.noloco import NolocoProblem, Training
 from bootstrap.placement.plan import Plan, make_plan, problem_of
 from bootstrap.placement.plan_report import compared, comparison, sentences, stage_table
-from bootstrap.placement.scenario import read_scenario
+from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, Sighting
-from node.command import fail
-from protocol.errors import NolocoError, UserError
+from bootstrap.plan_options import Request
+from node.command import fail, run_async
+from protocol.errors import NolocoError
 
 RANDOM = 20  # placements, whose median cost a plan is told beside
 
 
 def plan(
-    scenario: Annotated[
-        Path, typer.Option(help="Measured links, as JSON; docs/placement.md has the format.")
-    ],
-    stages: Annotated[int, typer.Option(min=1, max=1024, help="Pipeline stages.")] = 8,
-    replicas: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of each stage; for noloco sizes are free, and this is not used."),
-    ] = None,
-    objective: Annotated[str, typer.Option(help="noloco or dtfm: whose cost is to be least.")] = "noloco",
-    method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")] = DEFAULT,
-    seconds: Annotated[float, typer.Option(min=0.01, help="To search for.")] = 20.0,
-    evaluations: Annotated[
-        int | None, typer.Option(min=1, help="Search for this many instead: the same plan each time.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
-    uniform: Annotated[
-        float, typer.Option(min=0, max=1, help="noloco: least share of traffic routed at random.")
-    ] = 1.0,
-    mixing: Annotated[
-        float, typer.Option(min=0, max=1, help="noloco: least 1 − λ₂ of a pairing with nearer partners.")
-    ] = 0.5,
-    microbatches: Annotated[int, typer.Option(min=1, help="noloco: of a replica's inner step.")] = 64,
-    in_flight: Annotated[int, typer.Option(min=1, help="noloco: microbatches of a replica on the way.")] = 16,
-    k: Annotated[int, typer.Option("-k", min=1, help="noloco: inner steps of a round.")] = 50,
-    compare: Annotated[
-        bool, typer.Option(help="Run every method over --seeds, each with the budget.")
-    ] = False,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="For --compare.")] = 3,
-    picture: Annotated[Path | None, typer.Option(help="Draw plan and search, as .svg, .png or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
+    scenario: option.ScenarioFile = None,
+    join: option.Join = None,
+    publish: option.Publish = None,
+    hours: option.Hours = 6.0,
+    stages: option.Stages = None,
+    replicas: option.Replicas = None,
+    objective: option.Objective = "noloco",
+    method: option.Method = DEFAULT,
+    seconds: option.Seconds = 20.0,
+    evaluations: option.Evaluations = None,
+    seed: option.Seed = 0,
+    uniform: option.Uniform = 1.0,
+    mixing: option.Mixing = 0.5,
+    microbatches: option.Microbatches = None,
+    in_flight: option.InFlight = 16,
+    k: option.InnerSteps = None,
+    compare: option.Compare = False,
+    seeds: option.Seeds = 3,
+    picture: option.Picture = None,
+    as_json: option.AsJson = False,
 ) -> None:
     """Place devices in pipeline stages so that training waits least for the network."""
-    console = Console()
+    request = Request(**locals())
     try:
-        if not (math.isfinite(seconds) and math.isfinite(uniform) and math.isfinite(mixing)):
-            raise UserError("--seconds, --uniform and --mixing: give finite numbers.")
-        if picture is not None and picture.suffix not in (".svg", ".png", ".pdf"):
-            raise UserError(f"Cannot draw {picture}: end its name in .svg, .png or .pdf.")
-        known = read_scenario(scenario)
-        training = Training(microbatches, in_flight, k, uniform)
-        problem = problem_of(known, objective, stages, replicas, training)
-        budget = Budget(evaluations=evaluations) if evaluations is not None else Budget(seconds=seconds)
-        wanted = [(name, seed + s) for name in METHODS for s in range(seeds)] if compare else [(method, seed)]
-        plans = searched(problem, wanted, budget)
-        best = min(plans, key=lambda plan: plan.cost)
-        if picture is not None:
-            # matplotlib: only who draws waits for it
-            from bootstrap.placement.plan_plot import plot_plan
-
-            plot_plan(best, known, plans, picture)
+        request.check()
+        if request.join:
+            _plan_swarm(request, run_async(look_at(request.join)))
+        else:
+            assert request.scenario is not None
+            known = read_scenario(request.scenario)
+            training = Training(request.microbatches or 64, in_flight, request.k or 50, uniform)
+            problem = problem_of(known, objective, request.stages or 8, replicas, training)
+            _show(request, known, problem, searched(problem, request.searches, request.budget))
     except NolocoError as error:
         fail(error)
-    if as_json:
-        more = {"compared": compared(plans)} if compare else {}
+
+
+def _plan_swarm(request: Request, swarm: LiveSwarm) -> None:
+    """Raises `ScenarioError` when too little was measured, `StateError` when the key cannot be used."""
+    known, manifest = swarm.scenario(), swarm.manifest
+    training = Training(
+        manifest.inner.microbatches, request.in_flight, manifest.outer.inner_steps, request.uniform
+    )
+    problem = problem_of(known, request.objective, manifest.stages, request.replicas, training)
+    plans = searched(problem, request.searches, request.budget)
+    moves = moves_of(swarm, problem, min(plans, key=lambda plan: plan.cost))
+    sealed = None
+    if request.publish is not None:
+        sealed = signed_plan(swarm, moves, request.publish, request.hours * 3600)
+    _show(request, known, problem, plans, moves)
+    if sealed is not None:
+        run_async(publish_plan(request.join or [], swarm, sealed, request.hours * 3600))
+        print(f"The plan is signed and published; nodes follow it for {request.hours:g} h.", file=sys.stderr)
+
+
+def _show(
+    request: Request,
+    known: Scenario,
+    problem: DtfmProblem | NolocoProblem,
+    plans: list[Plan],
+    moves: Moves | None = None,
+) -> None:
+    best = min(plans, key=lambda plan: plan.cost)
+    if request.picture is not None:
+        # matplotlib: only who draws waits for it
+        from bootstrap.placement.plan_plot import plot_plan
+
+        plot_plan(best, known, plans, request.picture)
+    if request.as_json:
+        more: dict[str, Any] = {"compared": compared(plans)} if request.compare else {}
+        more |= moves.as_json() if moves is not None else {}
         print(json.dumps({**best.as_json(), "scenario": known.name, **more}))
         return
-    if compare:
+    console = Console()
+    if request.compare:
         console.print(comparison(plans), "", sep="\n")
-    console.print(stage_table(best, known, mixing, problem), "", sep="\n")
-    random = typical(problem, seed)
-    console.print("\n".join(sentences(best, known, random, mixing)), highlight=False, markup=False)
+    console.print(stage_table(best, known, request.mixing, problem), "", sep="\n")
+    random = typical(problem, request.seed)
+    console.print("\n".join(sentences(best, known, random, request.mixing)), highlight=False, markup=False)
+    if moves is not None:
+        console.print("", moves_table(moves), sep="\n")
+        console.print(moves.sentence(), highlight=False, markup=False)
 
 
 def searched(

@@ -15,7 +15,7 @@ from typing import Any
 from bootstrap.seed_peer import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
-from node.data.corpus import Corpus
+from node.data.batches import TrainingData
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
 from node.service import Surroundings
@@ -45,10 +45,11 @@ class SimulatedSwarm:
     """
 
     manifest: Manifest
-    corpus: Corpus
+    corpus: TrainingData
     seed: int = 0
     link: Link | LinkModel = field(default_factory=Link)
     directory: Path | None = None
+    tokenizer: bytes | None = None  # the seed peer's, where the manifest names one
     seconds: Callable[[int, Priority], float] = lambda stage, priority: WORK_SECONDS[priority]
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -61,13 +62,13 @@ class SimulatedSwarm:
         self._killed: list[asyncio.Task[None]] = []
         self._seed_identity = Identity.from_seed("seed peer", self.seed)
         signed = SignedManifest.sign(self.manifest, Identity.from_seed("run", self.seed))
-        self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed)
+        self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed, self.tokenizer)
 
-    async def start(self, replicas: int) -> None:
+    async def start(self, replicas: int, **settings: Any) -> None:
         """The seed peer, then `replicas` nodes for each stage; they join as separate daemons would."""
         await self.seed_peer.start()
         for number in range(replicas * self.manifest.stages):
-            self.add(number, stage=number % self.manifest.stages)
+            self.add(number, stage=number % self.manifest.stages, **settings)
 
     def add(
         self,

@@ -17,12 +17,13 @@ class Summary:
 
     run_id: str = ""
     preset: str = ""
+    unit: str = "byte"  # what a token is
     complete: bool = False
     wall_seconds: float = 0.0
     tokens: int = 0
     validation_loss: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, seconds, nats
-    unigram_entropy: float = 0.0
-    bigram_entropy: float = 0.0
+    unigram_entropy: float | None = None  # of the held-out text, where bytes are tokens
+    bigram_entropy: float | None = None
     replica_spread: float | None = None  # measured on all replicas' weights at the end
     replica_spread_estimate: float | None = None  # what the nodes made of their pair distances
     export: dict[str, Any] | None = None
@@ -45,6 +46,7 @@ class Summary:
             "gossip_bytes": stats.gossip_bytes,
             "compute_fraction": stats.compute_fraction,  # of the time since the node joined
             "recent_compute_fraction": stats.recent_compute_fraction,
+            "data_wait_fraction": stats.data_wait_fraction,  # of the time in which stage 0 trained
             "replica_spread_expected": stats.expected_spread,
         }
 
@@ -57,12 +59,10 @@ class Summary:
         if not self.validation_loss:
             return ["The swarm did not get far enough to measure a loss."]
         first, last = self.validation_loss[0], self.validation_loss[-1]
-        verdict = "below" if last[2] < self.bigram_entropy else "not below"
         lines = [
             "",
-            f"validation loss  start {first[2]:.3f}   end {last[2]:.3f} nats per byte",
-            f"same text        unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}   "
-            f"(the end is {verdict} the bigram's)",
+            f"validation loss  start {first[2]:.3f}   end {last[2]:.3f} nats per {self.unit}",
+            *self._entropies(last[2]),
             f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
             f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
         ]
@@ -78,6 +78,15 @@ class Summary:
         if self.nodes:
             lines.append(f"computing        {self._computing()} of the time since joining")
         return lines
+
+    def _entropies(self, loss: float) -> list[str]:
+        if self.unigram_entropy is None or self.bigram_entropy is None:
+            return []
+        verdict = "below" if loss < self.bigram_entropy else "not below"
+        return [
+            f"same text        unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}   "
+            f"(the end is {verdict} the bigram's)"
+        ]
 
     def _computing(self) -> str:
         """The fraction of time in training work, as a mean over each stage's replicas."""

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
-from bootstrap.evaluation import evaluate_route
-from bootstrap.export import export_route
+from bootstrap.eval_cli import evaluate
+from bootstrap.export_cli import export
 from bootstrap.founding import chosen_manifest
+from bootstrap.generate_cli import generate
 from bootstrap.links_cli import links
 from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.manifest_cli import app as manifest_tools
+from bootstrap.model_options import DataOption, Join, TextFieldOption
 from bootstrap.observer import visit
 from bootstrap.plan_cli import plan
+from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
 from bootstrap.table import Picture, places, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
-from node.data.corpus import load_corpus
+from node.data.opening import DEFAULT_FIELD
+from node.data.tokenizer import read_tokenizer
 from node.machine.signals import on_interrupt
 from node.watch.log import set_up_logging
-from protocol.errors import DataError, NolocoError
+from protocol.errors import NolocoError
 from protocol.manifest import Manifest, manifest_from
 
 app = typer.Typer(
@@ -40,8 +42,9 @@ app.add_typer(simulate, name="simulate")
 app.command("trace")(show_trace)
 app.command()(plan)
 app.command()(links)
-
-Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
+app.command()(export)
+app.command()(generate)
+app.command("eval")(evaluate)
 
 
 @app.callback()
@@ -58,6 +61,9 @@ def swarm(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
     manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    data: DataOption = None,
+    text_field: TextFieldOption = DEFAULT_FIELD,
+    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or hub:NAME; default: bytes.")] = "",
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
     directory: Annotated[
@@ -75,10 +81,16 @@ def swarm(
     console = Console()
     try:
         wanted = adapted(chosen_manifest(preset, manifest), stages, steps)
+        raw = read_tokenizer(tokenizer) if tokenizer else None
+        if raw is not None:
+            wanted = with_tokenizer(wanted, raw, is_preset=manifest is None)
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-    plan = Plan(wanted, replicas, place, minutes, validation_sequences, summary, picture, trace)
+    plan = Plan(
+        wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
+        data=tuple(data or ()), text_field=text_field, tokenizer=raw,
+    )  # fmt: skip
     result = run_async(_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     console.print(f"summary          {summary}", soft_wrap=True, highlight=False)
@@ -127,70 +139,6 @@ async def _status(join: list[str], file: Path | None) -> None:
         print("\n".join(places(picture)))
         if file is not None:
             save_svg(file, picture)
-
-
-@app.command("eval")
-def evaluate(
-    join: Join = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
-    data: Annotated[list[str] | None, typer.Option(help="Text files or globs instead of the run's.")] = None,
-    every_replica: Annotated[bool, typer.Option(help="Measure each replica, not one of each stage.")] = False,
-) -> None:
-    """Measure the validation loss of a running swarm."""
-    run_async(_evaluate(join or [], sequences, data or [], every_replica))
-
-
-async def _evaluate(join: list[str], sequences: int, data: list[str], every_replica: bool) -> None:
-    async with visit(join) as observer:
-        source = data or observer.manifest.data.source
-        if source == "local":
-            raise DataError("This run trains on its volunteers' own text: name some with --data FILE.")
-        corpus = load_corpus(source, observer.manifest.data.held_out)
-        routes = await observer.routes()
-        losses = []
-        for route in routes if every_replica else routes[:1]:
-            with _progress("Evaluating", sequences) as advance:
-                loss = await evaluate_route(observer, corpus, route, sequences, advance)
-            print(f"{loss.nats:.4f} nats per byte on {loss.tokens:,} tokens, through {_short(route)}")
-            losses.append(loss.nats)
-        if len(losses) > 1:
-            print(f"{sum(losses) / len(losses):.4f} nats per byte, mean over {len(losses)} routes")
-
-
-@app.command()
-def export(
-    out: Annotated[Path, typer.Option(help="Directory for the checkpoint.")],
-    join: Join = None,
-) -> None:
-    """Write a Hugging Face checkpoint from one replica of each stage of a running swarm."""
-    run_async(_export(join or [], out))
-
-
-async def _export(join: list[str], out: Path) -> None:
-    async with visit(join) as observer:
-        route = (await observer.routes())[0]
-        exported = await export_route(observer, route, out, print)
-        print(f"Wrote {exported.parameters:,} parameters to {out}. Load it with:")
-        print(f"  transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
-
-
-class _progress:
-    """A progress bar that is silent without a terminal."""
-
-    def __init__(self, doing: str, total: int) -> None:
-        self._bar = Progress(transient=True, disable=not sys.stdout.isatty())
-        self._task = self._bar.add_task(doing, total=total)
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        self._bar.start()
-        return lambda done, total: self._bar.update(self._task, completed=done)
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-
-def _short(route: Sequence[str]) -> str:
-    return " → ".join(peer[-8:] for peer in route)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
 from node.machine.signals import PATIENCE, end_process, on_interrupt
 from node.model.compute import Compute, ComputeThread
+from node.model.pretrained import Pretrained
 from node.places.joining import NO_ADDRESS
 from node.places.outside import announced
 from node.service import Surroundings
@@ -60,6 +61,8 @@ async def start(config: NodeConfig) -> None:
 async def serve(config: NodeConfig) -> None:
     """Run one node until it is told to leave. Raises `UserError` with what to do when it cannot."""
     config = config.model_copy(update={"device": choose_device(config.device)})
+    if config.from_checkpoint:
+        Pretrained(config.from_checkpoint)  # a mistyped path is told before anybody is dialled
     state = StateDirectory(config.state_dir)
     if not config.join and not state.exists():
         raise JoinError(NO_ADDRESS)

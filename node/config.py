@@ -34,8 +34,22 @@ class NodeConfig(BaseModel):
         bool, Field(description="Move to another stage when that is short of replicas; not with --stage.")
     ] = True
     data: Annotated[
-        tuple[str, ...], Field(description="Text files or globs to train on instead of the run's source.")
+        tuple[str, ...],
+        Field(
+            description="Text, JSONL or parquet files or globs, dataset directories, or hub:NAME to train on."
+        ),
     ] = ()
+    text_field: Annotated[str, Field(description="Where JSONL, parquet and datasets have the text.")] = "text"
+    data_cache: Annotated[
+        Path | None, Field(description="Where documents are kept; within --state-dir if not given.")
+    ] = None
+    tokenizer: Annotated[
+        str, Field(description="The run's tokenizer.json, if no member is to give it; or hub:NAME.")
+    ] = ""
+    from_checkpoint: Annotated[
+        str,
+        Field(description="Hugging Face directory or hub name that the run starts from; for first replicas."),
+    ] = ""
     host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for all interfaces.")] = "0.0.0.0"
     port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 takes a free one.")] = 0
     announce: Annotated[

@@ -42,6 +42,7 @@ class Counters:
     spread: float | None = None  # of the replicas of this stage, from pair distances
     expected_spread: float | None = None  # what the theory says it should be
     blocked_seconds: float = 0.0
+    data_wait: float | None = None  # fraction of the time in which stage 0 waited for data
     probe_breaches: int = 0  # others' probes that were too many, and answers to ours that were nonsense
     gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
     _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
@@ -86,4 +87,5 @@ class Context:
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self.manifest.stages - 1
+        """Whether microbatches turn here: the loss is computed, and no other peer's gradient is waited for."""
+        return self.stage == self.manifest.hops - 1

@@ -13,15 +13,19 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context
+from node.data.supply import DataSupply
+from node.data.tokenizer_exchange import RunTokenizer
 from node.frame_limits import payload_limits
 from node.links.links import Links
 from node.model.replica import Replica
 from node.model.stage import work_of
 from node.places.abilities import Abilities
 from node.places.greeting import serve_greeting
-from node.places.joining import find_run, find_stage
+from node.places.joining import find_run
 from node.places.membership import View
 from node.places.moving import Mover
+from node.places.newcomer import find_stage
+from node.places.owners_plan import OwnersPlan
 from node.rounds.rounds import Rounds
 from node.service import Member, Service, Surroundings, attempt
 from node.state.checkpoints import Checkpoints
@@ -51,6 +55,7 @@ class Node:
         self._service: Service | None = None
         self._leaving = asyncio.Event()
         self._patience = LEAVE_SECONDS
+        self._plan: OwnersPlan
         self._mover: Mover | None = None
         self._target = -1  # the stage that this node is about to move to
 
@@ -96,15 +101,21 @@ class Node:
         rpc.limit(payload_limits(manifest))
         serve_greeting(rpc, transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
-        stage = await self._find_stage(checkpoint.stage if checkpoint else None)
-        member.abilities = Abilities(member.config, manifest, state, member.surroundings.corpus)
-        await self._serve(stage, checkpoint)
+        config, around = member.config, member.surroundings
+        self._plan = OwnersPlan(transport, self.signed, member.events)
+        member.tokenizer = RunTokenizer(manifest, rpc, member.view, state, config.tokenizer)
+        member.tokenizer.serve()
+        member.data = DataSupply(config, manifest, state, member.events, around.corpus)
+        member.data.return_to(checkpoint.position if checkpoint else None)
+        member.abilities = Abilities(config, manifest, state, member.data)
+        await self._serve(await self._find_stage(checkpoint.stage if checkpoint else None), checkpoint)
 
     async def _find_stage(self, previous: int | None = None) -> int:
-        member, me = self._member, self.transport.peer_id
+        member = self._member
         return await find_stage(
-            member.config, self.transport, self.rpc, self.signed, self.view, me, previous, member.events
-        )
+            member.config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,
+            member.abilities.serveable, previous, member.events,
+        )  # fmt: skip
 
     async def _serve(self, stage: int, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
         self._service = Service(self._member, stage, self._seconds_left())
@@ -171,14 +182,15 @@ class Node:
             lifetime = manifest.limits.record_lifetime
             member = self._member
             self._mover = Mover(
-                self.transport, self.rpc, self.signed.run_id, lifetime, work, member.events, member.random()
-            )
+                self.transport, self.rpc, self.signed.run_id, lifetime, work, self._plan, self.view, member.events,
+                member.random(),
+            )  # fmt: skip
         return await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )
 
     def _tell_move(self, source: int, target: int) -> None:
-        sentence = f"Stage {target} is short of replicas; moving there from stage {source}."
+        sentence = f"Moving from stage {source} to stage {target}, where this node is needed more."
         self._member.events.say(sentence, "moving", source=source, target=target)
 
     async def move(self) -> None:
@@ -213,8 +225,8 @@ class Node:
             if self._serving.is_announced:
                 await self._serving.withdraw()
             await self._give_up_stage()
-            stage = await self._find_stage()
-            await self._serve(source if isinstance(failure, ResourceError) else stage)
+            is_too_large = isinstance(failure, ResourceError)
+            await self._serve(source if is_too_large else await self._find_stage())
         arrived = self._serving.stage
         events.say(f"Moved from stage {source} to stage {arrived}.", "moved", source=source, target=arrived)
         await attempt(self.checkpoints.save, "saving the state")
@@ -238,6 +250,7 @@ class Node:
         await attempt(self.transport.close, "closing the network", member.time_to_end())
         if self._service is not None:
             await self._service.close()
+            self._member.data.close()
 
     # --- for those who watch ------------------------------------------------------------------
 

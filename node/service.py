@@ -13,6 +13,9 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context, Counters
+from node.data.batches import Position
+from node.data.supply import DataSupply, ReadData
+from node.data.tokenizer_exchange import RunTokenizer
 from node.links.links import Links
 from node.links.probes import LinkProbes
 from node.machine.ports import tcp_port
@@ -21,10 +24,11 @@ from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
 from node.model.evaluation import EvaluationService
 from node.model.execution import choose_execution, described
+from node.model.prediction import PredictionService
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.pipeline.pipeline import Pipeline
-from node.places.abilities import Abilities, ReadCorpus
+from node.places.abilities import Abilities
 from node.places.discovery import Discovery
 from node.places.membership import View
 from node.rounds.rounds import Rounds
@@ -37,7 +41,7 @@ from node.watch.events import Events
 from node.watch.portrait import announcement, statistics
 from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
-from protocol.errors import Refused
+from protocol.errors import Refused, UserError
 from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import (
     Contribute,
@@ -46,10 +50,12 @@ from protocol.messages import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
+    Predict,
     Propose,
     Ready,
     Reduce,
     Release,
+    Return,
     SitOut,
 )
 from protocol.rpc import Answer, Request, Rpc, Traffic
@@ -70,7 +76,7 @@ class Surroundings:
     events: Events
     rng: random.Random
     state: StateDirectory | None = None
-    corpus: ReadCorpus | None = None
+    corpus: ReadData | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
     trace: Trace = NO_TRACE
 
@@ -88,6 +94,8 @@ class Member:
     leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
     signed: SignedManifest = field(init=False)
     abilities: Abilities = field(init=False)
+    tokenizer: RunTokenizer = field(init=False)
+    data: DataSupply = field(init=False)
 
     @property
     def transport(self) -> Transport:
@@ -141,6 +149,8 @@ class Service:
         member, stage = self._member, self.stage
         config, manifest, device = member.config, member.signed.manifest, torch.device(member.config.device)
         member.abilities.require(stage)
+        if stage == 0:
+            await self._open_data()
         execution = choose_execution(
             manifest, stage, device, free_memory(device), config.precision, config.recompute, config.compile
         )
@@ -153,6 +163,16 @@ class Service:
         member.events.say(f"Stage {stage} {described(execution, manifest, stage)}.", "execution")
         self._make_parts()
         await self._take_up_training(checkpoint, is_move)
+
+    async def _open_data(self) -> None:
+        """Raises `UserError`; a node that came from another stage does not try this one again."""
+        member = self._member
+        try:
+            await member.tokenizer.get()
+            await member.data.open(member.tokenizer.raw)
+        except UserError:
+            member.abilities.may_serve.discard(0)
+            raise
 
     def _make_context(self, compute: Compute) -> Context:
         member, trace = self._member, self._member.surroundings.trace
@@ -174,21 +194,26 @@ class Service:
 
     def _make_parts(self) -> None:
         member, context, replica = self._member, self.context, self.replica
-        corpus = member.abilities.corpus() if self.stage == 0 else None
+        feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
         work = StageWork(context.manifest, replica, copies_of(replica.device))
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
         self.trainer = Trainer(
-            context, replica, self._pipeline, self.rounds, corpus, member.surroundings.rng, self._seconds_left
+            context, replica, self._pipeline, self.rounds, feed, member.surroundings.rng, self._seconds_left
         )
-        self.checkpoints = Checkpoints(context, replica, member.surroundings.state)
-        self._register_handlers(EvaluationService(context, work))
+        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
+        self._register_handlers(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
         self.is_announced = True
 
+    def _position(self, step: int) -> Position | None:
+        """In the data, after an inner step."""
+        return self._member.data.position(step if self.stage == 0 else None)
+
     def _make_discovery(self) -> Discovery:
-        member, stages = self._member, self.context.manifest.stages
-        neighbours = [s for s in (self.stage - 1, self.stage, self.stage + 1) if 0 <= s < stages]
+        member, manifest = self._member, self.context.manifest
+        onward = (self.stage + 1) % manifest.stages if manifest.is_ring else self.stage + 1
+        neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(
             member.transport,
             self.context.run_id,
@@ -200,12 +225,15 @@ class Service:
             self._announcement,
         )
 
-    def _register_handlers(self, evaluation: EvaluationService) -> None:
+    def _register_handlers(self, evaluation: EvaluationService, prediction: PredictionService) -> None:
         rpc, matchmaker = self._member.rpc, self.rounds.matchmaker
         state = StateService(self.stage, self.replica, self.context.compute)
         rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
         rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
+        if self.context.manifest.is_ring and self.stage == 0:
+            rpc.handle(Traffic.PIPELINE, Return, self._pipeline.on_return)
         rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
+        rpc.handle(Traffic.PIPELINE, Predict, prediction.on_predict)
         rpc.handle(Traffic.PAIRING, Propose, matchmaker.on_propose)
         rpc.handle(Traffic.PAIRING, Ready, matchmaker.on_ready)
         rpc.handle(Traffic.PAIRING, Release, matchmaker.on_release)
@@ -215,21 +243,23 @@ class Service:
             rpc.handle(Traffic.GOSSIP, Reduce, self.rounds.all_reduce.on_reduce)
         rpc.handle(Traffic.STATE, GetStateIndex, state.on_index)
         rpc.handle(Traffic.STATE, GetStatePiece, state.on_piece)
+        self._member.tokenizer.serve()
 
     async def _take_up_training(self, checkpoint: Checkpoint | None, is_move: bool) -> None:
         """Get the stage's state, then answer peers and say so in the DHT."""
-        context, replica, discovery = self.context, self.replica, self._discovery
+        member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
-        first_state = FirstState(context, self.checkpoints, discovery, self.trainer.download)
-        await first_state.load(checkpoint, is_move)
+        if not await self._load_state(checkpoint, is_move):
+            return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
         await discovery.refresh()
         await discovery.announce()
         self._tell_addresses()
         probes = LinkProbes(context)
         probes.serve()
-        checkpoint_seconds = self._member.config.checkpoint_minutes * 60
-        for task in (discovery.run(), probes.run(), self.checkpoints.save_regularly(checkpoint_seconds)):
+        checkpoint_seconds = member.config.checkpoint_minutes * 60
+        saving = self.checkpoints.save_regularly(checkpoint_seconds)
+        for task in (discovery.run(), probes.run(), saving, member.tokenizer.get_in_time()):
             self._in_background(task)
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
@@ -239,6 +269,18 @@ class Service:
             step=replica.step,
             round=replica.round,
         )
+
+    async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
+        """Whether it is there; the record is renewed meanwhile, since a download may outlast it."""
+        source, discovery = self._member.config.from_checkpoint, self._discovery
+        first_state = FirstState(
+            self.context, self.replica, self.checkpoints, discovery, self.trainer, source
+        )
+        self._in_background(discovery.run())
+        try:
+            return await first_state.load(checkpoint, is_move)
+        finally:
+            await self._end_background()
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.get_running_loop().create_task(work))

@@ -10,7 +10,7 @@ import random
 import torch
 
 from node.context import Context
-from node.data.corpus import Corpus
+from node.data.feed import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.pipeline.pipeline import Pipeline
@@ -34,7 +34,7 @@ class Trainer:
         replica: Replica,
         pipeline: Pipeline,
         rounds: Rounds,
-        corpus: Corpus | None,
+        feed: Feed | None,
         rng: random.Random,
         max_seconds: float,
     ) -> None:
@@ -43,57 +43,65 @@ class Trainer:
         self._pipeline = pipeline
         self._rounds = rounds
         self._matchmaker = rounds.matchmaker
-        self._corpus = corpus
+        self._feed = feed
+        self._feed_report = FeedReport(feed, context.events) if feed is not None else None
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
         self._max_seconds = max_seconds
         self._began = asyncio.get_running_loop().time()
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()  # set by `stop`
         self._drawn_ahead: list[asyncio.Task[object]] = []  # the next step's microbatches, at stage 0
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
         self._pipeline.prepare_to_leave()
-        self._stopping.set()
+        self.stopping.set()
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
-        while not self._stopping.is_set() and not self._finished_here():
+        if self._feed is None:
+            return await self._train()
+        self._feed.begin()
+        try:
+            return await self._train()
+        finally:
+            self._feed.stop()
+
+    async def _train(self) -> bool:
+        while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
-            draws = self._draw() if self._corpus is not None else []
+            draws: list[asyncio.Task[object]] = []
             try:
+                await self._draw(draws)
                 whole = await self._wait_for_batch(draws)
             except BaseException as reason:
                 await cancelled([*draws, *self._drawn_ahead])
-                if not (isinstance(reason, TransportDown) and self._stopping.is_set()):
+                if not (isinstance(reason, TransportDown) and self.stopping.is_set()):
                     raise
                 logger.debug("Giving up the microbatches in flight: %s", reason)
                 return False
             if whole:
                 await self._step(began)
-        is_complete = not self._stopping.is_set()
+        is_complete = not self.stopping.is_set()
         if is_complete:
             self._pipeline.serving = False  # nobody would step any more
         await cancelled(self._drawn_ahead)
         await (self._last_round() if is_complete else self._pipeline.drain())
         return is_complete
 
-    def _draw(self) -> list[asyncio.Task[object]]:
+    async def _draw(self, draws: list[asyncio.Task[object]]) -> None:
         """Stage 0: the microbatches of this inner step, started by now; with staleness the next step's too."""
+        if self._feed is None:
+            return
         step, inner = self._replica.step, self._context.manifest.inner
-        draws = self._drawn_ahead or self._draw_batch(step)
+        draws += self._drawn_ahead or await self._draw_batch(self._feed, step)
         is_last = step + 1 >= inner.total_steps
-        self._drawn_ahead = self._draw_batch(step + 1) if inner.staleness and not is_last else []
-        return draws
+        self._drawn_ahead = []
+        if inner.staleness and not is_last:
+            self._drawn_ahead = await self._draw_batch(self._feed, step + 1)
 
-    def _draw_batch(self, step: int) -> list[asyncio.Task[object]]:
-        assert self._corpus is not None
-        context = self._context
-        inner, data = context.manifest.inner, context.manifest.data
+    async def _draw_batch(self, feed: Feed, step: int) -> list[asyncio.Task[object]]:
         tasks: list[asyncio.Task[object]] = []
-        for index in range(inner.microbatches):
-            batch = self._corpus.draw(
-                context.run_id, context.me, step, index, inner.sequences, data.sequence_tokens
-            )
+        for index, batch in enumerate(await feed.take(self._context.manifest.inner.microbatches)):
             name = f"{step}-{index}-{self._life}"
             work = self._pipeline.train(name, lambda batch=batch: batch)  # type: ignore[misc]
             tasks.append(asyncio.get_running_loop().create_task(work))
@@ -103,7 +111,7 @@ class Trainer:
         """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
         loop = asyncio.get_running_loop()
         complete = loop.create_task(self._pipeline.batch_complete())
-        stopping = loop.create_task(self._stopping.wait())
+        stopping = loop.create_task(self.stopping.wait())
         pending = list(draws)
         try:
             while True:
@@ -130,6 +138,8 @@ class Trainer:
         """One inner step with the batch that has been gathered since `began`."""
         context, replica = self._context, self._replica
         batch = context.manifest.inner.microbatches
+        if self._feed is not None:
+            self._feed.commit(replica.step + 1)
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
         if report.gradient_norm != report.gradient_norm:
             context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
@@ -143,6 +153,7 @@ class Trainer:
             await self.download()
         self._pipeline.next_step()
         context.counters.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
+        self._tell_feed()
         context.events.emit(
             "step",
             step=replica.step,
@@ -150,6 +161,11 @@ class Trainer:
             gradient_norm=round(report.gradient_norm, 6),
             learning_rate=report.learning_rate,
         )
+
+    def _tell_feed(self) -> None:
+        if self._feed is not None and self._feed_report is not None:
+            self._context.counters.data_wait = self._feed.waited()
+            self._feed_report.tell()
 
     async def download(self) -> bool:
         """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""
@@ -189,7 +205,7 @@ class Trainer:
     def _finished_here(self) -> bool:
         """Stage 0 ends with its steps or its time; a later stage when all of the stage before have ended."""
         context = self._context
-        if self._corpus is not None:
+        if self._feed is not None:
             elapsed = asyncio.get_running_loop().time() - self._began
             out_of_time = bool(self._max_seconds) and elapsed >= self._max_seconds
             return out_of_time or self._replica.step >= context.manifest.inner.total_steps

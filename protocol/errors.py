@@ -23,6 +23,14 @@ class DataError(UserError):
     """A dataset that is missing, unreadable or too short."""
 
 
+class TokenizerError(UserError):
+    """A tokenizer that is missing, none, or not the run's."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint to start a run from that is missing, damaged, or of a model that cannot be trained here."""
+
+
 class ScenarioError(UserError):
     """Measured links, or what is asked of a plan for them, that cannot be used; the text names the place."""
 

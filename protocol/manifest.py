@@ -8,72 +8,67 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from protocol.cut import starts_of
 from protocol.errors import ManifestError
 from protocol.identity import Identity, verify
+from protocol.model import Model
+from protocol.section import Count, Positive, Section
 from protocol.stability import gamma_bound
 
 PROTOCOL_VERSION = 1
 MAX_MANIFEST_BYTES = 64 * 1024
+BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 _SIGNATURE_DOMAIN = b"noloco-manifest-1:"
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 GOSSIP_CODECS: tuple[str, ...] = get_args(Codec)
 
 
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Start(Section):
+    """The Hugging Face checkpoint that a run starts from, in place of random weights.
 
+    The name is for people: a node takes a checkpoint from where its volunteer says, and believes the digests.
+    """
 
-class Model(Section):
-    """A Llama-style decoder, in the words of `transformers.LlamaConfig`."""
-
-    vocab_size: Annotated[int, Field(ge=2, le=1_000_000)]
-    hidden_size: Annotated[int, Field(ge=8, le=65_536)]
-    layers: Annotated[int, Field(ge=1, le=1_024)]
-    heads: Annotated[int, Field(ge=1, le=1_024)]
-    kv_heads: Annotated[int, Field(ge=0, le=1_024)] = 0  # 0: as many as heads
-    intermediate_size: Annotated[int, Field(ge=8, le=1_048_576)]
-    rope_theta: Positive = 10_000.0
-    norm_eps: Positive = 1e-5
-    init_std: Positive = 0.02
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-
-    @model_validator(mode="after")
-    def _shapes_fit(self) -> Self:
-        if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
-            raise ValueError(
-                f"model.hidden_size {self.hidden_size} must be an even multiple of model.heads {self.heads}"
-            )
-        if self.heads % self.key_value_heads:
-            raise ValueError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
-        return self
-
-    @property
-    def key_value_heads(self) -> int:
-        return self.kv_heads or self.heads
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w./-]+$")]
+    # SHA-256 over each stage's flat float32 weights, in hex
+    digests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=512)]
 
 
 class Data(Section):
-    """What stage-0 replicas draw sequences from. Bytes are tokens.
+    """What stage-0 replicas draw sequences from, and how it becomes tokens.
 
     "local" leaves the text to each volunteer's --data. A manifest never names paths: it comes from others, and
     must not be able to make a volunteer read their files.
     """
 
     source: Literal["python-stdlib", "local"] = "python-stdlib"
+    # "bytes", or the hash of the run's tokenizer.json: volunteers get the file from other members
+    tokenizer: Annotated[str, Field(pattern=r"^(bytes|sha256:[0-9a-f]{64})$")] = BYTES
+    end_of_text: Annotated[str, Field(max_length=128)] = ""  # the tokenizer's token between documents
     sequence_tokens: Annotated[int, Field(ge=2, le=1_048_576)]
+    # The fraction of documents that nobody trains on. The hash of a document's text decides, so that all agree.
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    longest_document: Annotated[int, Field(ge=256, le=2**24)] = (
+        16_384  # bytes; longer texts are cut at line ends
+    )
+
+    @model_validator(mode="after")
+    def _texts_end(self) -> Self:
+        if (self.tokenizer == BYTES) == bool(self.end_of_text):
+            raise ValueError(
+                "data.end_of_text names a token of data.tokenizer: give both, or neither for bytes as tokens"
+            )
+        return self
 
 
 class Inner(Section):
@@ -192,6 +187,7 @@ class Manifest(Section):
     protocol: Literal[1] = 1
     stages: Annotated[int, Field(ge=1, le=1_024)]
     model: Model
+    start: Start | None = None
     data: Data
     inner: Inner
     outer: Outer
@@ -205,18 +201,38 @@ class Manifest(Section):
     def _stages_fit(self) -> Self:
         if self.stages > self.model.layers:
             raise ValueError(f"stages {self.stages} exceeds model.layers {self.model.layers}: lower it")
-        if self.model.vocab_size < 256:
+        if self.start is not None and len(self.start.digests) != self.stages:
+            raise ValueError(f"start.digests has {len(self.start.digests)} entries for {self.stages} stages")
+        if self.is_ring and self.inner.staleness:
+            raise ValueError(
+                "inner.staleness 1 cannot be had with model.tied_embeddings in several stages: a step would wait for "
+                "microbatches that wait for it. Set it to 0"
+            )
+        if self.data.tokenizer == BYTES and self.model.vocab_size < 256:
             raise ValueError(
                 f"model.vocab_size {self.model.vocab_size} is too small for byte tokens: use 256"
             )
         return self
 
     def layers_of(self, stage: int) -> range:
-        """The decoder layers of `stage`: contiguous, as even as possible, the first stages one longer."""
-        base, extra = divmod(self.model.layers, self.stages)
-        starts = [s * base + min(s, extra) for s in range(self.stages + 1)]
-        first, last = list(pairwise(starts))[stage]
-        return range(first, last)
+        """The decoder layers of `stage`, contiguous, so that no stage is slower than it must be; see `cut`."""
+        starts = starts_of(self.model, self.data.sequence_tokens, self.stages)
+        return range(starts[stage], starts[stage + 1])
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether microbatches end where they began: the matrix of tied embeddings is in the first stage alone."""
+        return self.model.tied_embeddings and self.stages > 1
+
+    @property
+    def hops(self) -> int:
+        """Forward passes of a microbatch by different peers: one for each stage, and the head's in a ring."""
+        return self.stages + self.is_ring
+
+    @property
+    def head_stage(self) -> int:
+        """The stage that computes logits and the loss."""
+        return 0 if self.model.tied_embeddings else self.stages - 1
 
     @property
     def tokens_per_microbatch(self) -> int:
@@ -286,29 +302,38 @@ def manifest_from(contents: Any) -> Manifest:
 
 def load_toml(path: Path) -> Manifest:
     """Read a manifest that a person wrote. Raises `ManifestError` that names file, place and reason."""
+    return _named(toml_contents(path), str(path))
+
+
+def toml_contents(path: Path) -> dict[str, Any]:
+    """What is written there, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"Cannot read the manifest {path}: {error}. Check the path.") from None
-    return _parse(text, str(path))
+    return _parsed(text, str(path))
 
 
 def load_preset(name: str) -> Manifest:
     """One of `PRESETS`, shipped with the package."""
     if name not in PRESETS:
         raise ManifestError(f"There is no preset {name!r}. Choose one of: {', '.join(PRESETS)}.")
-    return _parse(preset_text(name), f"preset {name}")
+    where = f"preset {name}"
+    return _named(_parsed(preset_text(name), where), where)
 
 
 def preset_text(name: str) -> str:
     return resources.files("protocol").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _parse(text: str, where: str) -> Manifest:
+def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
-        contents = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{where} is not valid TOML: {error}.") from None
+
+
+def _named(contents: dict[str, Any], where: str) -> Manifest:
     try:
         return manifest_from(contents)
     except ManifestError as error:

@@ -18,8 +18,11 @@ Natural = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
+OptionalId = Annotated[str, Field(max_length=64)]
 ShortText = Annotated[str, Field(max_length=256)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+TOKENIZER_PIECE_BYTES = 128 * 1024
 Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 
 
@@ -82,6 +85,7 @@ class NodeStats(Message):
     uptime: Number = 0.0
     compute_fraction: Fraction | None = None  # of the time since the start, in training work; None: not told
     recent_compute_fraction: Fraction | None = None  # of the last minute
+    data_wait_fraction: Fraction | None = None  # of the time in which stage 0 trained, waiting for data
     links: ToldLinks = []  # to the peers that were measured
     probe_breaches: Natural = 0  # probes refused because there were too many, and answers that were nonsense
 
@@ -121,6 +125,22 @@ class Forward(Message):
     kind: ClassVar[str] = "forward"
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
+    # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
+    home: Annotated[str, Field(max_length=64, exclude_if=lambda home: not home)] = ""
+    draw: Annotated[str, Field(max_length=64, exclude_if=lambda draw: not draw)] = ""
+
+
+class Return(Message):
+    """In a ring: bring the last stage's activations to the peer that drew the sequences, for the head and the loss.
+
+    Tensors and answer as of `Forward`. Another replica of the first stage answers, too, but learns nothing from it: a
+    microbatch whose home cannot be reached is of use to the stages between. Refusals: as of `Forward`, but "busy".
+    """
+
+    kind: ClassVar[str] = "return"
+    microbatch: Id
+    home: OptionalId
+    draw: OptionalId
 
 
 class Gradient(Message):
@@ -136,7 +156,8 @@ class Gradient(Message):
 class Evaluate(Message):
     """Forward only, with the slow weights φ. Tensors: tokens (stage 0) or activations, and labels.
 
-    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver.
+    Answered by `Evaluated`. `route` names the peers of the stages behind the receiver. In a ring it ends with one of
+    the first stage, which finds itself asked for the stage after the last one.
     """
 
     kind: ClassVar[str] = "evaluate"
@@ -148,6 +169,34 @@ class Evaluated(Message):
     kind: ClassVar[str] = "evaluated"
     loss_sum: Number  # nats, summed over tokens
     tokens: Natural
+
+
+class Predict(Message):
+    """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+
+    Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
+    still be held, and then one more token, n = 1, is enough. 0 begins anew with all tokens, and is always possible.
+    Refusals: "forgotten" (begin anew: other weights, too long ago, no room), "not-serving", "bad-shape",
+    "non-finite".
+    A failure leaves keys and values behind, for a minute at most.
+    """
+
+    kind: ClassVar[str] = "predict"
+    stage: Natural
+    route: Annotated[list[Id], Field(max_length=1_024)]
+    answer: Id
+    position: Natural
+    top: Natural  # how many of the largest logits are asked for; 0: all
+
+
+class Predicted(Message):
+    """Tensors: the logits after the last token [k] and the tokens that they are of [k], or all logits [vocabulary].
+
+    `rounds` are those of the weights that computed them, of each stage from the receiver on.
+    """
+
+    kind: ClassVar[str] = "predicted"
+    rounds: Annotated[list[Natural], Field(max_length=1_024)]
 
 
 # --- rounds -------------------------------------------------------------------------------------
@@ -285,12 +334,33 @@ class StatePiece(Message):
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256 over the tensors' bytes
 
 
+# --- the run's tokenizer -------------------------------------------------------------------------
+
+
+class GetTokenizer(Message):
+    """A piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
+
+    Refusal: "no-tokenizer" (not here, not yet, or nothing from there on). The manifest has the hash of the whole.
+    """
+
+    kind: ClassVar[str] = "get-tokenizer"
+    offset: Annotated[int, Field(ge=0, lt=MAX_TOKENIZER_BYTES)]
+
+
+class TokenizerPiece(Message):
+    """`TOKENIZER_PIECE_BYTES` of it, fewer at the end."""
+
+    kind: ClassVar[str] = "tokenizer-piece"
+    total: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
+    contents: Annotated[bytes, Field(max_length=TOKENIZER_PIECE_BYTES)]
+
+
 MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        Hello, Welcome, GetStats, NodeStats, Forward, Gradient, Evaluate, Evaluated, Propose, Accept,
-        Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex, GetStatePiece,
-        StatePiece, Probe, Probed,
+        Hello, Welcome, GetStats, NodeStats, Forward, Return, Gradient, Evaluate, Evaluated, Predict, Predicted,
+        Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex,
+        GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
     )
 }  # fmt: skip
 

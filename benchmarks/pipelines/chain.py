@@ -69,12 +69,15 @@ class Chain:
         options: Sequence[str] = (),
         traced: bool = False,
         device: str = "cpu",
+        founding: Sequence[str] = (),
     ) -> None:
+        """`options` are the nodes', `founding` those of noloco-bootstrap."""
         self._device = device
         self._traced = traced
         self._manifest = manifest
         self._places = places
         self._options = options
+        self._founding = founding
         self._folder = tempfile.TemporaryDirectory(prefix="noloco-bench-")
         self._processes: list[tuple[subprocess.Popen[bytes], Path]] = []
 
@@ -115,7 +118,7 @@ class Chain:
         seed = self._run(
             "seed",
             [*prefix, sys.executable, "-m", "bootstrap.found_cli", "--manifest", f"{self.directory}/manifest.toml",
-             "--dir", f"{self.directory}/run", "--host", host, "--port", "0"],
+             "--dir", f"{self.directory}/run", "--host", host, "--port", "0", *self._founding],
         )  # fmt: skip
         address = self._wait_for(lambda: _address_in(seed))
         for stage in range(self._manifest.stages):
@@ -156,18 +159,20 @@ class Chain:
 
     def step_times(self) -> list[float]:
         """When the first stage's inner steps ended, in seconds."""
-        events = self.directory / "stage0" / "events.jsonl"
-        if not events.exists():
-            return []
-        times = []
-        for line in events.read_text().splitlines():
+        return [float(event["time"]) for event in self.events("step")]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """Of the first stage, those of one kind."""
+        path = self.directory / "stage0" / "events.jsonl"
+        found = []
+        for line in path.read_text().splitlines() if path.exists() else []:
             try:
                 event = json.loads(line)
             except json.JSONDecodeError:
                 continue  # the last line, half written
-            if event["event"] == "step":
-                times.append(float(event["time"]))
-        return times
+            if event["event"] == name:
+                found.append(event)
+        return found
 
     def wait_for_steps(self, steps: int) -> None:
         """Until the first stage has done so many in all."""

@@ -145,6 +145,12 @@ def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
         )
     held = np.full(scenario.devices, np.inf) if scenario.memory is None else scenario.memory
     fits: NDArray[np.bool_] = held[:, None] >= np.broadcast_to(needed, stages)
+    for device, allowed in enumerate(scenario.may_serve):
+        if max(allowed) >= stages:
+            raise ScenarioError(
+                f"may_serve[{device}] names stage {max(allowed)}, but there are {stages} stages."
+            )
+        fits[device, [stage for stage in range(stages) if stage not in allowed]] = False
     for device in np.flatnonzero(~fits.any(1))[:1]:
         raise ScenarioError(
             f"memory_bytes[{device}] is too small for any stage: use more stages, or leave it out."

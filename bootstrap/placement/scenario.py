@@ -7,8 +7,8 @@ A JSON file, latencies one way in ms and bandwidths in Gbit/s, as square matrice
 
 and, where known: "regions" (a name for each device), "coordinates" ([latitude, longitude] of each), "throughput"
 (microbatches per second, forward and backward), "memory_bytes", "stage_memory_bytes" (a number, or one for each
-stage), "site_uplink_gbps" ({region: shared uplink}). A link that nobody measured is null, and is estimated from
-the others (see `completion`).
+stage), "may_serve" (for each device the stages that it can take), "site_uplink_gbps" ({region: shared uplink}). A
+link that nobody measured is null, and is estimated from the others (see `completion`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from bootstrap.placement.completion import complete_bandwidth, complete_latency
 from protocol.errors import ScenarioError
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 MAX_BYTES = 64 * 2**20  # of a file; 1,000 devices take some 20 MB
 MAX_DEVICES = 1024
@@ -51,7 +52,8 @@ class Scenario:
     throughput: Floats | None = None
     memory: Floats | None = None
     stage_memory: tuple[float, ...] = ()  # one for all stages, or one for each
-    site: NDArray[np.int64] | None = None
+    may_serve: tuple[frozenset[int], ...] = ()  # of each device; empty: any
+    site: Integers | None = None
     uplinks: Floats | None = None
     estimated: int = 0  # pairs of devices whose link was not measured
 
@@ -154,7 +156,22 @@ def _with_devices(scenario: Scenario, contents: dict[str, Any]) -> Scenario:
         values = needed if isinstance(needed, list) else [needed]
         found = [_number(value, f"stage_memory_bytes[{i}]") for i, value in enumerate(values)]
         scenario = replace(scenario, stage_memory=tuple(found))
+    if contents.get("may_serve") is not None:
+        scenario = replace(scenario, may_serve=_may_serve(contents["may_serve"], count))
     return _with_uplinks(scenario, contents.get("site_uplink_gbps"))
+
+
+def _may_serve(rows: Any, count: int) -> tuple[frozenset[int], ...]:
+    """Stage numbers of each device."""
+    found = []
+    for i, row in enumerate(_list(rows, "may_serve", count)):
+        if not isinstance(row, list) or not row or len(row) > MAX_DEVICES:
+            raise ScenarioError(f"may_serve[{i}] is not a list of stages, one at least.")
+        stages = [_number(stage, f"may_serve[{i}][{j}]") for j, stage in enumerate(row)]
+        if any(not stage.is_integer() for stage in stages):
+            raise ScenarioError(f"may_serve[{i}] has a number that is no stage.")
+        found.append(frozenset(int(stage) for stage in stages))
+    return tuple(found)
 
 
 def _with_uplinks(scenario: Scenario, uplinks: Any) -> Scenario:

@@ -21,7 +21,7 @@ from bootstrap.simulated_swarm import SimulatedSwarm
 from bootstrap.spread import squared_deviation
 from node.daemon import Node
 from node.data.corpus import Corpus, load_corpus
-from node.model.replica import Replica
+from node.model.replica import Replica, evaluate_through
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
@@ -32,6 +32,14 @@ EVALUATED_AT_ONCE = 32
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
 # Facts that older results do not name, and what these had. Keys have them from the manifest.
 LATER_FACTS: dict[str, Any] = {"activations": "fp32", "gradients": "fp32", "staleness": 0}
+# Settings of the manifest that outcomes were kept without.
+LATER_SETTINGS = {
+    "inner": ("staleness",),
+    "model": (
+        "family", "head_dim", "tied_embeddings", "attention_bias", "mlp_bias", "sliding_window", "full_layers",
+        "max_positions", "rope",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,13 @@ class Setting:
         """The same for the same setting, for studies that go on where they stopped."""
         facts = {name: value for name, value in self.facts().items() if name not in LATER_FACTS}
         manifest = self.manifest.model_dump()
-        if not self.manifest.inner.staleness:  # a setting that is younger than outcomes that were kept
-            del manifest["inner"]["staleness"]
+        if manifest["start"] is None:
+            del manifest["start"]
+        for section, names in LATER_SETTINGS.items():
+            for name in names:
+                own = getattr(self.manifest, section)
+                if getattr(own, name) == type(own).model_fields[name].default:
+                    del manifest[section][name]
         text = json.dumps(facts | {"manifest": manifest}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -233,10 +246,8 @@ def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
     tokens = route[0].manifest.data.sequence_tokens
     total, count = 0.0, 0
     for inputs, labels in corpus.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
-        hidden = inputs
-        for replica in route:
-            hidden = replica.evaluate(hidden)
-        total += F.cross_entropy(hidden.flatten(0, 1), labels.flatten(), reduction="sum").item()
+        logits = evaluate_through(route, inputs)
+        total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += labels.numel()
     return total / count
 

@@ -18,7 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bootstrap.simulation.attackers import Attack, Attacker
 from bootstrap.simulation.learning import corpus_of, loss_along
 from bootstrap.spread import squared_deviation
-from node.data.corpus import Batch, Corpus
+from node.data.batches import Batch
+from node.data.corpus import Corpus
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Finding, blocks_of
 from protocol.manifest import Manifest, load_preset

@@ -6,47 +6,31 @@ peers draw different windows with no coordination, and a peer that restarts draw
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import math
-import os
-import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from node.data.batches import Batch, Position, Tally
+from node.data.paths import files_of
 from protocol.errors import DataError
+from protocol.manifest import Manifest
 
-PYTHON_STDLIB = "python-stdlib"
 VOCABULARY = 256
-_LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
 # Added to every count of the bigram model. With it the two entropies of Python 3.11's library are 3.203 and
 # 2.491 nats per byte, as published beside the reference losses; 0.1 or 1 change the latter by 0.001.
 _PSEUDO_COUNT = 0.01
 _COUNTED_AT_ONCE = 2**22  # bytes; numpy counts in int64, eight times the text
 
 Bytes: TypeAlias = NDArray[np.uint8]
-Batch: TypeAlias = tuple[Tensor, Tensor]
-
-
-def python_stdlib_files() -> list[Path]:
-    """The running Python's own .py files without tests and installed packages, sorted by path.
-
-    About 12.6 MB in 3.11. The files, and so the corpus, differ a little between versions and builds.
-    """
-    root = Path(sysconfig.get_path("stdlib"))
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT]  # os.walk descends into what is left
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(found, key=Path.as_posix)
 
 
 def load_corpus(source: str | Sequence[str], held_out_fraction: float = 0.05) -> Corpus:
@@ -59,7 +43,7 @@ def load_corpus(source: str | Sequence[str], held_out_fraction: float = 0.05) ->
     if not 0 < held_out_fraction < 1:
         raise DataError(f"The held-out fraction is {held_out_fraction}; it must lie between 0 and 1.")
     sources = [source] if isinstance(source, str) else source
-    paths = dict.fromkeys(path for entry in sources for path in _files_of(entry))
+    paths = dict.fromkeys(path for entry in sources for path in files_of(entry))
     parts = [_read_text(path) for path in paths]
     text = np.concatenate(parts) if parts else np.empty(0, np.uint8)
     if not text.size:
@@ -81,6 +65,15 @@ class Corpus:
     @property
     def held_out(self) -> Bytes:
         return self.text[self.train_length :]
+
+    @property
+    def identity(self) -> str:
+        return self.content_hash
+
+    @property
+    def tally(self) -> Tally:
+        """Nothing is tokenised: bytes are tokens."""
+        return Tally()
 
     @cached_property
     def content_hash(self) -> str:
@@ -113,6 +106,16 @@ class Corpus:
         philox = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
         return self.train_batch(np.random.Generator(philox), sequences, tokens)
 
+    def batches(
+        self, run_id: str, peer_id: str, manifest: Manifest, position: Position
+    ) -> Iterator[tuple[Batch, Position]]:
+        """`draw` for ever. Windows have no order to go through: `position.document` counts microbatches."""
+        inner, tokens = manifest.inner, manifest.data.sequence_tokens
+        for number in count(position.document):
+            step, index = divmod(number, inner.microbatches)
+            batch = self.draw(run_id, peer_id, step, index, inner.sequences, tokens)
+            yield batch, replace(position, document=number + 1)
+
     def validation_batches(self, tokens: int, sequences: int, limit: int | None = None) -> Iterator[Batch]:
         """Batches as of `train_batch` over the held-out part, the same windows at every call.
 
@@ -139,29 +142,6 @@ class Corpus:
         What a model that sees only the byte before would score: below it, attention has begun to work.
         """
         return _cross_entropy(_pair_counts(self.train), _pair_counts(self.held_out))
-
-
-def _files_of(source: str) -> list[Path]:
-    """The files that one entry of a source names, with the empty ones of a glob left out."""
-    try:
-        found = python_stdlib_files() if source == PYTHON_STDLIB else _find(Path(source).expanduser())
-        return [path for path in found if path.stat().st_size]
-    except (OSError, RuntimeError, ValueError) as error:  # as of an unknown ~user, or a NUL in the path
-        raise DataError(f"Cannot read {source!r} ({error}). Check the path and its permissions.") from error
-
-
-def _find(path: Path) -> list[Path]:
-    if path.is_dir():
-        raise DataError(f"{path} is a folder. Name the files in it, for instance {path / '**' / '*.txt'}.")
-    if path.exists() or not glob.has_magic(str(path)):
-        if not path.stat().st_size:
-            raise DataError(f"{path} is empty. Name a file with text in it, or leave it out.")
-        return [path]
-    names = glob.iglob(str(path), recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
-    files = [found for found in sorted(map(Path, names)) if not found.is_dir()]
-    if not files:
-        raise DataError(f"No file matches {path}. Check the pattern and the current folder, {Path.cwd()}.")
-    return files
 
 
 def _read_text(path: Path) -> Bytes:

@@ -30,15 +30,15 @@ def memory_of_state(manifest: Manifest, stage: int) -> int:
 
 
 def most_in_flight(manifest: Manifest, stage: int) -> int:
-    """Microbatches that may be between their forward and backward passes: the last stage runs both at once."""
-    if stage == manifest.stages - 1:
+    """Microbatches that may be between their forward and backward passes: the last hop's stage runs both at once."""
+    if stage == manifest.hops - 1:
         return 1
     return manifest.inner.microbatches * (1 + manifest.inner.staleness)
 
 
 def least_in_flight(manifest: Manifest, stage: int) -> int:
     """As many as keep all stages busy: one in each from here on, and one on each way between them."""
-    return min(most_in_flight(manifest, stage), 2 * (manifest.stages - 1 - stage) + 1)
+    return min(most_in_flight(manifest, stage), 2 * (manifest.hops - 1 - stage) + 1)
 
 
 def memory_of_activations(manifest: Manifest, stage: int, in_flight: int, recomputes: bool = False) -> int:
@@ -47,13 +47,13 @@ def memory_of_activations(manifest: Manifest, stage: int, in_flight: int, recomp
     With `recomputes` those are the inputs of layers, and one layer's activations at a time.
     """
     model = manifest.model
-    layers, is_last = len(manifest.layers_of(stage)), stage == manifest.stages - 1
+    layers, has_head = len(manifest.layers_of(stage)), stage == manifest.head_stage
     # kept for backward per layer: about 34 values per token and hidden unit (Korthikanti et al., arXiv
     # 2205.05198, eq. 1, fp16 bytes), and attention in blocks keeps no score matrix
     per_layer = manifest.tokens_per_microbatch * model.hidden_size * 34 * 2
     kept = manifest.tokens_per_microbatch * model.hidden_size * 4 if recomputes else per_layer
     activations = in_flight * layers * kept + (per_layer if recomputes else 0)
-    if is_last:
+    if has_head:
         activations += manifest.tokens_per_microbatch * model.vocab_size * 4 * 3
     return activations
 

@@ -23,18 +23,21 @@ class EvaluationService:
     async def on_evaluate(self, request: Request) -> Answer:
         """Loss of the slow weights on a microbatch, along the route that the caller chose."""
         context, message = self._context, request.message
-        if (
-            message.stage != context.stage
-            or len(message.route) != context.manifest.stages - 1 - context.stage
-        ):
+        manifest = context.manifest
+        is_back = manifest.is_ring and context.stage == 0 and message.stage == manifest.stages
+        is_ours = is_back or message.stage == context.stage
+        if not is_ours or len(message.route) != manifest.hops - 1 - message.stage:
             raise Refused("not-serving", "the route does not fit this stage")
-        if context.is_last:
+        if context.is_last or is_back:
             loss_sum, tokens = await context.compute.run(
-                Priority.SERVE, self._work.evaluate_last, lambda: self._work.decoded(request)
+                Priority.SERVE,
+                self._work.evaluate_last,
+                lambda: self._work.decoded(request, is_back, may_be_short=True),
+                is_back,
             )
             return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
         parcel = await context.compute.run(
-            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request)
+            Priority.SERVE, self._work.evaluate, lambda: self._work.decoded(request, may_be_short=True)
         )
         onward = Evaluate(stage=message.stage + 1, route=message.route[1:])
         try:

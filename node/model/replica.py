@@ -7,12 +7,13 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
+from transformers import Cache
 
 from node.model.execution import Execution
 from node.model.flat import FlatParameters
@@ -66,7 +67,7 @@ class Replica:
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
         self.device = torch.device(device)
-        self.stage = Stage(manifest, stage_index).to(self.device)
+        self.stage = Stage(manifest, stage_index, initialise=manifest.start is None).to(self.device)
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
@@ -146,15 +147,36 @@ class Replica:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The same with the loss still on the device, which may not have computed it yet."""
         leaf, logits = self.forward(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(self.device))
+        loss = self._loss(logits, labels)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), leaf.grad
 
+    def head(
+        self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """First stage of a ring, with what comes back from the last one: as `last_stage`.
+
+        Without `learns` the parameters get no gradient of it.
+        """
+        leaf = inputs.to(self.device).detach().requires_grad_()
+        with self.execution.autocast(self.device):
+            logits = self.stage(leaf, is_back=True)
+        loss = self._loss(logits, labels)
+        wanted = None if learns else [leaf]
+        torch.autograd.backward(loss, inputs=wanted)
+        assert leaf.grad is not None
+        return loss.detach(), leaf.grad
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten().to(self.device))
+
     @torch.no_grad()
-    def evaluate(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The stage's outputs under the slow weights φ, whatever θ is at."""
+    def evaluate(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
         weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
-        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device),))
+        outputs = torch.func.functional_call(self.stage, weights, (inputs.to(self.device), is_back, cache))
         return torch.as_tensor(outputs)
 
     # --- inner and outer steps ----------------------------------------------------------------
@@ -291,6 +313,15 @@ class Replica:
         self.residual.clear()
         self._set_optimizer_step()
 
+    @torch.no_grad()
+    def begin_with(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Start from these weights, every one of the stage's by its name in a checkpoint, whatever was there."""
+        places = {place.name: place for place in self.flat.slices}
+        for name, tensor in weights:
+            places.pop(name).of(self.flat.values).copy_(tensor)
+        assert not places, f"no weights for {list(places)}"
+        self.phi.copy_(self.flat.values)
+
     def snapshot(self) -> StageState:
         tensors = (self.phi, self.flat.values, self.delta, self.first_moment, self.second_moment)
         return StageState(self.step, self.round, *(tensor.to("cpu", copy=True) for tensor in tensors))
@@ -312,6 +343,15 @@ class Replica:
     def _set_optimizer_step(self) -> None:
         for state in self._optimizer.state.values():
             state["step"].fill_(float(self.step))
+
+
+@torch.no_grad()
+def evaluate_through(route: Sequence[Replica], tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [sequences, tokens, vocabulary] under the slow weights of one replica of each stage."""
+    hidden = tokens
+    for replica in route:
+        hidden = replica.evaluate(hidden)
+    return route[0].evaluate(hidden, is_back=True) if route[0].manifest.is_ring else hidden
 
 
 def digest_of(tensors: list[torch.Tensor]) -> bytes:

@@ -1,88 +1,94 @@
-"""One pipeline stage: a contiguous slice of a Llama, built from transformers' own modules.
+"""One pipeline stage: a contiguous slice of a decoder, built from transformers' own modules.
 
-Parameters carry the names that `LlamaForCausalLM` gives them, so that the stages' weights put together are a
-checkpoint, and each is initialised from (seed, name) alone, so that every peer computes the same weights
+Parameters carry the names that `LlamaForCausalLM` and its like give them, so that the stages' weights put together
+are a checkpoint, and each is initialised from (seed, name) alone, so that every peer computes the same weights
 whatever the cut.
+
+Tied embeddings are one matrix in the first stage. In several stages the last one's outputs therefore come back to
+the first stage, which multiplies them with it: microbatches go around a ring.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaDecoderLayer,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
+from transformers import Cache
 
+from node.model.families import FAMILIES, model_config
+from protocol.cut import head_work, layer_work
 from protocol.manifest import Manifest
 
 
-def llama_config(manifest: Manifest) -> LlamaConfig:
-    """The configuration of the whole model, as `config.json` of an export holds it."""
-    model = manifest.model
-    return LlamaConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.key_value_heads,
-        max_position_embeddings=manifest.data.sequence_tokens,
-        rms_norm_eps=model.norm_eps,
-        rope_theta=model.rope_theta,
-        initializer_range=model.init_std,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="sdpa",
-    )
-
-
 class Stage(nn.Module):
-    """The layers of one stage; the first stage embeds tokens, the last one ends in logits."""
+    """The layers of one stage; the first stage embeds tokens, the last one, or in a ring the first, gives logits."""
 
     def __init__(self, manifest: Manifest, index: int, initialise: bool = True) -> None:
         super().__init__()
-        config = llama_config(manifest)
-        self.index = index
+        config, parts = model_config(manifest), FAMILIES[manifest.model.family]
+        self._model = manifest.model
         self.is_first = index == 0
         self.is_last = index == manifest.stages - 1
+        self.is_tied = manifest.model.tied_embeddings
+        self.is_ring = manifest.is_ring
         self.recomputes = False  # keep the inputs of layers only, for the backward pass
+        hidden, vocabulary = manifest.model.hidden_size, manifest.model.vocab_size
         if self.is_first:
-            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.embed_tokens = nn.Embedding(vocabulary, hidden)
         self.layers = nn.ModuleDict(
-            {str(layer): LlamaDecoderLayer(config, layer) for layer in manifest.layers_of(index)}
+            {str(layer): parts.layer(config, layer) for layer in manifest.layers_of(index)}
         )
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.rotary = parts.rotary(config)
         if self.is_last:
-            self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.norm = parts.norm(hidden, eps=manifest.model.norm_eps)
+            if not self.is_tied:
+                self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
         if initialise:
             self._initialise(manifest.model.seed, manifest.model.init_std)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+    ) -> torch.Tensor:
         """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
 
-        Returns activations, on the last stage logits [sequences, tokens, vocabulary].
+        Returns activations, on the last stage logits [sequences, tokens, vocabulary]. In a ring the last stage
+        returns normed activations, and the first one makes logits of them when it gets them with `is_back`.
+        With the `cache` of what went before, one token of a sequence; its keys and values are added.
         """
+        if is_back:
+            return F.linear(inputs, self.embed_tokens.weight)
         hidden = self.embed_tokens(inputs) if self.is_first else inputs
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        past = 0 if cache is None else cache.get_seq_length(int(next(iter(self.layers))))
+        positions = torch.arange(past, past + hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotary = self.rotary(hidden, position_ids=positions)
-        for layer in self.layers.values():
-            run = partial(layer, attention_mask=None, position_embeddings=rotary)
+        for name, layer in self.layers.items():
+            mask = self._mask(hidden) if self._model.slides(int(name)) else None
+            run = partial(layer, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
             if self.recomputes and torch.is_grad_enabled():
                 hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = run(hidden)
-        return self.lm_head(self.norm(hidden)) if self.is_last else hidden
+        if not self.is_last:
+            return hidden
+        normed: torch.Tensor = self.norm(hidden)
+        if self.is_ring:
+            return normed
+        return F.linear(normed, self.embed_tokens.weight if self.is_tied else self.lm_head.weight)
+
+    def _mask(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """What each token sees in the sliding window, [1, 1, tokens, tokens]; None where that is all before it."""
+        tokens, window = hidden.shape[1], self._model.sliding_window
+        if tokens <= window:
+            return None
+        seen = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device)
+        return seen.tril().triu(1 - window)[None, None]
 
     def checkpoint_name(self, name: str) -> str:
         """The name that `LlamaForCausalLM` gives to the parameter `name` of this module."""
@@ -91,14 +97,23 @@ class Stage(nn.Module):
     @torch.no_grad()
     def _initialise(self, seed: int, std: float) -> None:
         for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:  # the norms' gains
-                parameter.fill_(1.0)
+            if parameter.dim() < 2:  # the norms' gains, and biases
+                parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
                 continue
             digest = hashlib.sha256(f"{seed}:{self.checkpoint_name(name)}".encode()).digest()
             # numpy's Philox gives the same numbers on every processor; torch's kernels differ between them
             generator = np.random.Generator(np.random.Philox(int.from_bytes(digest[:16], "big")))
             drawn = generator.standard_normal(parameter.numel()) * std
             parameter.copy_(torch.from_numpy(drawn).view(parameter.shape))
+
+
+def logits_through(stages: Iterable[Stage], tokens: torch.Tensor) -> torch.Tensor:
+    """The whole model's logits [sequences, tokens, vocabulary] by all of its stages, one after another."""
+    parts = list(stages)
+    hidden = tokens
+    for stage in parts:
+        hidden = stage(hidden)
+    return parts[0](hidden, is_back=True) if parts[0].is_ring else hidden
 
 
 def parameter_shapes(manifest: Manifest, index: int) -> dict[str, tuple[int, ...]]:
@@ -110,12 +125,9 @@ def parameter_shapes(manifest: Manifest, index: int) -> dict[str, tuple[int, ...
 
 def work_of(manifest: Manifest, index: int) -> int:
     """Multiplications that a token costs at the stage, forward: what stages are compared by."""
-    model, layers = manifest.model, len(manifest.layers_of(index))
-    table = model.vocab_size * model.hidden_size  # looked up at the first stage, multiplied with at the last
-    weights = parameter_count(manifest, index) - (table if index == 0 else 0)
-    return (
-        weights + layers * 2 * manifest.data.sequence_tokens * model.hidden_size
-    )  # scores, and values by them
+    model = manifest.model
+    work = len(manifest.layers_of(index)) * layer_work(model, manifest.data.sequence_tokens)
+    return work + (head_work(model) if index == manifest.head_stage else 0)
 
 
 def parameter_count(manifest: Manifest, index: int) -> int:

@@ -29,21 +29,31 @@ class StageWork:
         self._replica = replica
         self._copies = copies
 
-    def decoded(self, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
-        """(inputs, labels) of a request, checked. Raises `Refused` for what does not fit this stage."""
+    def decoded(
+        self, request: Request, is_back: bool = False, may_be_short: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(inputs, labels) of a request, checked. Raises `Refused` for what does not fit this stage.
+
+        With `is_back` they come from the last stage, in a ring. Sequences have the run's length; with `may_be_short`
+        at most that.
+        """
         try:
             inputs, labels = request.tensors()
         except ValueError:
             raise Refused("bad-shape", "two tensors are expected: inputs and labels") from None
         model, data = self._manifest.model, self._manifest.data
-        shape = (labels.shape[0] if labels.dim() else 0, data.sequence_tokens)
-        expected = shape if self._replica.stage.is_first else (*shape, model.hidden_size)
+        tokens = data.sequence_tokens
+        if may_be_short and labels.dim() == 2 and labels.numel():
+            tokens = min(tokens, labels.shape[1])
+        shape = (labels.shape[0] if labels.dim() else 0, tokens)
+        are_tokens = self._replica.stage.is_first and not is_back
+        expected = shape if are_tokens else (*shape, model.hidden_size)
         if not shape[0] or tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
             raise Refused("bad-shape", f"expected inputs of shape {expected}")
-        for tokens in (labels, inputs) if self._replica.stage.is_first else (labels,):
-            if tokens.is_floating_point() or int(tokens.min()) < 0 or int(tokens.max()) >= model.vocab_size:
+        for ids in (labels, inputs) if are_tokens else (labels,):
+            if ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= model.vocab_size:
                 raise Refused("bad-shape", "tokens are outside the vocabulary")
-        if not self._replica.stage.is_first:
+        if not are_tokens:
             inputs = inputs.float()
             if not bool(torch.isfinite(inputs).all()):
                 raise Refused("non-finite", "the activations hold NaN or infinity")
@@ -72,13 +82,21 @@ class StageWork:
         self._copies.keep_pace()
         return self._copies.landing(lambda: (fetch_loss().item(), answer()))
 
+    def head(self, load: Load, learns: bool) -> Landing[tuple[float, list[Encoded]]]:
+        """As `last_stage`, in a ring at the first stage."""
+        inputs, labels = (self._copies.to_device(tensor) for tensor in load())
+        loss, by_inputs = self._replica.head(inputs, labels, learns)
+        answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
+        self._copies.keep_pace()
+        return self._copies.landing(lambda: (fetch_loss().item(), answer()))
+
     def evaluate(self, load: Load) -> list[Encoded]:
         inputs, labels = load()
         return self._parcel(self._replica.evaluate(inputs).cpu(), labels, "fp32")
 
-    def evaluate_last(self, load: Load) -> tuple[float, int]:
+    def evaluate_last(self, load: Load, is_back: bool = False) -> tuple[float, int]:
         inputs, labels = load()
-        logits = self._replica.evaluate(inputs).flatten(0, 1).float()
+        logits = self._replica.evaluate(inputs, is_back).flatten(0, 1).float()
         return F.cross_entropy(logits, labels.flatten(), reduction="sum").item(), labels.numel()
 
     def _parcel(self, outputs: torch.Tensor, labels: torch.Tensor, codec: str) -> list[Encoded]:

@@ -1,10 +1,14 @@
-"""The way of a microbatch to the next stage: a random live peer, and another one when that fails."""
+"""The way of a microbatch to the next stage: a random live peer, and another one when that fails.
+
+In a ring the stage after the last is the first one, and the peer that drew the sequences comes before random ones.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+from dataclasses import dataclass
 
 import torch
 
@@ -21,7 +25,7 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
-from protocol.messages import Forward, Gradient
+from protocol.messages import Forward, Gradient, Return
 from protocol.rpc import Traffic
 from protocol.transport.base import PeerId
 
@@ -33,11 +37,21 @@ PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
 LEAST_DEADLINE = 5.0  # a peer may be in its outer step or start up; below this a deadline only causes resends
 
 
+@dataclass(frozen=True)
+class Home:
+    """Where a microbatch comes from: the peer that drew its sequences, and the name that it gave them."""
+
+    peer: PeerId
+    draw: str
+
+
 class Onward:
     """Mutable state: what the router and the deadline learned, and whether this node is leaving."""
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
+        self._goes_home = context.manifest.is_ring and context.stage == context.manifest.stages - 1
+        self._next = 0 if self._goes_home else context.stage + 1
         fixed = context.manifest.routing == "fixed"
         self._router = FixedRouter(rng, self._own_place) if fixed else Router(rng)
         self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)
@@ -54,7 +68,9 @@ class Onward:
         """Send what others can still take; do not wait for peers that may never come."""
         self._leaving = True
 
-    async def send(self, microbatch: str, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
+    async def send(
+        self, microbatch: str, parcel: list[Encoded], home: Home | None = None
+    ) -> tuple[float, torch.Tensor]:
         """To random peers of the next stage until one answers; returns its loss and the gradient.
 
         Each failure costs one resend to another peer. With no live peer this waits for one to appear.
@@ -62,15 +78,17 @@ class Onward:
         context, tried = self._context, set[PeerId]()
         pause = RETRY_SECONDS
         while True:
-            peers = context.view.serving(context.stage + 1, context.transport.now())
+            peers = context.view.serving(self._next, context.transport.now())
             peer = self._router.choose(peers, exclude=tried)
+            if self._goes_home and home is not None and home.peer not in tried:
+                peer = home.peer
             if peer is None:
                 await self._wait_for_peers(pause if peers else None)
                 pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
             try:
-                answer = await self._ask(peer, microbatch, parcel)
+                answer = await self._ask(peer, microbatch, parcel, home)
             except Refused as refusal:
                 logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
                 tried.add(peer)
@@ -87,14 +105,16 @@ class Onward:
                 self._told_no_peer = False
                 return answer
 
-    async def _ask(self, peer: PeerId, microbatch: str, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
+    async def _ask(
+        self, peer: PeerId, microbatch: str, parcel: list[Encoded], home: Home | None
+    ) -> tuple[float, torch.Tensor]:
         context = self._context
-        stages_behind = context.manifest.stages - 1 - context.stage
+        stages_behind = context.manifest.hops - 1 - context.stage
         began = asyncio.get_running_loop().time()
         reply, tensors = await context.rpc.call(
             peer,
             Traffic.PIPELINE,
-            Forward(microbatch=microbatch[-64:], stage=context.stage + 1),
+            self._message(microbatch[-64:], home),
             Gradient,
             parcel,
             deadline=self._deadline.seconds() * stages_behind,
@@ -112,6 +132,12 @@ class Onward:
         context.counters.sent[peer] = context.counters.sent.get(peer, 0) + 1
         return reply.loss, tensors[0]
 
+    def _message(self, microbatch: str, home: Home | None) -> Forward | Return:
+        peer, draw = (home.peer, home.draw) if home is not None else ("", "")
+        if self._goes_home:
+            return Return(microbatch=microbatch, home=peer, draw=draw)
+        return Forward(microbatch=microbatch, stage=self._next, home=peer, draw=draw)
+
     def _note_failure(self, peer: PeerId, failure: NolocoError) -> None:
         context = self._context
         if isinstance(failure, DeadlineExceeded):
@@ -120,7 +146,7 @@ class Onward:
         self._router.forget(peer)
         context.counters.resends += 1
         context.events.warn(
-            f"Peer {peer[-8:]} of stage {context.stage + 1} {_what_happened(failure)}; "
+            f"Peer {peer[-8:]} of stage {self._next} {_what_happened(failure)}; "
             "its microbatch goes to another one.",
             "resend",
             peer=peer,
@@ -136,7 +162,7 @@ class Onward:
             raise TransportDown("this node is leaving and nobody can take its microbatches")
         if not self._told_no_peer:
             self._told_no_peer = True
-            stage = self._context.stage + 1
+            stage = self._next
             self._context.events.warn(
                 f"No live peer serves stage {stage} at present; waiting for one.", "no-peer", stage=stage
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from node.context import Context
@@ -11,19 +12,22 @@ from node.model.compute import Priority
 from node.model.replica import Replica
 from node.model.stage_work import Load, StageWork
 from node.pipeline.gate import Gate
-from node.pipeline.onward import Onward
+from node.pipeline.onward import Home, Onward
 from node.pipeline.window import Window
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import Refused
-from protocol.messages import Forward, Gradient
+from protocol.messages import Forward, Gradient, Return
 from protocol.rpc import Answer, Request
+from protocol.transport.base import PeerId
 
 REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
 
 
 class Pipeline:
-    """Mutable state: answers in progress and recent, the losses of this step, and whether peers are served."""
+    """Mutable state: answers in progress and recent, the losses of this step, whether peers are served, and in a ring
+    the own microbatches that are under way, with whether the head has learned from them.
+    """
 
     def __init__(self, context: Context, replica: Replica, work: StageWork, rng: random.Random) -> None:
         self._context = context
@@ -38,6 +42,7 @@ class Pipeline:
         self._window = Window(inner.microbatches, in_flight)
         self._answers: dict[str, asyncio.Task[Answer]] = {}
         self._losses: list[float] = []
+        self._own: dict[str, bool] = {}
         self.serving = True
 
     # --- one inner step -----------------------------------------------------------------------
@@ -90,16 +95,28 @@ class Pipeline:
         message: Forward = request.message
         if not self.serving or message.stage != self._context.stage or message.stage == 0:
             raise Refused("not-serving", f"this node serves stage {self._context.stage}")
+        home = Home(PeerId(message.home), message.draw) if message.home else None
         name = f"{request.peer}/{message.microbatch}"
+        return await self._once(name, lambda: self.train(name, lambda: self._work.decoded(request), home))
+
+    async def on_return(self, request: Request) -> Answer:
+        """In a ring: the head, the loss and their gradient of what this peer has drawn, or another one has.
+
+        It waits for nobody, as the microbatch that it is part of has its place in the step already.
+        """
+        message: Return = request.message
+        return await self._once(
+            f"{request.peer}/{message.microbatch}/back", lambda: self._come_back(message, request)
+        )
+
+    async def _once(self, name: str, answer: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         task = self._answers.get(name)
         if task is None:
-            task = asyncio.get_running_loop().create_task(
-                self.train(name, lambda: self._work.decoded(request))
-            )
+            task = asyncio.get_running_loop().create_task(answer())
             self._remember(name, task)
         return await asyncio.shield(task)
 
-    async def train(self, microbatch: str, load: Load) -> Answer:
+    async def train(self, microbatch: str, load: Load, home: Home | None = None) -> Answer:
         """Carry one microbatch forward and backward through this stage and all later ones.
 
         Raises `Refused` "busy" when the queue is full. Whatever is raised, the microbatch has left no trace
@@ -114,10 +131,12 @@ class Pipeline:
                 landing = await context.compute.run(Priority.FORWARD, self._work.last_stage, load)
                 loss, answer = await landing.landed()
             else:
-                loss, answer = await self._train_through(microbatch, load)
+                loss, answer = await self._train_through(microbatch, load, home)
         except BaseException:
             self._gate.give_up(microbatch)
             raise
+        finally:
+            self._own.pop(microbatch, None)
         self._gate.done(microbatch)
         self._losses.append(loss)
         context.counters.received += 1
@@ -128,18 +147,45 @@ class Pipeline:
         )
         return Answer(reply, answer)
 
-    async def _train_through(self, microbatch: str, load: Load) -> tuple[float, list[Encoded]]:
+    async def _train_through(
+        self, microbatch: str, load: Load, home: Home | None
+    ) -> tuple[float, list[Encoded]]:
         context = self._context
+        if context.manifest.is_ring and context.stage == 0:
+            home = Home(context.me, microbatch)
+            self._own[microbatch] = False
         leaf, outputs, activations = await context.compute.run(Priority.FORWARD, self._work.forward, load)
         parcel = await activations.landed()
         sent = asyncio.get_running_loop().time()
         with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
-            loss, gradient = await self._onward.send(microbatch, parcel)
+            loss, gradient = await self._onward.send(microbatch, parcel, home)
         self._adapt(asyncio.get_running_loop().time() - sent)
         with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
             await self._gate.backward(microbatch)
         by_inputs = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
         return loss, await by_inputs.landed()
+
+    async def _come_back(self, message: Return, request: Request) -> Answer:
+        """The first delivery of an own microbatch teaches the head; a resent one came along another way."""
+        context, began = self._context, asyncio.get_running_loop().time()
+        is_own = message.home == context.me and message.draw in self._own
+        if not (self.serving or is_own):
+            raise Refused("not-serving", f"this node serves stage {context.stage} no more")
+        learns = is_own and not self._own[message.draw]
+        if learns:
+            self._own[message.draw] = True
+        try:
+            landing = await context.compute.run(
+                Priority.BACKWARD, self._work.head, lambda: self._work.decoded(request, is_back=True), learns
+            )
+            loss, answer = await landing.landed()
+        except BaseException:
+            if learns and message.draw in self._own:
+                self._own[message.draw] = False
+            raise
+        seconds = round(asyncio.get_running_loop().time() - began, 6)
+        reply = Gradient(loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=seconds)
+        return Answer(reply, answer)
 
     def _adapt(self, seconds: float) -> None:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import psutil
 
 from node.config import NodeConfig
-from node.data.corpus import Corpus, load_corpus
+from node.data.opening import LOCAL
+from node.data.supply import DataSupply
 from node.machine.resources import memory_of_state, require_disk, require_memory, stages_that_fit
 from node.state.directory import StateDirectory
-from protocol.errors import DataError, UserError
+from protocol.errors import UserError
 from protocol.manifest import Manifest
-
-ReadCorpus = Callable[[Manifest, Sequence[str]], Corpus]
 
 
 class Abilities:
-    """Mutable state: the text, once it was read, and the stages that this node would move to."""
+    """Mutable state: the stages that this node would move to."""
 
     def __init__(
         self,
         config: NodeConfig,
         manifest: Manifest,
         state: StateDirectory | None,
-        read_corpus: ReadCorpus | None = None,
+        data: DataSupply,
     ) -> None:
-        self._config = config
         self._manifest = manifest
         self._state = state
-        self._read_corpus = read_corpus or self._read_text
-        self._corpus: Corpus | None = None
+        self._data = data
         self._recomputes = config.recompute != "off"
         # with a stage of the volunteer's choice it stays there; the baseline DiLoCo has a fixed world
         moves = config.moves and config.stage < 0 and manifest.outer.averages_pairs
-        has_text = bool(config.data) or manifest.data.source != "local" or read_corpus is not None
+        has_text = bool(config.data) or manifest.data.source != LOCAL
         fitting = stages_that_fit(manifest, psutil.virtual_memory().available, self._recomputes)
-        self.may_serve = {stage for stage in fitting if stage or has_text} if moves else set()
+        self.serveable = {stage for stage in fitting if stage or has_text}  # of which a newcomer takes one
+        self.may_serve = set(self.serveable) if moves else set[int]()
 
     def require(self, stage: int, freed: int = 0) -> None:
         """Raises `UserError` when the stage does not fit, `freed` bytes of memory being given back before."""
@@ -45,7 +41,7 @@ class Abilities:
         if self._state is not None:
             require_disk(self._manifest, stage, self._state.path)
         if stage == 0:
-            self.corpus()
+            self._data.require()
 
     def check_move(self, source: int, target: int) -> None:
         """Raises `UserError` when `target` cannot be served instead of `source`: others are asked from then on."""
@@ -54,19 +50,3 @@ class Abilities:
         except UserError:
             self.may_serve.discard(target)
             raise
-
-    def corpus(self) -> Corpus:
-        """The text of the first stage. Raises `DataError` with what to do."""
-        if self._corpus is None:
-            self._corpus = self._read_corpus(self._manifest, self._config.data)
-        return self._corpus
-
-    def _read_text(self, manifest: Manifest, data: Sequence[str]) -> Corpus:
-        if not data and manifest.data.source == "local":
-            raise DataError(
-                f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
-                "(globs may be used, and --data may be given several times), or serve another --stage."
-            )
-        corpus = load_corpus(data or manifest.data.source, manifest.data.held_out)
-        corpus.require(manifest.data.sequence_tokens)
-        return corpus

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +15,8 @@ from protocol.transport.base import PeerId, Transport
 
 HELLO_DEADLINE = 10.0
 DIAL_BACK_DEADLINE = 1.5  # for a connection to a peer whose connection is there already
+PROBE_DEADLINE = 3.0
+PROBED_PEERS = 48
 
 
 class NobodyGreets(JoinError):
@@ -84,3 +87,21 @@ def _require_same_time(offset: float, limit: float) -> None:
             "allowed. Switch on time synchronisation (Linux: 'timedatectl set-ntp true'; WSL: "
             "'wsl --shutdown', then start again) and retry."
         )
+
+
+async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
+    """Which of the peers do not answer: a record outlives its peer by its lifetime.
+
+    Asks a few dozen at most; among more, one death does not change which stage is the smallest.
+    """
+
+    async def answers(peer: PeerId) -> bool:
+        try:
+            await rpc.call(peer, Traffic.CONTROL, Hello(), Welcome, deadline=PROBE_DEADLINE)
+        except NolocoError:
+            return False
+        return True
+
+    asked = peers[:PROBED_PEERS]
+    answered = await asyncio.gather(*(answers(peer) for peer in asked))
+    return {peer for peer, alive in zip(asked, answered, strict=True) if not alive}

@@ -48,6 +48,10 @@ class View:
     def knows(self, peer: PeerId) -> bool:
         return peer in self._members
 
+    def has_finished(self, peer: PeerId) -> bool:
+        """Whether the peer does not train any more and only serves its stage's model."""
+        return peer in self._members and self._members[peer].announcement.state == "finished"
+
     def suspect(self, peer: PeerId, now: float) -> None:
         """The peer did not answer or answered nonsense: leave it alone for a while."""
         failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 1

@@ -7,10 +7,13 @@ import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 
+from node.places.capacity import Peer, peer_of
 from node.places.discovery import DHT_DEADLINE, read_stage
-from node.places.joining import silent
+from node.places.greeting import silent
 from node.places.membership import Member, View
-from node.places.rebalance import Patience, Peer, best_move
+from node.places.owners_plan import OwnersPlan
+from node.places.plan_moves import next_move
+from node.places.rebalance import Move, Patience
 from node.watch.events import Events
 from protocol.announcement import Claim, moving_key, parse_claim
 from protocol.errors import NolocoError, RecordError, UserError
@@ -24,6 +27,9 @@ PATIENCE = 2.0
 REST = 3.0  # what a peer stays where it came to, so that the others' views have settled
 PAUSES = (0.4, 0.6)  # between looks; at random, or all would ask at once
 SETTLE_SECONDS = 6.0  # for claims of the same moment to be seen by each other: more than `DHT_DEADLINE`
+PROMPT_PEERS = (
+    50  # with more, looks are rarer in proportion: a node reads as much in a minute as with so many
+)
 RENEWALS_PER_LIFETIME = 3
 LONGEST_CLAIM = (
     1800.0  # a download that hangs must not keep everyone in place; who joins a stage counts for it
@@ -40,6 +46,8 @@ class Mover:
         run_id: str,
         lifetime: float,
         work: Sequence[float],
+        plan: OwnersPlan,
+        view: View,
         events: Events,
         rng: random.Random,
     ) -> None:
@@ -48,6 +56,9 @@ class Mover:
         self._run_id = run_id
         self._lifetime = lifetime
         self._work = work
+        self._plan = plan
+        self._view = view
+        self._known = 0  # peers, at the last look
         self._events = events
         self._rng = rng
         self._patience = Patience(PATIENCE * lifetime)
@@ -68,7 +79,7 @@ class Mover:
 
     async def _called(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
         while True:
-            await asyncio.sleep(self._lifetime * self._rng.uniform(*PAUSES))
+            await asyncio.sleep(pause_before_look(self._known, self._lifetime) * self._rng.uniform(*PAUSES))
             try:
                 target = await self._look(stage, may_serve)
                 if target is None:
@@ -90,33 +101,43 @@ class Mover:
     async def _look(self, stage: int, may_serve: Collection[int]) -> int | None:
         """One look at the records; the stage to move to if it is this node's turn and the lease is its own."""
         me, now = self._transport.peer_id, self._transport.now
-        peers = await self._survey()
+        await self._plan.read()
+        peers = await self._survey(watched=range(stage - 1, stage + 2))
         rested = now() - REST * self._lifetime
-        move = best_move(peers, self._work, rested)
+        move = self._next_move(peers, rested)
         if not self._patience.is_over(move, bool(await self._claims()), now()):
             return None
         if move is None or move.peer != me or move.target not in may_serve:
             return None
         if not await self._take_lease(stage, move.target):
             return None
-        again = best_move(await self._survey(), self._work, rested, only=me)
+        again = self._next_move(await self._survey(), rested, only=me)
         if again is not None and again.target == move.target:
             return move.target
         await self._withdraw()
         return None
 
-    async def _survey(self) -> list[Peer]:
+    def _next_move(self, peers: Sequence[Peer], rested: float, only: PeerId | None = None) -> Move | None:
+        plan = self._plan.current
+        planned = plan.places([p.peer for p in peers]) if plan is not None else {}
+        return next_move(peers, self._work, planned, rested, only)
+
+    async def _survey(self, watched: Collection[int] = ()) -> list[Peer]:
         """All replicas of the run. Empty when this node's own record is missing: then much else may be, too.
 
-        Empty also when peers have finished: the run is about to end, stage after stage, and nobody is short.
+        Empty also when peers have finished: the run is about to end, stage after stage, and nobody is short. The
+        records of stages that are `watched` are those that the node has read for its own needs.
         """
         view, now = View(), self._transport.now()
+        members: list[Member] = []
         for stage in range(len(self._work)):
-            await read_stage(self._transport, self._run_id, stage, view)
-        members = [member for stage in range(len(self._work)) for member in view.members(stage, now)]
+            if stage not in watched:
+                await read_stage(self._transport, self._run_id, stage, view)
+            members += (self._view if stage in watched else view).members(stage, now)
+        self._known = len(members)
         is_over = any(member.announcement.state == "finished" for member in members)
         knows_me = any(member.peer == self._transport.peer_id for member in members)
-        return [_peer(member) for member in members] if knows_me and not is_over else []
+        return [peer_of(member) for member in members] if knows_me and not is_over else []
 
     async def _is_not_missed(self, stage: int) -> bool:
         """Whether another serving replica of the own stage answers, whatever the records say."""
@@ -188,13 +209,6 @@ class Mover:
         return found
 
 
-def _peer(member: Member) -> Peer:
-    said = member.announcement
-    return Peer(
-        peer=member.peer,
-        stage=said.stage,
-        capacity=said.capacity,
-        since=said.since,
-        is_serving=said.state == "serving",
-        may_serve=frozenset(said.may_serve),
-    )
+def pause_before_look(peers: int, lifetime: float) -> float:
+    """Seconds between two looks at the records of so many peers, on average half of this."""
+    return lifetime * max(1.0, peers / PROMPT_PEERS)

@@ -9,27 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from node.places.capacity import Capacities, Peer
 from protocol.transport.base import PeerId
 
 # What the least capacity must rise by. Equal machines measure themselves several percent apart, and a move costs
 # one peer minutes of downloading; below a sixth nobody would notice what was gained. Where no move gains this
 # much, a swarm of equal peers is within 13 % of the best that it can reach.
 GAIN = 1.15
+HURRY = 0.25  # of the usual patience: what a plan asks for is no matter of who has died
 SLACK = 1e-9  # of rounding: sums of the same numbers in another order
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A replica as its record shows it. One that joins counts for its stage and is not asked to move."""
-
-    peer: PeerId
-    stage: int
-    capacity: float | None = None  # microbatches per second that it could do there; None is unknown
-    since: float = 0.0  # wall clock at which it came to the stage
-    is_serving: bool = True
-    may_serve: frozenset[int] = frozenset()  # the stages that it would move to
 
 
 @dataclass(frozen=True)
@@ -37,6 +26,7 @@ class Move:
     peer: PeerId
     source: int
     target: int
+    is_planned: bool = False  # by the run's owner
 
 
 def best_move(
@@ -44,92 +34,66 @@ def best_move(
     work: Sequence[float],
     came_before: float = float("inf"),
     only: PeerId | None = None,
+    gain: float = GAIN,
 ) -> Move | None:
     """The move to make next, None when all is well or nobody can help. The order of `peers` does not matter.
 
     `work` is what a microbatch costs at each stage, in any unit. Only peers that came to their stage before the
     time `came_before` move, which does not hold while a stage is empty. With `only`, the best move of that peer.
+    `gain` is what the swarm's throughput must rise by.
 
     Two stages may be equally poor, and then no single move makes the swarm faster. So moves are planned from the
     fullest to the poorest stage until the gain is there, and the first of them is returned.
     """
-    plan = _Plan(peers, work)
-    before = plan.least
+    planned = Capacities(peers, work)
+    before = planned.least
 
     def may_begin(peer: Peer) -> bool:
         return (only is None or peer.peer == only) and (before == 0 or peer.since < came_before)
 
-    first = plan.next_move(may_begin)
+    first = _next_move(planned, may_begin)
     move = first
     while move is not None:
-        plan.make(move)
-        if before == 0 or plan.least >= GAIN * before:
+        planned.move(move.peer, move.target)
+        if before == 0 or planned.least >= gain * before:
             return first
-        move = plan.next_move(lambda peer: True)
+        move = _next_move(planned, lambda peer: True)
     return None
 
 
-class _Plan:
-    """Mutable state: where each peer is in the plan, and the capacity of each stage."""
+def _next_move(now: Capacities, may: Callable[[Peer], bool]) -> Move | None:
+    """To the poorest stage, from one that stays richer than that was.
 
-    def __init__(self, peers: Sequence[Peer], work: Sequence[float]) -> None:
-        self._work = work
-        self._peers = {p.peer: p for p in sorted(peers, key=lambda p: p.peer) if p.stage < len(work)}
-        self._stage_of = {peer: p.stage for peer, p in self._peers.items()}
-        known = {p.peer: p.capacity * work[p.stage] for p in self._peers.values() if p.capacity}
-        typical = median(known.values()) if known else 1.0
-        self._speeds = {peer: known.get(peer, typical) for peer in self._peers}
-        self._capacities = [0.0] * len(work)
-        self._serving = [0] * len(work)
-        for peer, p in self._peers.items():
-            self._capacities[p.stage] += self._speeds[peer] / work[p.stage]
-            self._serving[p.stage] += p.is_serving
+    So each move makes the poorest of the two richer, and a chain of moves never comes back to where it was.
+    Taken is the move that leaves the swarm the fastest, then the one that leaves the poorer of the two the
+    richest, then the one from the richest stage, then the first by peer id.
+    """
+    target = now.of.index(now.least)
+    best, best_key = None, (0.0, 0.0, 0.0)
+    lowest: dict[int, float] = {}  # of the stages but the two, by source
+    for peer, p in now.peers.items():
+        source = now.stage_of[peer]
+        if not may_leave(now, p, target) or not may(p):
+            continue
+        left = now.of[source] - now.at(source, peer)
+        if left <= now.of[target] * (1 + SLACK) or left <= SLACK:
+            continue
+        if source not in lowest:
+            lowest[source] = min(
+                (c for s, c in enumerate(now.of) if s not in (source, target)), default=float("inf")
+            )
+        poorer = min(left, now.of[target] + now.at(target, peer))
+        key = (min(poorer, lowest[source]), poorer, now.of[source])
+        if best is None or key > best_key:
+            best, best_key = Move(peer, source, target), key
+    return best
 
-    @property
-    def least(self) -> float:
-        """Capacity of the poorest stage: microbatches per second of the swarm."""
-        return min(self._capacities)
 
-    def next_move(self, may: Callable[[Peer], bool]) -> Move | None:
-        """To the poorest stage, from one that stays richer than that was.
-
-        So each move makes the poorest of the two richer, and a chain of moves never comes back to where it was.
-        Taken is the move that leaves the swarm the fastest, then the one that leaves the poorer of the two the
-        richest, then the one from the richest stage, then the first by peer id.
-        """
-        target = self._capacities.index(self.least)
-        best, best_key = None, (0.0, 0.0, 0.0)
-        lowest: dict[int, float] = {}  # of the stages but the two, by source
-        for peer, p in self._peers.items():
-            source = self._stage_of[peer]
-            if not self._may_leave(p, source, target) or not may(p):
-                continue
-            left = self._capacities[source] - self._speeds[peer] / self._work[source]
-            if left <= self._capacities[target] * (1 + SLACK) or left <= SLACK:
-                continue
-            if source not in lowest:
-                lowest[source] = min(
-                    (c for s, c in enumerate(self._capacities) if s not in (source, target)),
-                    default=float("inf"),
-                )
-            poorer = min(left, self._capacities[target] + self._speeds[peer] / self._work[target])
-            key = (min(poorer, lowest[source]), poorer, self._capacities[source])
-            if best is None or key > best_key:
-                best, best_key = Move(peer, source, target), key
-        return best
-
-    def _may_leave(self, peer: Peer, source: int, target: int) -> bool:
-        """Never a stage's last serving replica."""
-        able = peer.is_serving and target in peer.may_serve
-        return able and source != target and self._serving[source] > 1
-
-    def make(self, move: Move) -> None:
-        speed = self._speeds[move.peer]
-        self._stage_of[move.peer] = move.target
-        self._capacities[move.source] -= speed / self._work[move.source]
-        self._capacities[move.target] += speed / self._work[move.target]
-        self._serving[move.source] -= 1
-        self._serving[move.target] += 1
+def may_leave(capacities: Capacities, peer: Peer, target: int) -> bool:
+    """Never a stage's last serving replica."""
+    source = capacities.stage_of[peer.peer]
+    able = peer.is_serving and target in peer.may_serve
+    return able and source != target and capacities.serving[source] > 1
 
 
 class Patience:
@@ -149,4 +113,5 @@ class Patience:
         target = None if move is None or is_leased else move.target
         if target != self._target:
             self._target, self._since = target, now
-        return target is not None and now - self._since >= self._seconds
+        enough = self._seconds * (HURRY if move is not None and move.is_planned else 1)
+        return target is not None and now - self._since >= enough

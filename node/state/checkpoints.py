@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from node.context import Context
+from node.data.batches import Position
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.state.directory import Checkpoint, StateDirectory
@@ -17,10 +19,18 @@ SHARE_OF_TIME = 0.01  # may go into writing checkpoints
 class Checkpoints:
     """Without a state directory (simulations) nothing is saved."""
 
-    def __init__(self, context: Context, replica: Replica, state: StateDirectory | None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        replica: Replica,
+        state: StateDirectory | None,
+        position: Callable[[int], Position | None] = lambda step: None,
+    ) -> None:
+        """`position` tells where in the data training was after an inner step."""
         self._context = context
         self._replica = replica
         self._state = state
+        self._position = position
 
     def stop(self) -> None:
         """Save nothing any more."""
@@ -32,7 +42,7 @@ class Checkpoints:
             return
         context = self._context
         snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
-        checkpoint = Checkpoint(context.stage, snapshot)
+        checkpoint = Checkpoint(context.stage, snapshot, self._position(snapshot.step))
         await asyncio.to_thread(self._state.save_checkpoint, context.run_id, checkpoint)
         context.events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
 

@@ -20,10 +20,12 @@ import safetensors
 import torch
 from safetensors.torch import save as to_safetensors
 
+from node.data.batches import Position
 from node.model.replica import StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.manifest import SignedManifest
+from protocol.messages import MAX_TOKENIZER_BYTES
 
 MAX_PEER_BOOK = 256
 _TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")
@@ -33,6 +35,7 @@ _TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")
 class Checkpoint:
     stage: int
     state: StageState
+    position: Position | None = None  # in the data, of a node that has trained on some
 
 
 class StateDirectory:
@@ -92,6 +95,16 @@ class StateDirectory:
             )
         self._replace(self.path / "manifest.noloco", signed.to_bytes())
 
+    def tokenizer(self) -> bytes | None:
+        """The run's tokenizer.json as it was kept, unchecked; None when there is none, or it is no such file."""
+        path = self.path / "tokenizer.json"
+        if not path.exists() or path.stat().st_size > MAX_TOKENIZER_BYTES:
+            return None
+        return self._read(path)
+
+    def save_tokenizer(self, raw: bytes) -> None:
+        self._replace(self.path / "tokenizer.json", raw)
+
     # --- where it was and whom it knew --------------------------------------------------------
 
     def remember(self, **facts: Any) -> None:
@@ -119,6 +132,7 @@ class StateDirectory:
             "stage": str(checkpoint.stage),
             "step": str(state.step),
             "round": str(state.round),
+            "position": json.dumps(checkpoint.position.facts() if checkpoint.position else None),
         }
         tensors = {name: getattr(state, name) for name in _TENSORS}
         facts["crc32"] = str(_checksum(tensors))
@@ -139,7 +153,8 @@ class StateDirectory:
             if int(facts["crc32"]) != _checksum(tensors):
                 raise ValueError("its checksum does not fit")
             state = StageState(int(facts["step"]), int(facts["round"]), **tensors)
-            return Checkpoint(int(facts["stage"]), state)
+            position = Position.of(json.loads(facts.get("position", "null")))
+            return Checkpoint(int(facts["stage"]), state, position)
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise StateError(
                 f"The checkpoint {path} is damaged ({error}). Delete it: the node then downloads its stage "

@@ -1,15 +1,19 @@
-"""Where a replica's first state comes from: the own checkpoint, other replicas, or the run's seed."""
+"""Where a replica's first state comes from: what it saved, other replicas, or what the run starts from."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
 
 from node.context import Context
+from node.model.compute import Priority
+from node.model.pretrained import Pretrained, load_stage
+from node.model.replica import Replica
 from node.places.discovery import Discovery
 from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint
-from protocol.errors import JoinError
+from node.trainer import Trainer
+from protocol.errors import CheckpointError, JoinError
 from protocol.transport.base import PeerId
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
@@ -18,35 +22,93 @@ OLD_ROUNDS = 4  # a checkpoint this many rounds behind the live replicas is not 
 
 
 class FirstState:
-    """`download` takes the state of live replicas and says whether that worked; else the own state is kept."""
+    """The trainer downloads the state of live replicas. `pretrained` names the checkpoint that the volunteer has of
+    what the run starts from; empty for none.
+    """
 
     def __init__(
         self,
         context: Context,
+        replica: Replica,
         checkpoints: Checkpoints,
         discovery: Discovery,
-        download: Callable[[], Awaitable[bool]],
+        trainer: Trainer,
+        pretrained: str,
     ) -> None:
         self._context = context
+        self._replica = replica
         self._checkpoints = checkpoints
         self._discovery = discovery
-        self._download = download
+        self._trainer = trainer
+        self._pretrained = pretrained
 
-    async def load(self, checkpoint: Checkpoint | None, is_move: bool) -> None:
-        """From the own checkpoint when it is recent, else from live replicas, else from the seed.
+    async def load(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
+        """From the own checkpoint when it is recent, else from live replicas, else what the run starts from.
 
-        Raises `StateError` when the checkpoint does not fit, and after a move `JoinError` when there are replicas
-        and none gives its state.
+        False when this node was told to leave while it waited for others' weights. Raises `StateError` when the
+        own checkpoint does not fit, `CheckpointError` when the one named by the volunteer is not the run's, and
+        after a move `JoinError` when there are replicas and none gives its state.
         """
-        stage, events = self._context.stage, self._context.events
+        stage, events, manifest = self._context.stage, self._context.events, self._context.manifest
+        if self._pretrained and manifest.start is None:
+            raise CheckpointError(
+                f"Run '{manifest.name}' starts from random weights, not from {self._pretrained}. Leave "
+                "--from-checkpoint out, or found a run with it: noloco-bootstrap --from-checkpoint."
+            )
         if checkpoint is not None and checkpoint.stage == stage:
             if self._furthest() - checkpoint.state.round < OLD_ROUNDS:
                 await self._checkpoints.restore(checkpoint)
-                return
+                return True
             events.say("The saved state is far behind the other replicas; taking theirs.", "checkpoint-old")
-        if not await (self._take_after_move() if is_move else self._take()):
-            sentence = f"First replica of stage {stage}: starting from the run's seed."
-            events.say(sentence, "initialised", stage=stage)
+        if await (self._take_after_move() if is_move else self._take()):
+            return True
+        return await self._begin(is_move)
+
+    # --- the first replica --------------------------------------------------------------------
+
+    async def _begin(self, is_move: bool) -> bool:
+        """Nobody has a state to give. Returns and raises as `load` does."""
+        context, source = self._context, self._pretrained
+        if context.manifest.start is None:
+            source = "the run's seed"  # which the weights were made from
+        elif source:
+            await self._read_pretrained()
+        elif is_move:
+            raise JoinError(
+                f"Nobody has the state of stage {context.stage}, and there is no --from-checkpoint."
+            )
+        else:
+            return await self._wait_for_weights(context.manifest.start.name)
+        sentence = f"First replica of stage {context.stage}: starting from {source}."
+        context.events.say(sentence, "initialised", stage=context.stage)
+        return True
+
+    async def _read_pretrained(self) -> None:
+        context, source = self._context, Pretrained(self._pretrained)
+        await context.compute.run(
+            Priority.SERVE, load_stage, source, context.manifest, context.stage, self._replica
+        )
+
+    async def _wait_for_weights(self, name: str) -> bool:
+        """Until a replica has the weights, which this node cannot make; False when it is told to leave."""
+        context, stopping = self._context, self._trainer.stopping
+        context.events.warn(
+            f"Waiting for another replica of stage {context.stage}: the run starts from '{name}', and this node was "
+            "given no --from-checkpoint. With one it can be the first.",
+            "no-weights",
+            stage=context.stage,
+        )
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), PAUSE_SECONDS)
+            if stopping.is_set():
+                return False
+            await self._discovery.announce()
+            await self._discovery.refresh()
+            if self._holders() and await self._trainer.download():
+                return True
+
+    # --- other replicas -----------------------------------------------------------------------
 
     def _holders(self) -> list[PeerId]:
         context = self._context
@@ -60,18 +122,17 @@ class FirstState:
         return max((m.announcement.round for m in members if m.peer in holders), default=0)
 
     async def _take(self) -> bool:
-        """Whether there is anyone to take the state from. When that fails the own state is kept."""
+        """Whether there is anyone to take the state from. When that fails the own state, the seed's, is kept."""
         if not self._holders():
             return False
-        await self._download()
-        return True
+        return await self._trainer.download() or self._context.manifest.start is None
 
     async def _take_after_move(self) -> bool:
         """The same, tried again, also where nobody is found at first: a lookup may fail."""
         for attempt in range(DOWNLOADS):
             await asyncio.sleep(PAUSE_SECONDS if attempt else 0.0)
             await self._discovery.refresh()  # the node's view was that of its old stage
-            if self._holders() and await self._download():
+            if self._holders() and await self._trainer.download():
                 return True
         if self._holders():
             raise JoinError(f"The state of stage {self._context.stage} could not be had.")

@@ -112,6 +112,17 @@ async def fetch_slow_weights(rpc: Rpc, stage: int, peer: PeerId) -> tuple[torch.
     raise JoinError(f"Peer {peer} is too quick for this link: its rounds end before its state is here.")
 
 
+async def fetch_slow_piece(
+    rpc: Rpc, stage: int, parameters: int, number: int, peer: PeerId
+) -> tuple[int, torch.Tensor]:
+    """(round, φ over one piece) of one replica, the hash verified. Raises `JoinError` when it cannot be had."""
+    got: list[torch.Tensor] = []
+    piece = await _fetch_piece(
+        rpc, stage, parameters, number, lambda: [peer], lambda _, tensors: got.extend(tensors), moments=False
+    )
+    return piece.round, got[0]
+
+
 async def _fetch_all(
     rpc: Rpc,
     stage: int,

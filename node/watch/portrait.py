@@ -54,6 +54,7 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         uptime=context.transport.now() - since,
         compute_fraction=round(context.compute.busy.fraction(), 4),
         recent_compute_fraction=round(context.compute.busy.recent_fraction(), 4),
+        data_wait_fraction=None if counters.data_wait is None else round(counters.data_wait, 6),
         links=context.links.told(),
         probe_breaches=counters.probe_breaches,
     )

@@ -155,7 +155,7 @@ def look_from_outside(site: Site, address: str, members: int) -> None:
     assert " 0 of " not in links.stdout, "the nodes have measured nothing"
     evaluation = run_tool("eval", "--join", address, "--sequences", "16", prefix=prefix)
     assert evaluation.returncode == 0, evaluation.stderr
-    assert "nats per byte" in evaluation.stdout
+    assert "nats per token" in evaluation.stdout
     export = run_tool("export", "--join", address, "--out", str(site.directory / "model"), prefix=prefix)
     assert export.returncode == 0, export.stderr
     assert (site.directory / "model" / "model.safetensors").exists()

@@ -54,6 +54,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
         (("--join", NOBODY, "--device", "gpu"), ("gpu", "--device cpu")),
         (("--join", NOBODY, "--stage", "-7"), ("--stage",)),
         (("--join", NOBODY, "--config", "missing.toml"), ("missing.toml",)),
+        (("--join", NOBODY, "--from-checkpoint", "my/model/here"), ("my/model/here is not a directory",)),
         (
             ("--join", NOBODY, "--trace", "missing/t.json"),
             ("Cannot write the trace missing/t.json", "--trace"),
@@ -67,6 +68,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
         "bad device",
         "bad stage",
         "no settings file",
+        "no checkpoint",
         "no trace folder",
         "full disk",
     ],
@@ -75,6 +77,24 @@ def test_a_node_that_cannot_join_says_what_to_do(
     arguments: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
 ) -> None:
     refused(run("node.cli", "--host", "127.0.0.1", "--no-relay", *arguments, cwd=tmp_path), *said)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, ("no-such-model is not a directory", "Give the one that config.json and the weights are in")),
+        ('{"model_type": "gpt2"}', ("of the type 'gpt2'", "llama, mistral, qwen2, qwen3")),
+    ],
+    ids=["no such checkpoint", "another family"],
+)
+def test_a_checkpoint_that_no_run_can_start_from(
+    config: str | None, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "no-such-model").mkdir()
+        (tmp_path / "no-such-model" / "config.json").write_text(config, encoding="utf-8")
+    refused(run("bootstrap.found_cli", "--from-checkpoint", "no-such-model", cwd=tmp_path), *said)
+    assert not (tmp_path / "noloco-run").exists()
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

@@ -33,8 +33,15 @@ def test_the_work_of_a_stage_is_its_layers_and_the_head_but_not_the_table_of_the
     manifest = micro_manifest(stages=3, model__layers=4)
     hidden, inner, tokens = 16, 32, 32
     layer = 4 * hidden**2 + 3 * hidden * inner + 2 * hidden + 2 * tokens * hidden
-    head = manifest.model.vocab_size * hidden + hidden
-    assert [work_of(manifest, stage) for stage in range(3)] == [2 * layer, layer, layer + head]
+    head = manifest.model.vocab_size * hidden
+    assert [len(manifest.layers_of(stage)) for stage in range(3)] == [1, 2, 1]
+    assert [work_of(manifest, stage) for stage in range(3)] == [layer, 2 * layer, layer + head]
+
+
+def test_with_tied_embeddings_the_head_is_work_of_the_first_stage() -> None:
+    manifest = micro_manifest(stages=2, model__tied_embeddings=True)
+    head = manifest.model.vocab_size * manifest.model.hidden_size
+    assert work_of(manifest, 0) == work_of(manifest, 1) + head
 
 
 def test_a_record_of_an_older_version_has_no_capacity_and_stays_where_it_is() -> None:

@@ -16,7 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.data.corpus import Corpus, load_corpus, python_stdlib_files
+from node.data.corpus import Corpus, load_corpus
+from node.data.paths import python_stdlib_files
 from protocol.errors import DataError
 
 

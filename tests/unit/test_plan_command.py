@@ -99,6 +99,9 @@ def test_missing_links_are_estimated_and_told(tmp_path: Path) -> None:
         (("--picture", "plan.gif"), ".svg"),
         (("--picture", "/proc/nowhere/plan.svg"), "/proc/nowhere"),
         (("--scenario", "/nowhere.json"), "Cannot read /nowhere.json"),
+        (("--join", "/ip4/127.0.0.1/tcp/1/p2p/x"), "either --scenario FILE or --join"),
+        (("--publish", "noloco-run"), "--publish needs --join"),
+        (("--hours", "25"), "--hours"),
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:

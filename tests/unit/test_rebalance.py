@@ -9,7 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.rebalance import GAIN, Move, Patience, Peer, best_move
+from node.places.capacity import Peer
+from node.places.moving import PROMPT_PEERS, pause_before_look
+from node.places.rebalance import GAIN, Move, Patience, best_move
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(1, 8), min_size=2, max_size=5)
@@ -178,3 +180,8 @@ def test_patience_waits_for_the_same_stage_and_anew_after_a_lease() -> None:
     assert not patience.is_over(there, True, 27.0)  # somebody moves
     assert not patience.is_over(there, False, 28.0)
     assert patience.is_over(there, False, 38.0)
+
+
+def test_in_a_large_swarm_looks_are_rarer_and_a_node_reads_no_more_in_a_minute() -> None:
+    assert pause_before_look(0, 60.0) == pause_before_look(PROMPT_PEERS, 60.0) == 60.0
+    assert 1_000 / pause_before_look(1_000, 60.0) == 100 / pause_before_look(100, 60.0)

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 import node.model.replica
+from node.model.families import model_config
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica, StageState, digest_of
 from node.model.schedule import learning_rate
-from node.model.stage import llama_config
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_corpus, micro_manifest
@@ -75,7 +75,7 @@ class PlainLoop:
 
     def __init__(self, manifest: Manifest, weights: dict[str, torch.Tensor]) -> None:
         self.manifest = manifest
-        self.model = LlamaForCausalLM(llama_config(manifest))
+        self.model = LlamaForCausalLM(model_config(manifest))
         self.model.load_state_dict(weights)
         inner = manifest.inner
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
@@ -335,3 +335,14 @@ def test_a_digest_notices_every_bit() -> None:
     assert digest_of(tensors) == digest_of(other)
     other[1][2] = -0.0
     assert digest_of(tensors) != digest_of(other)
+
+
+def test_what_comes_back_in_a_ring_teaches_the_head_only_when_it_is_to_learn() -> None:
+    replica = Replica(micro_manifest(model__tied_embeddings=True), 0)
+    hidden, labels = torch.randn(2, 32, 16), torch.zeros(2, 32, dtype=torch.long)
+    loss, by_inputs = replica.head(hidden, labels, learns=False)
+    assert not replica.flat.gradients.any()
+    again, again_by_inputs = replica.head(hidden, labels, learns=True)
+    assert replica.flat.gradients.any()
+    assert torch.equal(loss, again)
+    assert torch.equal(by_inputs, again_by_inputs)

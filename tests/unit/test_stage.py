@@ -1,4 +1,4 @@
-"""Stages: cut anywhere, the same model with the same weights, and it is transformers' Llama."""
+"""Stages: cut anywhere, the same model with the same weights, and it is transformers' own, of every family."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
+from node.model.families import FAMILIES, model_config
 from node.model.replica import Replica
-from node.model.stage import Stage, llama_config, parameter_count, parameter_shapes
+from node.model.stage import Stage, logits_through, parameter_count, parameter_shapes
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 
 CUTS = [1, 2, 4]
+EMBEDDING = "model.embed_tokens.weight"
 
 
 def manifest_cut(stages: int, **changes: Any) -> Manifest:
@@ -32,10 +34,7 @@ def weights_of(stages: list[Stage]) -> dict[str, torch.Tensor]:
 
 
 def logits_of(stages: list[Stage], tokens: torch.Tensor) -> torch.Tensor:
-    hidden = tokens
-    for stage in stages:
-        hidden = stage(hidden)
-    return hidden.detach()
+    return logits_through(stages, tokens).detach()
 
 
 def some_tokens(manifest: Manifest) -> torch.Tensor:
@@ -43,19 +42,68 @@ def some_tokens(manifest: Manifest) -> torch.Tensor:
     return torch.randint(0, manifest.model.vocab_size, shape, generator=torch.Generator().manual_seed(3))
 
 
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"type": "linear", "factor": 4.0},
+    "dynamic": {"type": "dynamic", "factor": 4.0},
+    "llama3": {
+        "type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 16.0},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 5e5},
+    "grouped queries": {"kv_heads": 1},
+    "wide heads": {"head_dim": 12},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    **{rope: {"rope": settings, "max_positions": 16} for rope, settings in ROPES.items()},
+    "mistral": {"family": "mistral", "kv_heads": 1},
+    "mistral's window": {"family": "mistral", "sliding_window": 7, "head_dim": 10},
+    "qwen2": {"family": "qwen2", "kv_heads": 1},
+    "qwen2's window": {"family": "qwen2", "sliding_window": 5, "full_layers": 2, "head_dim": 6},
+    "qwen3": {"family": "qwen3", "kv_heads": 1, "head_dim": 12},
+    "qwen3's window": {"family": "qwen3", "sliding_window": 5, "full_layers": 1, "attention_bias": True},
+}
+
+
 @pytest.mark.parametrize("stages", CUTS)
-@pytest.mark.parametrize("kv_heads", [0, 1])
-def test_the_stages_together_are_transformers_llama(stages: int, kv_heads: int) -> None:
-    manifest = manifest_cut(stages, model__kv_heads=kv_heads, model__rope_theta=5e5)
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_stages_together_are_transformers_own_model(variant: str, is_tied: bool, stages: int) -> None:
+    settings = {f"model__{name}": value for name, value in VARIANTS[variant].items()}
+    manifest = manifest_cut(stages, model__tied_embeddings=is_tied, **settings)
     parts = stages_of(manifest)
     weights = weights_of(parts)
-    llama = LlamaForCausalLM(llama_config(manifest)).eval()
-    assert set(weights) == {name for name, _ in llama.named_parameters()}
-    llama.load_state_dict(weights, strict=True)
+    with torch.no_grad():  # biases begin at zero and gains at one, where confusing them would not be seen
+        for parameter in weights.values():
+            if parameter.dim() < 2:
+                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 5)
+    whole = AutoModelForCausalLM.from_config(model_config(manifest)).eval()
+    assert type(whole).__name__ == FAMILIES[manifest.model.family].architecture
+    assert set(weights) == {name for name, _ in whole.named_parameters()}
+    whole.load_state_dict(weights | ({"lm_head.weight": weights[EMBEDDING]} if is_tied else {}))
     tokens = some_tokens(manifest)
     with torch.no_grad():
-        expected = llama(tokens).logits
+        expected = whole(tokens).logits
     assert torch.allclose(logits_of(parts, tokens), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_size_of_a_layer_is_known_without_making_one(variant: str) -> None:
+    settings = {f"model__{name}": value for name, value in VARIANTS[variant].items()}
+    manifest = manifest_cut(1, **settings)
+    model = manifest.model
+    others = 2 * model.table_parameters + model.hidden_size
+    assert parameter_count(manifest, 0) == 4 * model.layer_parameters + others
+
+
+def test_biases_begin_at_zero_and_gains_at_one() -> None:
+    weights = weights_of(stages_of(manifest_cut(1, model__family="qwen2")))
+    assert not weights["model.layers.0.self_attn.q_proj.bias"].any()
+    assert bool((weights["model.layers.0.input_layernorm.weight"] == 1).all())
 
 
 def test_the_weights_do_not_depend_on_the_cut() -> None:

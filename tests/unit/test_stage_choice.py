@@ -8,27 +8,47 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.stage_choice import choose_stage
+from node.places.capacity import Peer
+from node.places.stage_choice import Arrival, better_stage, choose_stage
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=6)
+ME = PeerId("me")
 
 
-def newcomers_of(count: int, same_moment: bool) -> list[tuple[float, PeerId]]:
+def newcomers_of(count: int, same_moment: bool) -> list[Arrival]:
     return [(0.0 if same_moment else 0.1 * n, PeerId(f"peer {n:02}")) for n in range(count)]
+
+
+def replicas(counts: list[int], capacities: list[float | None] | None = None) -> list[Peer]:
+    stages = [stage for stage, count in enumerate(counts) for _ in range(count)]
+    known = capacities or [None] * len(counts)
+    return [Peer(PeerId(f"old {n:02}"), stage, known[stage]) for n, stage in enumerate(stages)]
+
+
+def chosen(counts: list[int], newcomers: list[Arrival], me: Arrival, **more: Any) -> int:
+    stages = len(counts)
+    capacities = more.pop("capacities", None)
+    return choose_stage(
+        replicas(counts, capacities),
+        [1.0] * stages,
+        newcomers,
+        me,
+        more.pop("may_serve", range(stages)),
+        **more,
+    )
 
 
 @given(serving=counts, count=st.integers(1, 20), same_moment=st.booleans())
 def test_newcomers_level_the_stages_as_far_as_they_can(
     serving: list[int], count: int, same_moment: bool
 ) -> None:
-    replicas = dict(enumerate(serving))
     newcomers = newcomers_of(count, same_moment)
-    chosen = Counter(choose_stage(len(serving), replicas, newcomers, me) for me in newcomers)
-    assert chosen.total() == count
-    after = [served + chosen[stage] for stage, served in enumerate(serving)]
+    taken = Counter(chosen(serving, newcomers, me) for me in newcomers)
+    assert taken.total() == count
+    after = [served + taken[stage] for stage, served in enumerate(serving)]
     # nobody is where another stage would have needed it more
-    assert all(not chosen[stage] or after[stage] <= min(after) + 1 for stage in range(len(serving)))
+    assert all(not taken[stage] or after[stage] <= min(after) + 1 for stage in range(len(serving)))
 
 
 @given(serving=counts, count=st.integers(1, 10), data=st.data())
@@ -38,20 +58,76 @@ def test_the_order_in_which_records_are_read_does_not_matter(
     newcomers = newcomers_of(count, same_moment=True)
     me = data.draw(st.sampled_from(newcomers))
     shuffled = data.draw(st.permutations(newcomers))
-    replicas = dict(enumerate(serving))
-    assert choose_stage(len(serving), replicas, shuffled, me) == choose_stage(
-        len(serving), replicas, newcomers, me
-    )
+    assert chosen(serving, shuffled, me) == chosen(serving, newcomers, me)
 
 
 def test_a_newcomer_whose_own_record_is_not_there_yet_chooses_all_the_same() -> None:
-    assert choose_stage(2, {0: 1}, [], (0.0, PeerId("me"))) == 1
+    assert chosen([1, 0], [], (0.0, ME)) == 1
 
 
 def test_four_newcomers_to_an_empty_run_of_two_stages_take_two_each() -> None:
     newcomers = newcomers_of(4, same_moment=False)
-    assert [choose_stage(2, {}, newcomers, me) for me in newcomers] == [0, 1, 0, 1]
+    assert [chosen([0, 0], newcomers, me) for me in newcomers] == [0, 1, 0, 1]
 
 
 def test_an_empty_stage_comes_first() -> None:
-    assert choose_stage(3, {0: 5, 1: 1}, [], (0.0, PeerId("me"))) == 2
+    assert chosen([5, 1, 0], [], (0.0, ME)) == 2
+
+
+def test_two_slow_replicas_need_help_more_than_one_fast_one() -> None:
+    assert chosen([1, 2], [], (0.0, ME), capacities=[10.0, 2.0]) == 1
+
+
+def test_a_stage_whose_microbatches_cost_more_needs_more_replicas() -> None:
+    assert choose_stage(replicas([2, 2]), [1.0, 2.0], [], (0.0, ME), range(2)) == 1
+
+
+def test_only_a_stage_that_fits_is_taken() -> None:
+    assert chosen([5, 1, 3], [], (0.0, ME), may_serve=[0, 2]) == 2
+
+
+def test_among_equally_poor_stages_the_links_decide_but_never_against_need() -> None:
+    assert chosen([2, 2, 2], [], (0.0, ME), excess={0: 0.5, 1: -0.2, 2: 0.1}) == 1
+    assert chosen([2, 2, 1], [], (0.0, ME), excess={0: 0.5, 1: -0.2, 2: 0.1}) == 2
+
+
+# --- after the claim --------------------------------------------------------------------------
+
+
+def claims(*stages: int) -> list[Peer]:
+    return [
+        Peer(PeerId(f"new {n}"), stage, since=float(n), is_serving=False) for n, stage in enumerate(stages)
+    ]
+
+
+@given(stages=st.lists(st.integers(0, 3), min_size=1, max_size=12), data=st.data())
+def test_newcomers_that_met_at_a_stage_part_until_all_stages_are_level(stages: list[int], data: Any) -> None:
+    """Whatever they chose at first, and in whatever order they look again."""
+    peers = {p.peer: p for p in claims(*stages)}
+    now = 100.0
+    for _ in range(50):
+        order = data.draw(st.permutations(sorted(peers)), label="order") if now < 103 else sorted(peers)
+        moved = False
+        for peer in order:
+            better = better_stage(list(peers.values()), [1.0] * 4, peer, range(4))
+            if better is not None:
+                now += 1.0
+                peers[peer] = Peer(peer, better, since=now, is_serving=False)
+                moved = True
+        if not moved:
+            break
+    level = Counter(p.stage for p in peers.values())
+    assert max(level.values()) - min(level[s] for s in range(4)) <= 1
+
+
+def test_of_those_that_met_the_last_one_goes() -> None:
+    peers = claims(0, 0)
+    assert better_stage(peers, [1.0, 1.0], PeerId("new 0"), range(2)) is None
+    assert better_stage(peers, [1.0, 1.0], PeerId("new 1"), range(2)) == 1
+    assert better_stage(peers, [1.0, 1.0], PeerId("new 0"), range(2), is_last_word=True) == 1
+
+
+def test_who_came_for_the_links_stays_while_its_stage_is_as_poor_as_any() -> None:
+    peers = [*replicas([15, 14]), Peer(ME, 0, since=1.0, is_serving=False)]
+    assert better_stage(peers, [1.0, 1.0], ME, range(2), by_links=True) is None
+    assert better_stage(peers, [1.0, 1.0], ME, range(2)) == 1

@@ -1,0 +1,1 @@
+"""Taking the model out: a Hugging Face checkpoint from the replicas of a running or finished swarm."""

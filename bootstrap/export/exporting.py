@@ -1,0 +1,228 @@
+"""A Hugging Face checkpoint from a swarm: the whole way, from choosing replicas to the last file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from bootstrap.export.card import Facts, model_card
+from bootstrap.export.fetching import RoundEnded, fetch_stage
+from bootstrap.export.shards import (
+    DTYPES,
+    INDEX,
+    checkpoint_config,
+    sha256_of,
+    shard_bytes,
+    weights_of,
+    write_shards,
+)
+from bootstrap.export.sources import Source, choose, donors_of
+from bootstrap.export.stage_file import StageFile, earlier_donors
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.observer import Observer, Sighting
+from bootstrap.table import tokens_trained
+from node.machine.resources import size
+from protocol.errors import JoinError, ResourceError, StateError
+from protocol.manifest import Manifest
+from protocol.transport.base import PeerId
+
+PARTIAL = "partial"  # the folder in the export in which it is made
+FACTS = "noloco.json"
+SUMS = "SHA256SUMS"
+TRIES = 6  # to fetch a stage within a round of its replica
+DEFAULT_SHARD = "2GB"
+
+Tell = Callable[[str], None]
+StageProgress = Callable[[int, int, int], None]  # (stage, pieces there, of how many)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the export is to be. With `route` of that replica of each stage, else of any, or of the mean."""
+
+    directory: Path
+    mean: bool = False
+    dtype: str = "fp32"
+    shard_size: str = DEFAULT_SHARD
+    route: Sequence[PeerId] = ()
+    validation_loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Exported:
+    directory: Path
+    parameters: int
+    sources: tuple[Source, ...]
+
+
+def check_order(order: Order) -> None:
+    """Raises `UserError` for what cannot be; before anybody is asked for anything."""
+    directory = order.directory
+    shard_bytes(order.shard_size)
+    if order.dtype not in DTYPES:
+        raise ResourceError(f"There is no --dtype {order.dtype!r}. Choose one of: {', '.join(DTYPES)}.")
+    if directory.exists() and not directory.is_dir():
+        raise StateError(f"{directory} is a file. Choose a directory for the model with --out.")
+    if (directory / "config.json").exists() and not (directory / FACTS).exists():
+        raise StateError(
+            f"{directory} holds a model that is no export of a run. Choose another --out; nothing was changed."
+        )
+    try:
+        (directory / PARTIAL).mkdir(parents=True, exist_ok=True)
+        probe = directory / PARTIAL / "writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StateError(f"Cannot write to {directory} ({error.strerror}). Choose another --out.") from None
+
+
+async def export(
+    observer: Observer,
+    order: Order,
+    tokenizer: bytes | None = None,
+    tell: Tell = lambda sentence: None,
+    progress: StageProgress = lambda stage, done, total: None,
+) -> Exported:
+    """Fetch the slow weights and write a checkpoint. One that was cut short in the same directory goes on.
+
+    `tokenizer` is the run's tokenizer.json, None where bytes are tokens.
+    Raises `JoinError` when a replica goes away, `StateError` or `ResourceError` when the directory cannot be
+    written; a checkpoint that is there is replaced only when the new one is whole.
+    """
+    check_order(order)
+    transformers_tokenizer(observer.manifest, tokenizer)  # refused before anything is fetched
+    sightings = await observer.look()
+    partial = order.directory / PARTIAL
+    try:
+        _require_disk(observer.manifest, order)
+        files = []
+        for stage in range(observer.manifest.stages):
+            source = await _source(observer, order, stage, partial)
+            files.append(await _fetch(observer, order, source, partial, tell, progress))
+        facts = _facts(observer, order, [file.source for file in files], sightings)
+        _finish(observer, order, files, facts, tokenizer, tell)
+    except OSError as error:
+        raise StateError(
+            f"Cannot write to {order.directory} ({error.strerror}). Free some space or choose another --out; "
+            "started again with the same --out it goes on where it stopped."
+        ) from None
+    return Exported(order.directory, facts.parameters, tuple(facts.sources))
+
+
+async def _source(observer: Observer, order: Order, stage: int, partial: Path) -> Source:
+    peers = [order.route[stage]] if order.route else observer.view.holding(stage, observer.transport.now())
+    donors, parameters = await donors_of(observer, stage, peers)
+    earlier = earlier_donors(partial, observer.signed.run_id, stage)
+    return Source(stage, parameters, tuple(choose(donors, order.mean, earlier)))
+
+
+async def _fetch(
+    observer: Observer, order: Order, source: Source, partial: Path, tell: Tell, progress: StageProgress
+) -> StageFile:
+    """All of a stage; anew when a replica's round ends meanwhile."""
+    stage, run_id = source.stage, observer.signed.run_id
+    for _ in range(TRIES):
+        had_some = bool(earlier_donors(partial, run_id, stage))
+        file = StageFile(partial, run_id, source)
+        tell(f"Stage {stage} from {source}." + _went_on(file, had_some))
+        try:
+            await fetch_stage(observer.rpc, file, lambda done, total: progress(stage, done, total))
+        except RoundEnded as ended:
+            tell(f"Stage {stage}: {ended}; fetching it anew.")
+            source = await _source(observer, order, stage, partial)
+        else:
+            return file
+    raise JoinError(
+        f"The replicas of stage {stage} are too quick for this link: their rounds end before their weights are "
+        "here. Export when the run is complete, from a faster connection, or without --mean."
+    )
+
+
+def _went_on(file: StageFile, had_some: bool) -> str:
+    if file.present:
+        return f" {len(file.present)} of its {file.pieces} pieces are here already."
+    return " What was here is of other weights or damaged: started anew." if had_some else ""
+
+
+def _require_disk(manifest: Manifest, order: Order) -> None:
+    """Room for all that is fetched, and for the checkpoint beside it."""
+    partial = order.directory / PARTIAL
+    here = sum(path.stat().st_blocks * 512 for path in partial.glob("*.f32"))
+    needed = _parameters(manifest) * (4 + DTYPES[order.dtype].itemsize) - here
+    free = shutil.disk_usage(order.directory).free
+    if needed > free:
+        raise ResourceError(
+            f"The export of run '{manifest.name}' needs {size(needed)} in {order.directory} while it is made, but "
+            f"{size(free)} are free. Free some space or choose another --out."
+        )
+
+
+def _parameters(manifest: Manifest) -> int:
+    return sum(weight.place.stop - weight.place.start for weight in weights_of(manifest).values())
+
+
+def _facts(
+    observer: Observer, order: Order, sources: Sequence[Source], sightings: Sequence[Sighting]
+) -> Facts:
+    losses = [s.stats.loss for s in sightings if s.stats is not None and s.stats.loss is not None]
+    return Facts(
+        run_id=observer.signed.run_id,
+        manifest=observer.manifest,
+        sources=sources,
+        parameters=_parameters(observer.manifest),
+        dtype=order.dtype,
+        tokens=tokens_trained(sightings) or None,
+        training_loss=sum(losses) / len(losses) if losses else None,
+        validation_loss=order.validation_loss,
+        directory=order.directory.name,
+    )
+
+
+def _finish(
+    observer: Observer,
+    order: Order,
+    files: Sequence[StageFile],
+    facts: Facts,
+    tokenizer: bytes | None,
+    tell: Tell,
+) -> None:
+    """Write everything into a folder, then move it into place and forget what was fetched. Raises `OSError`."""
+    manifest, dtype = observer.manifest, DTYPES[order.dtype]
+    new = order.directory / PARTIAL / "new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for name in write_shards(
+        manifest, [file.weights() for file in files], new, dtype, shard_bytes(order.shard_size)
+    ):
+        tell(f"Wrote {name}.")
+    _describe(transformers_tokenizer(manifest, tokenizer), new, dtype, facts)
+    sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(new.iterdir())]
+    (new / SUMS).write_text("".join(sums), encoding="utf-8")
+    _remove_weights(order.directory)
+    for path in sorted(
+        new.iterdir(), key=lambda path: path.name == "config.json"
+    ):  # the last one makes it whole
+        path.replace(order.directory / path.name)
+    shutil.rmtree(order.directory / PARTIAL)
+
+
+def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype, facts: Facts) -> None:
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    tokenizer.save_pretrained(new)
+    checkpoint_config(facts.manifest, dtype, ids).save_pretrained(new)
+    GenerationConfig(**ids).save_pretrained(new)
+    (new / "README.md").write_text(model_card(facts), encoding="utf-8")
+    (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")
+
+
+def _remove_weights(directory: Path) -> None:
+    """Those of an earlier export: it may have had more shards."""
+    for path in [directory / "config.json", directory / INDEX, *directory.glob("model*.safetensors")]:
+        with suppress(FileNotFoundError):
+            path.unlink()

@@ -1,0 +1,68 @@
+"""The tokenizer that goes with an export, so that transformers needs nothing of ours to make text of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from node.data.tokenizer import load_tokenizer
+from protocol.manifest import BYTES, Manifest
+
+BYTES_END = "\0"  # byte 0, which no text holds, ends one
+
+
+def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
+    """The run's tokenizer as transformers knows it; `raw` is its tokenizer.json, None where bytes are tokens.
+
+    Its one special token ends a text, and so also begins one and fills up. Raises `TokenizerError` for another file
+    than the manifest names.
+    """
+    load_tokenizer(raw, manifest)  # checks it
+    if manifest.data.tokenizer == BYTES or raw is None:
+        backend, end = byte_tokenizer(), BYTES_END
+    else:
+        backend, end = tokenizers.Tokenizer.from_str(raw.decode()), manifest.data.end_of_text
+        backend.no_truncation()
+        backend.no_padding()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end,
+        model_max_length=manifest.data.sequence_tokens,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """256 tokens, and each byte is its own id: any text becomes its UTF-8, any ids the text of their bytes.
+
+    Byte 0 is a special token under its own name; the other bytes have the printable names that GPT-2 gave them.
+    """
+    names: dict[int, str] = {**bytes_to_unicode(), 0: BYTES_END}
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(BYTES_END, special=True, normalized=False)])
+    return tokenizer
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The tokens of `text` alone, as in training: none around it, and what reads like a special token is text."""
+    ids: list[int] = tokenizer.encode(
+        text, add_special_tokens=False, split_special_tokens=True, verbose=False
+    )
+    return ids
+
+
+def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
+    """Of how many bytes of text `ids` are; characters cut at their ends count as what stands for them."""
+    if len(tokenizer) == 256 and tokenizer.convert_ids_to_tokens(0) == BYTES_END:
+        return len(ids)
+    return len(tokenizer.decode(ids).encode())

@@ -1,0 +1,80 @@
+"""How the next token is chosen from logits, alike for an export and for a swarm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from protocol.errors import UserError
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Temperature 0 is greedy: always the likeliest token. `top_k` 0 and `top_p` 1 leave all tokens in."""
+
+    most_tokens: int = 100
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for wrong, told in (
+            (self.most_tokens < 1, "--tokens must be 1 or more."),
+            (not 0 <= self.temperature < float("inf"), "--temperature must be 0 (greedy) or more."),
+            (self.top_k < 0, "--top-k must be 0 (all tokens) or more."),
+            (not 0 < self.top_p <= 1, "--top-p must lie above 0, and at 1 (all tokens) at most."),
+            (
+                not self.temperature and (self.top_k or self.top_p < 1),
+                "--top-k and --top-p choose among tokens: give a --temperature above 0 with them, 0.8 for instance.",
+            ),
+        ):
+            if wrong:
+                raise UserError(told)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needed(self) -> int:
+        """How many of the largest logits decide; 0 is all of them."""
+        return 1 if self.is_greedy else self.top_k
+
+    def for_transformers(self) -> dict[str, Any]:
+        """How to choose, as arguments of `generate`."""
+        if self.is_greedy:
+            return {"do_sample": False}
+        return {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+
+
+class Sampler:
+    """Mutable state: the random generator. Draws what `generate` draws from the same logits and seed."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._generator = torch.Generator().manual_seed(decoding.seed)
+        self._warpers = LogitsProcessorList()
+        if not decoding.is_greedy:
+            if decoding.temperature != 1:
+                self._warpers.append(TemperatureLogitsWarper(decoding.temperature))
+            if decoding.top_k:
+                self._warpers.append(TopKLogitsWarper(decoding.top_k))
+            if decoding.top_p < 1:
+                self._warpers.append(TopPLogitsWarper(decoding.top_p))
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """A token by logits [vocabulary]; −∞ are never chosen."""
+        if self._decoding.is_greedy:
+            return int(torch.argmax(logits))
+        warped = self._warpers(torch.empty(1, 0, dtype=torch.long), logits[None])
+        drawn = torch.multinomial(torch.softmax(warped, dim=-1), 1, generator=self._generator)
+        return int(drawn)

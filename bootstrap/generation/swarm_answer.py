@@ -1,0 +1,123 @@
+"""An answer from a running swarm: token after token through one replica of each stage."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import torch
+
+from bootstrap.generation.decoding import Decoding, Sampler
+from bootstrap.observer import Observer
+from protocol.codec import encode
+from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
+from protocol.messages import Predict, Predicted
+from protocol.rpc import Traffic
+from protocol.transport.base import PeerId
+
+PREDICTION_DEADLINE = 120.0
+TRIES = 3
+PAUSE_SECONDS = 0.5
+FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
+
+
+class SwarmAnswer:
+    """Mutable state: how many tokens the route still has in mind, and at which rounds its replicas are.
+
+    A round that ends meanwhile is told to `tell`: what follows is computed by the new weights, from the first
+    token of the text on.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        route: Sequence[PeerId],
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self._observer = observer
+        self._route = route
+        self._tell = tell
+        self._name = secrets.token_hex(16)
+        self._remembered = 0
+        self._forgotten = 0  # how often the route had not
+        self.rounds: list[int] = []
+
+    async def tokens(
+        self, prompt: Sequence[int], decoding: Decoding, end_of_text: int | None
+    ) -> AsyncIterator[int]:
+        """The tokens after `prompt`: until the end of a text, `decoding.most_tokens`, or the run's context is full.
+
+        Raises `JoinError` when a replica of the route fails for good.
+        """
+        sequence, sampler = list(prompt), Sampler(decoding)
+        context = self._observer.manifest.data.sequence_tokens
+        for _ in range(min(decoding.most_tokens, context - len(prompt))):
+            token = sampler.choose(await self._logits(sequence, decoding.needed))
+            if token == end_of_text:
+                return
+            yield token
+            sequence.append(token)
+
+    async def _logits(self, sequence: list[int], top: int) -> torch.Tensor:
+        """[vocabulary]; −∞ where they were not asked for."""
+        values = await self._predict(sequence, top)
+        vocabulary = self._observer.manifest.model.vocab_size
+        if len(values) == 1 and values[0].shape == (vocabulary,):
+            return values[0]
+        if len(values) != 2 or values[0].dim() != 1 or values[0].shape != values[1].shape:
+            raise JoinError(f"The route {self} answers nonsense. Run the command again.")
+        logits = torch.full((vocabulary,), -torch.inf)
+        logits[values[1].long().clamp(0, vocabulary - 1)] = values[0]
+        return logits
+
+    async def _predict(self, sequence: list[int], top: int) -> list[torch.Tensor]:
+        """Ask the route, with the newest token alone where it has the others in mind, else with all of them."""
+        failure: NolocoError | None = None
+        for attempt in range(TRIES):
+            try:
+                return await self._ask(sequence, top)
+            except Refused as refusal:
+                if refusal.code == "forgotten" and self._remembered:
+                    self._remembered, self._forgotten = 0, self._forgotten + 1
+                    return await self._predict(sequence, top)
+                failure = refusal
+            except (PeerUnreachable, DeadlineExceeded, WireError) as error:
+                failure = error
+            self._remembered = 0
+            if attempt < TRIES - 1:
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise JoinError(
+            f"The route {self} failed ({failure}). Run the command again: it takes replicas that are there."
+        )
+
+    async def _ask(self, sequence: list[int], top: int) -> list[torch.Tensor]:
+        new = torch.tensor(sequence[self._remembered :], dtype=torch.int32)[None]
+        back = self._route[:1] if self._observer.manifest.is_ring else []
+        request = Predict(
+            stage=0, route=[*self._route[1:], *back], answer=self._name, position=self._remembered, top=top
+        )
+        predicted, tensors = await self._observer.rpc.call(
+            self._route[0],
+            Traffic.PIPELINE,
+            request,
+            Predicted,
+            [encode(new, "int32")],
+            deadline=PREDICTION_DEADLINE,
+        )
+        self._remembered = len(sequence) if self._forgotten < FORGIVEN else 0
+        self._note(predicted.rounds)
+        return tensors
+
+    def _note(self, rounds: list[int]) -> None:
+        if self.rounds and rounds != self.rounds:
+            changed = [stage for stage, (a, b) in enumerate(zip(self.rounds, rounds, strict=False)) if a != b]
+            stages = ", ".join(sorted({str(stage % self._observer.manifest.stages) for stage in changed}))
+            self._tell(
+                f"A round ended at stage {stages}: what follows is by the new weights. Generate from an export, "
+                "or when the run is complete, for one set of weights throughout."
+            )
+        self.rounds = rounds
+
+    def __str__(self) -> str:
+        return " → ".join(peer[-8:] for peer in self._route)

@@ -1,0 +1,157 @@
+"""Microbatches ahead of training: made in a thread of their own, so that training waits for none.
+
+What was trained on is counted here too, step by step, for the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+
+from node.data.background import BackgroundThread
+from node.data.batches import Batch, Position, Tally, TrainingData
+from node.watch.events import Events
+from protocol.errors import DataError
+from protocol.manifest import Manifest
+
+STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready, at least
+TOKENS_AHEAD = 2**18  # more than are tokenised at once: a device that is quicker than that goes on meanwhile
+MOST_AHEAD = 64  # microbatches, for the sake of tokens; small ones are no device's that is so quick
+FIRST_TOLD_SECONDS = 10.0
+TOLD_SECONDS = 60.0
+
+
+class Feed:
+    """Mutable state: the microbatches being made, where those taken end, and how long training waited.
+
+    A node keeps its feed while it serves other stages. `begin` makes it ready, from where training was.
+    """
+
+    def __init__(
+        self, data: TrainingData, run_id: str, peer_id: str, manifest: Manifest, position: Position | None
+    ) -> None:
+        self._data = data
+        self._seed = (run_id, peer_id)
+        self._manifest = manifest
+        goes_on = position is not None and self.goes_on_from(position)
+        self._trained = position if position is not None and goes_on else Position(data.identity)
+        self._before = (0, self._trained)  # a step and where it began; `_trained` is where it ended
+        self._batches: Iterator[tuple[Batch, Position]]
+        self._coming: deque[asyncio.Future[tuple[Batch, Position]]] = deque()
+        self._taken: deque[Position] = deque()  # where the batches end that were taken and not trained on
+        self._thread = BackgroundThread("data")
+        self._began = 0.0
+        self.seconds_waited = 0.0
+
+    def goes_on_from(self, position: Position) -> bool:
+        """Whether that is a position in these data."""
+        return position.corpus == self._data.identity
+
+    @property
+    def tally(self) -> Tally:
+        return self._data.tally
+
+    def begin(self) -> None:
+        """Make microbatches ready from the first that was not trained on."""
+        self.stop()
+        self._before = (0, self._trained)
+        run_id, peer_id = self._seed
+        self._batches = self._data.batches(run_id, peer_id, self._manifest, self._trained)
+        self._began, self.seconds_waited = asyncio.get_running_loop().time(), 0.0
+        self._make_ahead()
+
+    def stop(self) -> None:
+        """Make no more. What was taken and not trained on is made again after the next `begin`."""
+        for future in self._coming:
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # nobody will ask for it
+        self._coming.clear()
+        self._taken.clear()
+
+    def close(self) -> None:
+        self.stop()
+        self._thread.shutdown(wait=False)
+
+    async def take(self, count: int) -> list[Batch]:
+        """The next `count` microbatches. Raises what went wrong with making them, as `DataError`."""
+        loop = asyncio.get_running_loop()
+        taken: list[Batch] = []
+        for _ in range(count):
+            self._make_ahead()
+            began = loop.time()
+            batch, position = await self._coming.popleft()
+            self.seconds_waited += loop.time() - began
+            taken.append(batch)
+        self._make_ahead()
+        self._taken.append(position)
+        return taken
+
+    def _make_ahead(self) -> None:
+        loop = asyncio.get_running_loop()
+        while len(self._coming) < microbatches_ahead(self._manifest):
+            self._coming.append(loop.run_in_executor(self._thread, _next, self._batches))
+
+    # --- where training is --------------------------------------------------------------------
+
+    def commit(self, step: int) -> None:
+        """The oldest batch that was taken goes into the weights, with inner step `step`."""
+        self._before, self._trained = (step, self._trained), self._taken.popleft()
+
+    def position(self, step: int | None = None) -> Position:
+        """Where training was after `step` inner steps, the last one that was committed or the one before it.
+
+        Without a step, where it is: what a node keeps while it serves another stage.
+        """
+        last, before = self._before
+        return before if step is not None and step < last else self._trained
+
+    # --- what people are told -----------------------------------------------------------------
+
+    def waited(self) -> float:
+        """The fraction of the time since `begin` in which training waited for data."""
+        seconds = asyncio.get_running_loop().time() - self._began
+        return min(1.0, self.seconds_waited / seconds) if seconds > 0 else 0.0
+
+
+def microbatches_ahead(manifest: Manifest) -> int:
+    """How many are made before they are asked for."""
+    for_tokens = min(MOST_AHEAD, TOKENS_AHEAD // manifest.tokens_per_microbatch)
+    return max(STEPS_AHEAD * manifest.inner.microbatches, for_tokens)
+
+
+def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
+    """The line is endless, so that it ended means that it broke before; the one who saw that has told why."""
+    try:
+        return next(batches)
+    except StopIteration:
+        raise DataError("The data could not be read on. Start the node again.") from None
+
+
+class FeedReport:
+    """Tells, now and then, how quickly text is tokenised and how long training waited for it."""
+
+    def __init__(self, feed: Feed, events: Events) -> None:
+        self._feed = feed
+        self._events = events
+        self._next = asyncio.get_running_loop().time() + FIRST_TOLD_SECONDS
+
+    def tell(self) -> None:
+        """Once a step; says something when it is time, and something was tokenised."""
+        now, tally = asyncio.get_running_loop().time(), self._feed.tally
+        if now < self._next or not tally.tokens:
+            return
+        self._next = now + TOLD_SECONDS
+        (nbytes, tokens), waited = tally.rate(), self._feed.waited()
+        position = self._feed.position()
+        self._events.say(
+            f"Data: tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); training waited for it "
+            f"{waited:.2%} of the time. Epoch {position.epoch}, document {position.document:,}.",
+            "data",
+            bytes_per_second=round(nbytes),
+            tokens_per_second=round(tokens),
+            waited_fraction=round(waited, 6),
+            documents=tally.documents,
+            epoch=position.epoch,
+            document=position.document,
+        )

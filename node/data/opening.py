@@ -1,0 +1,84 @@
+"""From a manifest and what a volunteer named with --data to something to train on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.data.batches import TrainingData
+from node.data.corpus import load_corpus
+from node.data.datasets_library import HubStream
+from node.data.documents import Documents, Split
+from node.data.paths import HUB
+from node.data.store import stored_documents
+from node.data.stream import StreamedDocuments
+from node.data.tokenised import TokenisedDocuments
+from node.data.tokenizer import load_tokenizer
+from protocol.errors import DataError
+from protocol.manifest import BYTES, Manifest
+
+DEFAULT_FIELD = "text"
+LOCAL = "local"  # data.source of a run whose volunteers bring the text
+
+
+@dataclass(frozen=True)
+class DataPlan:
+    """What a volunteer says of the data: --data, --text-field, and where documents are kept."""
+
+    entries: tuple[str, ...]
+    field: str
+    cache: Path
+
+    def flags(self) -> list[str]:
+        """The same for a node's command line."""
+        named = [word for entry in self.entries for word in ("--data", entry)]
+        return [*named, "--text-field", self.field, "--data-cache", str(self.cache)]
+
+    def require(self, manifest: Manifest) -> None:
+        """Raises `DataError` when the run has no text of its own and none is named."""
+        if not self.entries and manifest.data.source == LOCAL:
+            raise DataError(
+                f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
+                "(globs may be used, and --data may be given several times), or serve another --stage."
+            )
+
+
+def default_cache() -> Path:
+    """Where tools keep documents that belong to no node: the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noloco" / "documents"
+
+
+def token_name(manifest: Manifest) -> str:
+    """What losses of this run are counted by."""
+    return "byte" if manifest.data.tokenizer == BYTES else "token"
+
+
+def open_data(manifest: Manifest, plan: DataPlan, tokenizer: bytes | None) -> TrainingData:
+    """The data of a run; `tokenizer` holds the run's tokenizer.json, unless bytes are its tokens.
+
+    Reads all of it when it is seen for the first time, so call it in a thread. Raises `DataError` or
+    `TokenizerError` with what to do.
+
+    The Python library's own sources as bytes are drawn in random windows, as they always were: what
+    docs/ publishes of losses was measured so. Everything else is drawn as documents.
+    """
+    plan.require(manifest)
+    if not plan.entries and manifest.data.tokenizer == BYTES:
+        return load_corpus(manifest.data.source, manifest.data.held_out)
+    loaded = load_tokenizer(tokenizer, manifest)
+    return TokenisedDocuments(_documents(manifest, plan), loaded)
+
+
+def _documents(manifest: Manifest, plan: DataPlan) -> Documents:
+    data = manifest.data
+    entries: Sequence[str] = plan.entries or (data.source,)
+    longest, split = data.longest_document, Split(data.held_out)
+    if not any(entry.startswith(HUB) for entry in entries):
+        return stored_documents(entries, plan.field, longest, split, plan.cache)
+    if len(entries) > 1:
+        raise DataError(
+            f"A dataset of the Hub cannot be read beside others: give one --data {HUB}NAME alone."
+        )
+    return StreamedDocuments(HubStream(entries[0].removeprefix(HUB), plan.field), longest, split)

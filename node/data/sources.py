@@ -1,0 +1,147 @@
+"""Documents from what --data names: text files, JSON lines, parquet and local dataset directories.
+
+A document is an iterable of blocks of its UTF-8 bytes, so that a text file larger than memory is one, too. A
+text file is one document; a line, a row or an example is one, and an empty one is passed over.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+import pyarrow
+import pyarrow.parquet
+
+from node.data.datasets_library import examples_of, is_dataset_directory
+from node.data.paths import files_of
+from protocol.errors import DataError
+
+Document: TypeAlias = Iterable[bytes]
+
+_BLOCK_BYTES = 2**20
+_LONGEST_LINE = 2**26  # bytes of a JSON line: more is no document but a mistake
+_ROWS_AT_ONCE = 256
+_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
+_PARQUET = (".parquet",)
+
+
+def places_of(entries: Sequence[str]) -> list[Path]:
+    """The files and dataset directories that the entries name, each once. Raises `DataError`."""
+    places: dict[Path, None] = {}
+    for entry in entries:
+        path = Path(entry).expanduser()
+        places |= dict.fromkeys([path] if is_dataset_directory(path) else files_of(entry))
+    return list(places)
+
+
+def documents_of(place: Path, field: str) -> Iterator[Document]:
+    """The documents of a file or dataset directory in its order; `field` holds the text where there are fields.
+
+    Raises `DataError` that names file, line and what to do.
+    """
+    name = place.name.lower()
+    if place.is_dir():
+        texts: Iterable[str | None] = examples_of(place, field)
+    elif name.endswith(_LINES):
+        texts = _json_lines(place, field)
+    elif name.endswith(_PARQUET):
+        texts = _parquet_rows(place, field)
+    else:
+        yield _text_blocks(place)
+        return
+    for text in texts:
+        if text:
+            yield (text.encode("utf-8", errors="replace"),)
+
+
+def _text_blocks(path: Path) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                if b"\0" in block:
+                    raise DataError(f"{path} is binary: it has NUL bytes. Name text files only.")
+                decoder.decode(block)
+                done += len(block)
+                yield block
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not UTF-8 text (near byte {done + error.start:,}). Name text files only, or convert it: "
+            f"iconv -f LATIN1 -t UTF-8 {path.name}."
+        ) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _json_lines(path: Path, field: str) -> Iterator[str | None]:
+    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
+    try:
+        with opened(path, "rb") as file:
+            for number, line in enumerate(_lines(file), 1):
+                if not line.isspace():
+                    yield _field_of_line(line, field, f"{path}:{number}")
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from None
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(_LONGEST_LINE):
+        yield line
+
+
+def _field_of_line(line: bytes, field: str, where: str) -> str | None:
+    if len(line) >= _LONGEST_LINE:
+        raise DataError(f"{where} is longer than {_LONGEST_LINE >> 20} MiB. Is this JSON lines? Cut it up.")
+    try:
+        contents = json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{where} is not JSON ({str(error)[:80]}). Mend or delete this line; each line must be one object."
+        ) from None
+    if not isinstance(contents, dict):
+        raise DataError(
+            f"{where} is no JSON object. Each line must be one, with the text in field {field!r}."
+        )
+    if field not in contents:
+        raise DataError(f"{where} has no field {field!r}. {_choice(contents)}")
+    return _checked(contents[field], field, where)
+
+
+def _parquet_rows(path: Path, field: str) -> Iterator[str | None]:
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if field not in names:
+                raise DataError(f"{path} has no column {field!r}. {_choice(names)}")
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    yield _checked(text, field, str(path))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path} is no parquet file that can be read ({str(error).strip().splitlines()[0][:100]}). "
+            "Fetch it again, or leave it out."
+        ) from None
+
+
+def _checked(value: object, field: str, where: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise DataError(
+        f"{where}: {field!r} holds {type(value).__name__}, not text. "
+        "Name the field that holds text with --text-field."
+    )
+
+
+def _choice(names: Iterable[str]) -> str:
+    return f"Name the one that holds the text with --text-field: there is {', '.join(names) or 'none'}."[:300]
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"Cannot read {path} ({error}). Check the file and its permissions.")

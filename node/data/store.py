@@ -1,0 +1,141 @@
+"""A corpus on disk, memory-mapped: the text of all documents once more, and where each of them is.
+
+Made once from the files that --data names, in one pass that holds no more than a document in memory. Documents
+are in the order of their hashes, the held-out ones first, so neither the names nor the format of the files matter.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from node.data.documents import Split, content_hash, cut, identity_of
+from node.data.order import Order
+from node.data.sources import documents_of, places_of
+from protocol.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1  # of the store; another one is made anew
+_TEXT, _INDEX = "text.bin", "index.npy"
+_TELL_SECONDS = 10.0
+
+
+class StoredDocuments:
+    """The documents of a store: `index` is uint64 [documents, 3], their hashes ascending, starts and ends."""
+
+    def __init__(self, directory: Path, split: Split) -> None:
+        self._index: NDArray[np.uint64] = np.load(directory / _INDEX, mmap_mode="r", allow_pickle=False)
+        self._text: NDArray[np.uint8] = np.memmap(directory / _TEXT, np.uint8, mode="r")
+        self._held_out = int(np.searchsorted(self._index[:, 0], np.uint64(split.bound)))
+        self.identity = identity_of(self._index[:, 0])
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
+        count = len(self) - self._held_out
+        order = Order(count, (*seed, epoch))
+        return (self._read(self._held_out + order[place]) for place in range(first, count))
+
+    def held_out(self) -> Iterator[str]:
+        return (self._read(number) for number in range(self._held_out))
+
+    def _read(self, number: int) -> str:
+        _, start, end = self._index[number].tolist()
+        return bytes(self._text[start:end]).decode("utf-8")
+
+
+def stored_documents(
+    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path
+) -> StoredDocuments:
+    """The documents of what --data names, from the store in `cache`, which is made when there is none yet.
+
+    Documents are cut at `longest` bytes. Raises `DataError` with what to do; then no store is left behind.
+    Processes that want the same store at the same time wait for the first one's.
+    """
+    places = places_of(entries)
+    directory = cache / _name(places, field, longest)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(directory.with_suffix(".lock")):
+            if not (directory / _INDEX).exists():
+                _make(places, field, longest, directory)
+        return StoredDocuments(directory, split)
+    except OSError as error:
+        advice = "Free some space" if error.errno == errno.ENOSPC else "Check its permissions"
+        raise DataError(
+            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another --data-cache."
+        ) from None
+
+
+def _name(places: Sequence[Path], field: str, longest: int) -> str:
+    """By all that the store is made from; a file that was changed since gives another name."""
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    described = json.dumps([_FORMAT, field, longest, facts])
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> None:
+    beside = directory.with_suffix(".new")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        with (beside / _TEXT).open("wb") as text:
+            hashes, ends = _write(places, field, longest, text)
+        if not hashes:
+            raise DataError(
+                f"There is no text in {', '.join(map(str, places[:3])) or 'nothing'}. Name files with text in them."
+            )
+        np.save(beside / _INDEX, _index_of(hashes, ends), allow_pickle=False)
+        beside.replace(directory)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(
+    places: Sequence[Path], field: str, longest: int, text: IO[bytes]
+) -> tuple[array.array[int], array.array[int]]:
+    """All documents into `text`, one after another. Returns their hashes and where each ends."""
+    hashes, ends = array.array("Q"), array.array("Q")
+    end, told = 0, time.monotonic()
+    for place in places:
+        for document in documents_of(place, field):
+            for piece in cut(document, longest):
+                text.write(piece)
+                end += len(piece)
+                hashes.append(content_hash(piece))
+                ends.append(end)
+            if time.monotonic() - told > _TELL_SECONDS:
+                told = time.monotonic()
+                logger.info("Reading the data: %s documents, %.1f GB so far.", f"{len(ends):,}", end / 1e9)
+    return hashes, ends
+
+
+def _index_of(hashes: array.array[int], ends: array.array[int]) -> NDArray[np.uint64]:
+    ascending = np.frombuffer(hashes, np.uint64)
+    stops = np.frombuffer(ends, np.uint64)
+    starts = np.concatenate([np.zeros(1, np.uint64), stops[:-1]])
+    by_hash = np.argsort(ascending, kind="stable")
+    return np.stack([ascending[by_hash], starts[by_hash], stops[by_hash]], axis=1)

@@ -1,0 +1,96 @@
+"""Measures the link to one peer: the round trip, and the bandwidth unless real traffic tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from hashlib import blake2b
+
+from node.links.estimate import LinkEstimate
+from node.links.links import Links
+from protocol.codec import Buffer, Encoded
+from protocol.errors import NolocoError, WireError
+from protocol.link_report import AT_LEAST
+from protocol.messages import Probe, Probed
+from protocol.rpc import Rpc, Traffic
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+ROUND_TRIPS = 3  # of a visit, after one that may have had to open the stream
+PAYLOADS = 2  # where the first was too short to tell; the second may be longer
+PROBE_DEADLINE = 5.0
+BULK_DEADLINE = 10.0  # 32 KiB at 26 kbit/s
+
+
+class Visitor:
+    """Mutable state: how many answers were nonsense. What is measured goes to `links`."""
+
+    def __init__(self, rpc: Rpc, links: Links, rng: random.Random) -> None:
+        self._rpc = rpc
+        self._links = links
+        self._rng = rng
+        self.breaches = 0
+
+    async def visit(self, peer: PeerId) -> float:
+        """Returns the seconds that payloads kept the link busy, those that failed included.
+
+        Deadlines: `PROBE_DEADLINE` for each round trip, `BULK_DEADLINE` for a payload. A failure ends the visit and
+        is counted. A wrong digest is a breach of protocol.
+        """
+        loop = asyncio.get_running_loop()
+        link = self._links.visit(peer, loop.time())
+        bulk_began, answered = math.inf, 0
+        try:
+            await self._ask(peer, b"")  # opens the stream
+            for _ in range(ROUND_TRIPS):
+                began = loop.time()
+                await self._ask(peer, b"")
+                link.note_round_trip(loop.time() - began, loop.time())
+            if self._links.bulk_bytes(peer, loop.time()):
+                await self._ask(peer, b"", Traffic.STATE)  # opens that stream
+                bulk_began = loop.time()
+                while answered < PAYLOADS and (not answered or link.uncertainty == AT_LEAST):
+                    await self._transfer(peer, link)
+                    answered += 1
+        except NolocoError as failure:
+            link.failures += 1
+            self.breaches += isinstance(failure, WireError)
+            logger.debug("Peer %s could not be measured: %s", peer[-8:], failure)
+        return max(0.0, loop.time() - bulk_began - answered * (link.round_trip or 0.0))
+
+    async def _transfer(self, peer: PeerId, link: LinkEstimate) -> None:
+        """A payload of the size that suits the link."""
+        loop = asyncio.get_running_loop()
+        size = self._links.bulk_bytes(peer, loop.time())
+        payload, began = self._rng.randbytes(size), loop.time()
+        await self._ask(peer, payload, Traffic.STATE)
+        link.note_transfer(size, loop.time() - began, loop.time())
+
+    async def _ask(self, peer: PeerId, payload: bytes, traffic: Traffic = Traffic.CONTROL) -> None:
+        nonce = self._rng.randbytes(8)
+        reply, _ = await self._rpc.call(
+            peer,
+            traffic,
+            Probe(nonce=nonce),
+            Probed,
+            [_parcel(payload)] if payload else [],
+            deadline=BULK_DEADLINE if payload else PROBE_DEADLINE,
+        )
+        if reply.digest != probe_digest(nonce, payload):
+            self._rpc.strike(peer)
+            raise WireError("the answer to a probe does not fit what was sent")
+
+
+def probe_digest(nonce: bytes, payload: Buffer) -> bytes:
+    """Of all that was sent: nobody can answer before it has arrived."""
+    digest = blake2b(nonce, digest_size=16)
+    digest.update(payload)
+    return digest.digest()
+
+
+def _parcel(payload: bytes) -> Encoded:
+    """Random bytes, which nothing on the way can compress, as a tensor that is never decoded."""
+    return Encoded("int32", (len(payload) // 4,), (memoryview(payload),))

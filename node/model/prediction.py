@@ -1,0 +1,199 @@
+"""The next token for whoever asks: forward passes with the slow weights along a route that the asker chose.
+
+Keys and values of earlier tokens are kept between requests where they fit, so that one more token costs one token.
+They are a convenience: whoever asks can begin anew at any time, and is told to when they are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from transformers import DynamicCache
+
+from node.context import Context
+from node.model.compute import Priority
+from node.model.replica import Replica
+from protocol.codec import encode
+from protocol.errors import Refused, WireError
+from protocol.messages import Predict, Predicted
+from protocol.rpc import Answer, Request, Traffic
+from protocol.transport.base import PeerId
+
+PREDICTION_DEADLINE = 60.0
+MOST_BYTES = (
+    128 << 20
+)  # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
+FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
+
+Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Keys and values of the first `tokens` of an answer, by the weights of `round`."""
+
+    cache: DynamicCache
+    tokens: int
+    round: int
+    nbytes: int
+
+
+class Memories:
+    """Mutable state: what is kept of answers in the making, the longest unused first.
+
+    It lives on the event loop, and who works with a memory takes it out: two requests never share one.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES, seconds: float = FORGOTTEN_AFTER) -> None:
+        self._most_bytes = most_bytes
+        self._seconds = seconds
+        self._kept: OrderedDict[Key, tuple[float, Memory]] = OrderedDict()  # since when, what
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memory.nbytes for _, memory in self._kept.values())
+
+    def take(self, key: Key, position: int) -> Memory | None:
+        """What is kept for the answer, None at its beginning. Raises `Refused` when that is not `position` tokens."""
+        _, memory = self._kept.pop(key, (0.0, None))
+        if not position:
+            return None
+        if memory is None or memory.tokens != position:
+            raise Refused("forgotten", "begin anew with all tokens")
+        return memory
+
+    def keep(self, key: Key, memory: Memory) -> None:
+        """Make room by dropping the longest unused; one that is larger than all room is not kept."""
+        if memory.nbytes > self._most_bytes:
+            return
+        while self.nbytes + memory.nbytes > self._most_bytes:
+            self._kept.popitem(last=False)
+        self._kept[key] = (asyncio.get_running_loop().time(), memory)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+
+    def _expire(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for key in [key for key, (since, _) in self._kept.items() if since + self._seconds <= now]:
+            del self._kept[key]
+        self._timer = None
+        if self._kept:
+            self._set_timer()
+
+
+class PredictionService:
+    """Stands behind training: it computes only when no microbatch waits."""
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        self._context = context
+        self._replica = replica
+        self._memories = Memories()
+        model = context.manifest.model
+        # a token that goes on alone sees everything before it: more than a sliding window lets it
+        self._remembers = not 0 < model.sliding_window < context.manifest.data.sequence_tokens
+
+    async def on_predict(self, request: Request) -> Answer:
+        """Logits of the slow weights after the last token, along the route that the caller chose."""
+        context, message = self._context, request.message
+        manifest = context.manifest
+        is_back = manifest.is_ring and context.stage == 0 and message.stage == manifest.stages
+        is_ours = is_back or message.stage == context.stage
+        if not is_ours or len(message.route) != manifest.hops - 1 - message.stage:
+            raise Refused("not-serving", "the route does not fit this stage")
+        if is_back:
+            logits, round_ = await context.compute.run(Priority.SERVE, self._head, request)
+            return _answer([round_], logits)
+        key = (request.peer, message.answer)
+        before = self._memories.take(key, message.position)
+        outputs, memory = await context.compute.run(Priority.SERVE, self._advance, request, before)
+        if self._remembers:
+            self._memories.keep(key, memory)
+        if message.stage == manifest.hops - 1:
+            return _answer([memory.round], outputs)
+        return await self._onward(message, memory.round, outputs[0])
+
+    async def _onward(self, message: Predict, round_: int, activations: torch.Tensor) -> Answer:
+        onward = message.model_copy(update={"stage": message.stage + 1, "route": message.route[1:]})
+        try:
+            predicted, tensors = await self._context.rpc.call(
+                PeerId(message.route[0]),
+                Traffic.PIPELINE,
+                onward,
+                Predicted,
+                [encode(activations, "fp32")],
+                deadline=PREDICTION_DEADLINE,
+            )
+        except WireError as failure:  # of the next stage, not of the one who asks
+            raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure
+        return _answer([round_, *predicted.rounds], tensors)
+
+    # --- on the compute thread ----------------------------------------------------------------
+
+    def _advance(self, request: Request, memory: Memory | None) -> tuple[list[torch.Tensor], Memory]:
+        """The outputs over the new tokens, on the last stage the logits; and what to keep for the next token."""
+        inputs, replica = self._decoded(request), self._replica
+        if memory is not None and memory.round != replica.round:
+            raise Refused("forgotten", "a round has ended: the weights are others now")
+        cache = DynamicCache() if memory is None else memory.cache
+        outputs = replica.evaluate(inputs, cache=cache).cpu()
+        tokens = request.message.position + inputs.shape[1]
+        nbytes = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values) if t is not None)
+        kept = Memory(cache, tokens, replica.round, nbytes)
+        if not self._context.is_last:
+            return [outputs], kept
+        if self._context.manifest.is_ring:
+            return [outputs[:, -1:]], kept  # the last token's are all that the head needs
+        return _largest(outputs[0, -1].float(), request.message.top), kept
+
+    def _head(self, request: Request) -> tuple[list[torch.Tensor], int]:
+        """First stage of a ring: logits of the activations that come back from the last one."""
+        outputs = self._replica.evaluate(self._decoded(request, is_back=True), is_back=True).cpu()
+        return _largest(outputs[0, -1].float(), request.message.top), self._replica.round
+
+    def _decoded(self, request: Request, is_back: bool = False) -> torch.Tensor:
+        """The checked inputs. Raises `Refused` for what does not fit this stage."""
+        manifest, is_first = self._context.manifest, self._replica.stage.is_first and not is_back
+        tensors, position = request.tensors(), request.message.position
+        expected = "one sequence that fits the run's length is expected, one token of it when it goes on"
+        if len(tensors) != 1 or tensors[0].dim() != (2 if is_first else 3) or tensors[0].shape[0] != 1:
+            raise Refused("bad-shape", expected)
+        inputs, tokens = tensors[0], tensors[0].shape[1]
+        if not 1 <= tokens <= (1 if position else manifest.data.sequence_tokens) or (
+            position + tokens > manifest.data.sequence_tokens
+        ):
+            raise Refused("bad-shape", expected)
+        if is_first:
+            if inputs.is_floating_point() or not 0 <= int(inputs.min()) <= int(inputs.max()) < (
+                manifest.model.vocab_size
+            ):
+                raise Refused("bad-shape", "tokens are outside the vocabulary")
+            return inputs.long()
+        if inputs.shape[2] != manifest.model.hidden_size or not inputs.is_floating_point():
+            raise Refused("bad-shape", expected)
+        if not bool(torch.isfinite(inputs).all()):
+            raise Refused("non-finite", "the activations hold NaN or infinity")
+        return inputs.float()
+
+
+def _largest(logits: torch.Tensor, top: int) -> list[torch.Tensor]:
+    """All logits [vocabulary], or the `top` largest ones and their tokens, each [top]."""
+    if not 0 < top < logits.numel():
+        return [logits]
+    if top == 1:  # the first of equal ones, as greedy decoding anywhere
+        token = torch.argmax(logits, keepdim=True)
+        return [logits[token], token.to(torch.int32)]
+    values, tokens = torch.topk(logits, top)
+    return [values, tokens.to(torch.int32)]
+
+
+def _answer(rounds: list[int], tensors: list[torch.Tensor]) -> Answer:
+    encoded = [encode(t, "fp32" if t.is_floating_point() else "int32") for t in tensors]
+    return Answer(Predicted(rounds=rounds), encoded)

@@ -1,0 +1,216 @@
+"""Weights of a Hugging Face checkpoint: a local directory or a repository of the hub, safetensors only.
+
+A stage reads only its own tensors, and of the hub only the files that hold them. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+from safetensors import SafetensorError, safe_open
+
+from node.model.flat import layout
+from node.model.replica import Replica
+from node.model.stage import parameter_shapes
+from protocol.errors import CheckpointError
+from protocol.manifest import Manifest
+
+CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
+MAX_CONFIG_BYTES = 2**20
+MAX_INDEX_BYTES = 2**26  # a thousand layers have less
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class Pretrained:
+    """One checkpoint. Every failure is a `CheckpointError` that says what to do.
+
+    Mutable state: whether the hub could not be asked for a file.
+    """
+
+    def __init__(self, source: str) -> None:
+        path = Path(source).expanduser()
+        self.source = source
+        self._directory = path if path.is_dir() else None
+        self._is_offline = False
+        if self._directory is None and (path.exists() or not HUB_NAME.fullmatch(source)):
+            raise CheckpointError(
+                f"{source} is not a directory. Give the one that config.json and the weights are in, or a name of "
+                "the Hugging Face hub, as organisation/model."
+            )
+
+    @property
+    def name(self) -> str:
+        """For people: the hub's name, or the last part of the path."""
+        return self.source if self._directory is None else self._directory.resolve().name
+
+    def config(self) -> dict[str, Any]:
+        """config.json as it is."""
+        path = self._file(CONFIG)
+        if path is None:
+            raise self._missing(
+                f"{self.source} has no {CONFIG}: it is no Hugging Face checkpoint. Save one with "
+                "model.save_pretrained(DIRECTORY)."
+            )
+        return self._json(path, MAX_CONFIG_BYTES)
+
+    def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor that is named, in that order, as float32 of the given shape."""
+        places = self._places(shapes)
+        with ExitStack() as stack:
+            files: dict[str, Any] = {}
+            for name, shape in shapes.items():
+                file = places[name]
+                try:
+                    if file not in files:
+                        files[file] = stack.enter_context(safe_open(self._shard(file), framework="pt"))
+                    yield name, self._tensor(files[file], file, name, shape)
+                except (SafetensorError, OSError) as error:
+                    raise CheckpointError(
+                        f"{file} of {self.source} is damaged or cut short ({error}). Get it again."
+                    ) from None
+
+    def _tensor(self, opened: Any, file: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name not in opened.keys():  # noqa: SIM118  it is no dictionary
+            raise CheckpointError(
+                f"{file} of {self.source} has no tensor {name}, which this model needs. Save the whole model again, "
+                "as AutoModelForCausalLM loads it, with save_pretrained."
+            )
+        header = opened.get_slice(name)
+        found, kind = tuple(header.get_shape()), header.get_dtype()
+        if found != shape:
+            raise CheckpointError(
+                f"{name} in {file} of {self.source} has the shape {found}, and {CONFIG} makes it {shape}: they are "
+                "not of one model. Get both again."
+            )
+        if kind not in FLOATS:
+            raise CheckpointError(
+                f"{name} in {file} of {self.source} is of the type {kind}: quantized weights cannot be trained. "
+                "Use the model's checkpoint in float32, bfloat16 or float16."
+            )
+        tensor: torch.Tensor = opened.get_tensor(name).float()
+        if not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{name} in {file} of {self.source} holds NaN or infinity. Get it again.")
+        return tensor
+
+    def _places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+        """The file of each tensor."""
+        if self._file(WHOLE) is not None:
+            return dict.fromkeys(shapes, WHOLE)
+        index = self._file(INDEX)
+        if index is None:
+            raise self._no_weights()
+        places = self._json(index, MAX_INDEX_BYTES).get("weight_map")
+        if not isinstance(places, dict):
+            raise CheckpointError(f"{INDEX} of {self.source} has no weight_map. Get it again.")
+        for name in shapes:
+            file = places.get(name)
+            if file is None:
+                raise CheckpointError(
+                    f"{INDEX} of {self.source} names no file for {name}, which this model needs. Get it again, or "
+                    "save the whole model with save_pretrained."
+                )
+            if not isinstance(file, str) or Path(file).name != file:
+                raise CheckpointError(f"{INDEX} of {self.source} names {file!r}, which is no file beside it.")
+        return {name: places[name] for name in shapes}
+
+    def _no_weights(self) -> CheckpointError:
+        if any(self._file(name) is not None for name in PICKLED):
+            return CheckpointError(
+                f"{self.source} has pickled weights only, which could run any code when they are opened. Convert "
+                "it: load it with transformers where you trust it, and save_pretrained writes safetensors."
+            )
+        return self._missing(f"{self.source} has neither {WHOLE} nor {INDEX}. Get the weights, too.")
+
+    def _shard(self, file: str) -> Path:
+        path = self._file(file)
+        if path is None:
+            raise self._missing(f"{file} is missing in {self.source}. Get it again.")
+        return path
+
+    def _missing(self, sentence: str) -> CheckpointError:
+        """For a file that is not there, or that the hub could not be asked for."""
+        if self._is_offline:
+            return CheckpointError(
+                f"The hub cannot be reached, and not all of {self.source} is on this machine. Check the connection, "
+                "or give a local directory."
+            )
+        return CheckpointError(sentence)
+
+    def _file(self, name: str) -> Path | None:
+        """Where the file is, downloaded if need be; None when the checkpoint has none of this name."""
+        if self._directory is not None:
+            path = self._directory / name
+            return path if path.is_file() else None
+        try:
+            return Path(hf_hub_download(self.source, name))
+        except LocalEntryNotFoundError:
+            self._is_offline = True
+            return None
+        except EntryNotFoundError:
+            return None
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            raise CheckpointError(
+                f"{self.source} cannot be had from the hub ({type(error).__name__}). Check the name, and log in "
+                "with `hf auth login` if it asks for that."
+            ) from None
+
+    def _json(self, path: Path, most: int) -> dict[str, Any]:
+        try:
+            if path.stat().st_size > most:
+                raise ValueError(f"it is larger than {most} bytes")
+            contents = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(contents, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path.name} of {self.source} cannot be read ({error}). Get it again."
+            ) from None
+        return contents
+
+
+def stage_tensors(source: Pretrained, manifest: Manifest, stage: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The stage's weights in the order in which they are in the flat tensor."""
+    return source.tensors({place.name: place.shape for place in layout(parameter_shapes(manifest, stage))})
+
+
+def stage_digest(source: Pretrained, manifest: Manifest, stage: int) -> str:
+    """SHA-256 over the stage's flat float32 weights, in hex. Holds one tensor at a time."""
+    sha = hashlib.sha256()
+    for _, tensor in stage_tensors(source, manifest, stage):
+        sha.update(tensor.contiguous().numpy().data.cast("B"))
+    return sha.hexdigest()
+
+
+def load_stage(source: Pretrained, manifest: Manifest, stage: int, replica: Replica) -> None:
+    """Make the replica start from the checkpoint. Raises `CheckpointError`, also when it is not the run's."""
+    assert manifest.start is not None
+    sha = hashlib.sha256()
+
+    def hashed() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in stage_tensors(source, manifest, stage):
+            sha.update(tensor.contiguous().numpy().data.cast("B"))
+            yield name, tensor
+
+    replica.begin_with(hashed())
+    if sha.hexdigest() != manifest.start.digests[stage]:
+        raise CheckpointError(
+            f"{source.source} is not the checkpoint that run '{manifest.name}' started from "
+            f"('{manifest.start.name}'): the weights of stage {stage} differ. Give that one, or leave "
+            "--from-checkpoint out and join when other replicas of the stage are there."
+        )

@@ -1,0 +1,280 @@
+"""Which stage a newcomer takes: it looks around, measures a few links, claims a stage, and looks again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+
+from node.config import NodeConfig
+from node.links.links import Links
+from node.links.visitor import Visitor
+from node.model.stage import parameter_count, work_of
+from node.places.capacity import Capacities, Peer, peer_of
+from node.places.discovery import DHT_DEADLINE, read_stage
+from node.places.greeting import silent
+from node.places.link_cost import LinkTable, Volumes, excess_seconds
+from node.places.membership import Member, View
+from node.places.owners_plan import OwnersPlan
+from node.places.stage_choice import Arrival, better_stage, choose_stage, poorest_stages
+from node.watch.events import Events
+from protocol.announcement import Announcement, State, joining_key, parse_announcement, stage_key
+from protocol.codec import nbytes_of
+from protocol.errors import JoinError, RecordError
+from protocol.manifest import Manifest, SignedManifest
+from protocol.rpc import Rpc
+from protocol.transport.base import PeerId, Transport
+
+SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims
+INTENTION_LIFETIME = 30.0  # more than choosing takes; who dies while it chooses is asked whether it lives
+LOOKS = 3  # at most, after a claim; one is enough unless several newcomers met
+VISITED_PER_STAGE = 2
+MOST_VISITED = 16
+VISITED_AT_ONCE = 4  # more would share this machine's uplink and measure that
+VISITS_DEADLINE = 10.0
+
+
+class Newcomer:
+    """Mutable state: the view of all stages, the links measured on the way, and the claim of this node."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        rpc: Rpc,
+        signed: SignedManifest,
+        view: View,
+        links: Links,
+        plan: OwnersPlan,
+        may_serve: Collection[int],
+        events: Events,
+    ) -> None:
+        self._transport = transport
+        self._rpc = rpc
+        self._run_id = signed.run_id
+        self._manifest = signed.manifest
+        self._view = view
+        self._links = links
+        self._plan = plan
+        self._may_serve = sorted(may_serve) or list(range(signed.manifest.stages))
+        self._events = events
+        self._work = [work_of(signed.manifest, stage) for stage in range(signed.manifest.stages)]
+        # its own, so that joining does not change what the node draws elsewhere
+        self._rng = random.Random(f"{signed.run_id}/{transport.peer_id}/stage")
+        self._dead: set[PeerId] = set()
+        self._alive: set[PeerId] = set()
+        self._claim: Announcement | None = None
+
+    async def choose(self) -> int:
+        """The stage that the owner's plan has for this node, or the one that the swarm needs most.
+
+        Takes some seconds: those that start together have to see each other. The claim stands when this returns.
+        """
+        stage = await self.planned()
+        if stage is not None:
+            self._events.say(
+                f"Taking stage {stage}, as the run's owner has planned.", "chose-stage", stage=stage
+            )
+            await self._claim_stage(stage)
+            return stage
+        arrival = await self._announce_intention()
+        visited = await self._look_around()
+        newcomers = await self._newcomers()
+        peers = await self._survey()
+        excess = self._excess(peers) if visited else {}
+        placed = {p.peer for p in peers}
+        await self._check_alive([peer for _, peer in newcomers if peer not in placed])
+        choosing = [a for a in newcomers if a[1] not in placed and a[1] not in self._dead]
+        stage = choose_stage(peers, self._work, choosing, arrival, self._may_serve, excess)
+        self._tell(stage, peers, len([a for a in choosing if a != arrival]), excess)
+        return await self._settle(stage, by_links=bool(excess))
+
+    async def planned(self) -> int | None:
+        """The stage in the owner's plan, if there is one that this machine can serve."""
+        plan, me = await self._plan.read(), self._transport.peer_id
+        stage = plan.places([me]).get(me) if plan is not None else None
+        return stage if stage in self._may_serve else None
+
+    # --- looking around -----------------------------------------------------------------------
+
+    async def _announce_intention(self) -> Arrival:
+        now = self._transport.now()
+        intention = Announcement(stage=0, state="joining", since=now)
+        key = joining_key(self._run_id)
+        await self._transport.put(key, intention.to_bytes(), INTENTION_LIFETIME, DHT_DEADLINE)
+        return now, self._transport.peer_id
+
+    async def _newcomers(self) -> list[Arrival]:
+        found = []
+        for record in await self._transport.get(joining_key(self._run_id), DHT_DEADLINE):
+            try:
+                peer, announcement = parse_announcement(record)
+            except RecordError:
+                continue
+            found.append((announcement.since, peer))
+        return found
+
+    async def _survey(self) -> list[Peer]:
+        """All others that serve, or have claimed, a stage and answer."""
+        members = await self._members()
+        await self._check_alive([member.peer for member in members])
+        return [peer_of(member) for member in members if member.peer not in self._dead]
+
+    async def _members(self) -> list[Member]:
+        for stage in range(self._manifest.stages):
+            await read_stage(self._transport, self._run_id, stage, self._view)
+        now, me = self._transport.now(), self._transport.peer_id
+        stages = range(self._manifest.stages)
+        return [member for stage in stages for member in self._view.members(stage, now) if member.peer != me]
+
+    async def _check_alive(self, peers: Sequence[PeerId]) -> None:
+        """A record outlives its peer by its lifetime. Nobody is asked twice."""
+        unknown = [p for p in peers if p not in self._dead | self._alive and p != self._transport.peer_id]
+        dead = await silent(self._rpc, unknown)
+        self._dead |= dead
+        self._alive |= set(unknown) - dead
+
+    # --- links --------------------------------------------------------------------------------
+
+    async def _look_around(self) -> bool:
+        """Let others see the intention; meanwhile measure a few links where they can decide. Whether they can."""
+        settled = asyncio.get_running_loop().time() + SETTLE_SECONDS
+        peers = await self._survey()
+        stages = poorest_stages(Capacities(peers, self._work), self._may_serve)
+        nearby = sorted({s + step for s in stages for step in (-1, 0, 1)}) if len(stages) > 1 else []
+        sample = self._sample([[p.peer for p in peers if p.stage == s and p.is_serving] for s in nearby])
+        if sample:
+            await self._visit(sample)
+        await asyncio.sleep(max(0.0, settled - asyncio.get_running_loop().time()))
+        return bool(sample)
+
+    def _sample(self, groups: Sequence[Sequence[PeerId]]) -> list[PeerId]:
+        chosen = [peer for g in groups for peer in self._rng.sample(g, min(VISITED_PER_STAGE, len(g)))]
+        return self._rng.sample(chosen, min(MOST_VISITED, len(chosen)))
+
+    async def _visit(self, peers: Sequence[PeerId]) -> None:
+        """Measure the links to these, `VISITS_DEADLINE` in all: what was not measured by then makes no difference."""
+        visitor, slots = Visitor(self._rpc, self._links, self._rng), asyncio.Semaphore(VISITED_AT_ONCE)
+
+        async def visit(peer: PeerId) -> None:
+            async with slots:
+                await visitor.visit(peer)
+
+        try:
+            async with asyncio.timeout(VISITS_DEADLINE):
+                await asyncio.gather(*(visit(peer) for peer in peers))
+        except TimeoutError:
+            self._events.emit("visits-cut-short", peers=len(peers))
+
+    def _excess(self, peers: Sequence[Peer]) -> dict[int, float]:
+        """See `excess_seconds`, of each stage; empty when no link of this node is known."""
+        me, table = self._transport.peer_id, LinkTable()
+        own = self._links.told()
+        if not own:
+            return {}
+        table.add(me, own)
+        for stage in range(self._manifest.stages):
+            for member in self._view.members(stage, self._transport.now()):
+                table.add(member.peer, member.announcement.links)
+        stages, volumes = range(self._manifest.stages), volumes_of(self._manifest)
+        members = {stage: [p.peer for p in peers if p.stage == stage] for stage in stages}
+        return {stage: excess_seconds(me, members, table, volumes, stage) for stage in self._may_serve}
+
+    # --- the claim ----------------------------------------------------------------------------
+
+    async def _settle(self, stage: int, by_links: bool) -> int:
+        """Claim the stage, then see who else did: of several that met, the last to come goes elsewhere."""
+        await self._claim_stage(stage)
+        for look in range(LOOKS):
+            await asyncio.sleep(SETTLE_SECONDS * self._rng.uniform(1, 2))
+            peers = [*await self._survey(), self._as_peer(stage)]
+            is_last_word = look == LOOKS - 1
+            alone = [p for p in peers if p.stage == stage and not p.is_serving]
+            better = better_stage(
+                peers, self._work, self._transport.peer_id, self._may_serve, by_links=by_links,
+                is_last_word=is_last_word,
+            )  # fmt: skip
+            if better is None and (len(alone) == 1 or look):
+                break
+            if better is not None:
+                await self._put_claim(stage, "leaving")
+                self._events.say(
+                    f"Others came to stage {stage}, too; taking stage {better}.", "chose-stage", stage=better
+                )
+                stage = better
+                await self._claim_stage(stage)
+        return stage
+
+    async def _claim_stage(self, stage: int) -> None:
+        """A claim that takes longer to store than others wait to see it is made again, as a later one."""
+        loop = asyncio.get_running_loop()
+        for _ in range(LOOKS):
+            began = loop.time()
+            await self._put_claim(stage, "joining")
+            if loop.time() - began < SETTLE_SECONDS:
+                return
+
+    async def _put_claim(self, stage: int, state: State) -> None:
+        self._claim = Announcement(
+            stage=stage,
+            state=state,
+            since=self._transport.now(),
+            addresses=self._transport.addresses()[:8],
+        )
+        lifetime = self._manifest.limits.record_lifetime
+        key = stage_key(self._run_id, stage)
+        await self._transport.put(key, self._claim.to_bytes(), lifetime, DHT_DEADLINE)
+
+    def _as_peer(self, stage: int) -> Peer:
+        assert self._claim is not None
+        return Peer(self._transport.peer_id, stage, since=self._claim.since, is_serving=False)
+
+    def _tell(self, stage: int, peers: Sequence[Peer], others: int, excess: dict[int, float]) -> None:
+        found = Capacities(peers, self._work)
+        counts = ", ".join(f"{count} of stage {s}" for s, count in enumerate(found.replicas))
+        near = f" Its links make a step {excess[stage]:+.3f} s longer." if excess else ""
+        self._events.say(
+            f"Taking stage {stage}: {counts} answer; {len(self._dead)} do not; {others} newcomers choose, too.{near}",
+            "chose-stage",
+            stage=stage,
+            dead=sorted(self._dead),
+        )
+
+
+async def find_stage(
+    config: NodeConfig,
+    transport: Transport,
+    rpc: Rpc,
+    signed: SignedManifest,
+    view: View,
+    links: Links,
+    plan: OwnersPlan,
+    may_serve: Collection[int],
+    previous: int | None,
+    events: Events,
+) -> int:
+    """The stage asked for, the one planned, the one served before, or the one that the run needs most.
+
+    `may_serve`: the stages that this machine can hold. Raises `JoinError` for a stage that does not exist.
+    """
+    stages = signed.manifest.stages
+    if config.stage >= stages:
+        raise JoinError(f"This run has stages 0 to {stages - 1}; --stage {config.stage} does not exist.")
+    for stage in range(stages):
+        await read_stage(transport, signed.run_id, stage, view)
+    if config.stage >= 0:
+        return config.stage
+    if previous is not None:
+        return previous
+    return await Newcomer(transport, rpc, signed, view, links, plan, may_serve, events).choose()
+
+
+def volumes_of(manifest: Manifest) -> Volumes:
+    """The largest stage gives the bytes of a round."""
+    parameters = max(parameter_count(manifest, stage) for stage in range(manifest.stages))
+    activations = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
+    return Volumes(
+        activations=nbytes_of(manifest.wire.activations, activations),
+        exchange=nbytes_of(manifest.wire.gossip, [parameters]),
+        microbatches=manifest.inner.microbatches,
+        inner_steps=manifest.outer.inner_steps,
+    )

@@ -1,0 +1,168 @@
+"""A model that transformers has saved, trained by a swarm, and exported for transformers again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.evaluation import checkpoint_loss, evaluate_route, model_loss
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.measured_text import MeasuredText, held_out_text
+from bootstrap.observer import Observer
+from bootstrap.pretrained import model_of, unread_start, with_digests
+from bootstrap.simulated_swarm import SimulatedSwarm
+from node.model.families import FAMILIES
+from node.model.pretrained import Pretrained
+from protocol.errors import CheckpointError
+from protocol.manifest import Manifest, manifest_from
+from protocol.model import Family
+from protocol.transport.memory import memory_address
+from tests.pretrained import saved_model
+from tests.swarm.micro import (
+    FOREVER,
+    WIDE,
+    events_of,
+    everyone_goes_on,
+    fails_to_join,
+    guest_of,
+    micro_corpus,
+    micro_manifest,
+    peer_of,
+    run_swarm,
+    stage_nodes,
+    until,
+)
+
+SEQUENCES = 16
+KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied llama": ("llama", {"tie_word_embeddings": True}),
+    "tied qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 8}),
+}
+
+
+def manifest_for(directory: Path, **changes: Any) -> Manifest:
+    """The micro run with the model of the checkpoint there."""
+    source = Pretrained(str(directory))
+    contents = micro_manifest(**changes).model_dump()
+    contents["model"] = model_of(source).model_dump()
+    contents["start"] = unread_start(source, contents["stages"]).model_dump()
+    return with_digests(source, manifest_from(contents))
+
+
+def swarm_for(manifest: Manifest) -> SimulatedSwarm:
+    return SimulatedSwarm(manifest, micro_corpus(), seed=1, link=WIDE)
+
+
+async def all_are(swarm: SimulatedSwarm, state: str) -> None:
+    await until(lambda: all(node.public_state == state for node in swarm.nodes.values()))
+
+
+async def observer_of(swarm: SimulatedSwarm) -> Observer:
+    guest = await guest_of(swarm)
+    await guest.transport.connect([memory_address(peer_of(stage_nodes(swarm, 0)[0]))], 5.0)
+    return Observer(guest.transport, guest, swarm.seed_peer.signed)
+
+
+def text_of(manifest: Manifest) -> MeasuredText:
+    return held_out_text(manifest, micro_corpus(), SEQUENCES, transformers_tokenizer(manifest, None))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_path: Path) -> None:
+    family, settings = KINDS[kind]
+    whole = saved_model(tmp_path / "model", family, **settings)
+    manifest = manifest_for(tmp_path / "model", stages=stages, inner__total_steps=20)
+
+    async def main() -> float:
+        swarm = swarm_for(manifest)
+        await swarm.start(2, from_checkpoint=str(tmp_path / "model"))
+        await all_are(swarm, "finished")
+        observer = await observer_of(swarm)
+        route = (await observer.routes())[0]
+        own = await evaluate_route(observer, text_of(manifest), route)
+        await export(observer, Order(tmp_path / "export", route=route))
+        await observer.rpc.close()
+        await swarm.leave()
+        return own.nats
+
+    own = run_swarm(main())
+    assert own < model_loss(whole, text_of(manifest)).nats - 0.2
+    back = checkpoint_loss(tmp_path / "export", text_of(manifest))
+    assert back.nats == pytest.approx(own, abs=1e-3)
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert config["architectures"] == [FAMILIES[family].architecture]
+    assert config["tie_word_embeddings"] is manifest.model.tied_embeddings
+
+
+def test_a_replica_without_the_checkpoint_waits_for_one_that_has_it(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    manifest = manifest_for(tmp_path / "model", inner__total_steps=FOREVER)
+
+    async def main() -> None:
+        swarm = swarm_for(manifest)
+        await swarm.start(1)
+        await until(lambda: len(events_of(swarm, "no-weights")) == 2)
+        await asyncio.sleep(30)
+        assert not events_of(swarm, "serving")
+        for stage in range(2):
+            swarm.add(2 + stage, stage=stage, from_checkpoint=str(tmp_path / "model"))
+        await until(lambda: len(events_of(swarm, "serving")) == 4)
+        assert {event["node"] for event in events_of(swarm, "downloaded")} == {0, 1}
+        await everyone_goes_on(swarm)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_node_that_waits_for_weights_leaves_when_it_is_told_to(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    manifest = manifest_for(tmp_path / "model")
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(manifest, micro_corpus(), seed=1, link=WIDE, directory=tmp_path / "states")
+        await swarm.start(1)
+        await until(lambda: len(events_of(swarm, "no-weights")) == 2)
+        await swarm.leave()
+
+    run_swarm(main())
+    assert not list(tmp_path.rglob("checkpoint.safetensors"))  # what it held was no model
+
+
+def test_a_checkpoint_is_refused_in_a_run_that_starts_from_random_weights(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+
+    async def main() -> None:
+        swarm = swarm_for(micro_manifest())
+        await swarm.seed_peer.start()
+        swarm.add(0, stage=1, from_checkpoint=str(tmp_path / "model"))
+        failure = await fails_to_join(swarm, 0)
+        assert isinstance(failure, CheckpointError)
+        assert "starts from random weights" in str(failure)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_another_checkpoint_is_refused_where_it_would_be_needed(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    manifest = manifest_for(tmp_path / "model")
+    saved_model(tmp_path / "other", initializer_range=0.1)
+
+    async def main() -> None:
+        swarm = swarm_for(manifest)
+        await swarm.seed_peer.start()
+        swarm.add(0, stage=1, from_checkpoint=str(tmp_path / "other"))
+        failure = await fails_to_join(swarm, 0)
+        assert isinstance(failure, CheckpointError)
+        assert "the weights of stage 1 differ" in str(failure)
+        await swarm.leave()
+
+    run_swarm(main())

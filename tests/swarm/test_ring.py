@@ -1,0 +1,131 @@
+"""Tied embeddings in several stages: microbatches go around a ring, and it is one matrix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bootstrap.evaluation import checkpoint_loss, evaluate_route
+from bootstrap.export.exporting import Order, export
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.measured_text import MeasuredText, held_out_text
+from bootstrap.observer import Observer
+from bootstrap.simulated_swarm import SimulatedSwarm
+from node.model.flat import layout
+from node.model.stage import parameter_shapes
+from protocol.codec import encode
+from protocol.errors import Refused
+from protocol.messages import Gradient, Return
+from protocol.rpc import Traffic
+from protocol.transport.memory import memory_address
+from tests.swarm.micro import (
+    FOREVER,
+    assert_exact_admission,
+    everyone_goes_on,
+    guest_of,
+    mean_losses,
+    micro_swarm,
+    numbers_of_stage,
+    peer_of,
+    run_swarm,
+    stage_nodes,
+    trained,
+    training,
+    until,
+)
+
+TIED = {"model__tied_embeddings": True, "model__layers": 3}
+# clipping and the ends of rounds are per stage, and would tell one stage from several
+UNCLIPPED = {**TIED, "inner__clip_norm": 1e9, "inner__total_steps": 12, "outer__method": "local"}
+
+
+def whole_theta(swarm: SimulatedSwarm) -> dict[str, torch.Tensor]:
+    """The fast weights of the first replica of every stage, under their names in a checkpoint."""
+    weights = {}
+    for stage in range(swarm.manifest.stages):
+        node = stage_nodes(swarm, stage)[0]
+        for place in layout(parameter_shapes(swarm.manifest, stage)):
+            weights[place.name] = place.of(node.replica.flat.values).clone()
+    return weights
+
+
+def text_of(swarm: SimulatedSwarm) -> MeasuredText:
+    return held_out_text(swarm.manifest, swarm.corpus, 16, transformers_tokenizer(swarm.manifest, None))
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_ring_trains_the_very_weights_that_one_stage_trains(stages: int) -> None:
+    async def main(count: int) -> dict[str, torch.Tensor]:
+        swarm = await trained(1, stages=count, **UNCLIPPED)
+        return whole_theta(swarm)
+
+    whole, ring = run_swarm(main(1)), run_swarm(main(stages))
+    assert set(whole) == set(ring)
+    assert "lm_head.weight" not in ring
+    for name, weight in whole.items():
+        assert torch.allclose(weight, ring[name], atol=2e-6), name
+
+
+def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path: Path) -> None:
+    async def main() -> tuple[SimulatedSwarm, float]:
+        swarm = micro_swarm(stages=2, inner__total_steps=60, **TIED)
+        await swarm.start(2)
+        await until(lambda: all(node.public_state == "finished" for node in swarm.nodes.values()))
+        for node in swarm.nodes.values():
+            assert_exact_admission(node)
+        guest = await guest_of(swarm)
+        await guest.transport.connect([memory_address(peer_of(stage_nodes(swarm, 0)[0]))], 5.0)
+        observer = Observer(guest.transport, guest, swarm.seed_peer.signed)
+        route = (await observer.routes())[0]
+        own = await evaluate_route(observer, text_of(swarm), route)
+        await export(observer, Order(tmp_path / "model", route=route))
+        await guest.close()
+        await swarm.finish()
+        return swarm, own.nats
+
+    swarm, own = run_swarm(main())
+    assert checkpoint_loss(tmp_path / "model", text_of(swarm)).nats == pytest.approx(own, abs=1e-4)
+    before, after = mean_losses(swarm, 8, 8)
+    assert after < before - 0.5
+
+
+def test_the_first_stage_answers_for_a_home_that_has_died() -> None:
+    async def main() -> None:
+        swarm = await training(2, stages=2, inner__total_steps=FOREVER, **TIED)
+        node = stage_nodes(swarm, 0)[0]
+        guest = await guest_of(swarm)
+        hidden = torch.randn(2, 32, 16)
+        parcel = [encode(hidden, "fp32"), encode(torch.zeros(2, 32, dtype=torch.int32), "int32")]
+        for home in ("somebody else", peer_of(node)):
+            message = Return(microbatch=home, home=home, draw="1-0-x")
+            reply, tensors = await guest.call(
+                peer_of(node), Traffic.PIPELINE, message, Gradient, parcel, deadline=5
+            )
+            assert reply.loss > 0
+            assert tensors[0].shape == hidden.shape
+        message = Return(microbatch="another", home="somebody else", draw="1-0-x")
+        with pytest.raises(Refused, match="bad-shape"):
+            await guest.call(peer_of(node), Traffic.PIPELINE, message, Gradient, parcel[:1], deadline=5)
+        await guest.close()
+        await everyone_goes_on(swarm)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_ring_goes_on_when_a_replica_dies_and_another_comes(stage: int) -> None:
+    async def main() -> None:
+        swarm = await training(2, stages=3, inner__total_steps=FOREVER, **TIED)
+        swarm.kill(numbers_of_stage(swarm, stage)[0])
+        await everyone_goes_on(swarm, 15)
+        old = list(swarm.nodes.values())
+        swarm.add(77, stage=stage)
+        await everyone_goes_on(swarm, 15)
+        for node in old:
+            assert_exact_admission(node)
+        await swarm.leave()
+
+    run_swarm(main())

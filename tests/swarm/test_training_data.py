@@ -1,0 +1,185 @@
+"""Training on documents: a node that is stopped sees none twice and misses none, and all get the run's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootstrap.simulated_swarm import SimulatedSwarm
+from node.data.batches import Batch, Position
+from node.data.documents import Split
+from node.data.store import stored_documents
+from node.data.tokenised import TokenisedDocuments
+from node.data.tokenizer import ByteTokenizer, identity_of
+from node.data.tokenizer_exchange import fetch_tokenizer
+from protocol.errors import TokenizerError
+from protocol.manifest import Manifest
+from protocol.messages import GetTokenizer, TokenizerPiece
+from protocol.rpc import Answer, Request, Traffic
+from protocol.transport.memory import memory_address
+from tests.swarm.micro import (
+    events_of,
+    guest_of,
+    micro_corpus,
+    micro_manifest,
+    peer_of,
+    run_swarm,
+    step_of,
+    until,
+)
+from tests.unit.corpora import as_jsonl, made_up
+from tests.unit.tokenizers_made_here import bpe
+
+MICROBATCHES = micro_manifest().inner.microbatches
+
+
+class Watched(TokenisedDocuments):
+    """Keeps every microbatch that was made, with where it ends."""
+
+    made: dict[Position, list[Any]]
+
+    def batches(
+        self, run_id: str, peer_id: str, manifest: Manifest, position: Position
+    ) -> Iterator[tuple[Batch, Position]]:
+        for batch, after in super().batches(run_id, peer_id, manifest, position):
+            self.made.setdefault(after, []).append(batch[0].tolist())
+            yield batch, after
+
+
+def documents_in(tmp_path: Path) -> Watched:
+    entry = as_jsonl(tmp_path / "a.jsonl", made_up(12))
+    data = Watched(
+        stored_documents((entry,), "text", 16_384, Split(0.05), tmp_path / "cache"), ByteTokenizer()
+    )
+    data.made = {}
+    return data
+
+
+def trained_until(data: Watched, swarm: SimulatedSwarm, position: Position) -> int:
+    """How many microbatches lie before `position`, in the line of a node that was never stopped."""
+    run_id, peer = swarm.seed_peer.signed.run_id, peer_of(swarm.nodes[0])
+    whole = TokenisedDocuments.batches(data, run_id, peer, swarm.manifest, Position(data.identity))
+    places = [after for _, after in islice(whole, 8_000)]
+    return places.index(position) + 1 if position in places else 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_node_that_is_stopped_goes_on_where_it_was(staleness: int, tmp_path: Path) -> None:
+    data = documents_in(tmp_path)
+
+    async def lives() -> None:
+        manifest = micro_manifest(stages=1, inner__total_steps=10_000, inner__staleness=staleness)
+        swarm = SimulatedSwarm(manifest, data, directory=tmp_path / "nodes")
+        await swarm.seed_peer.start()
+        for life in range(3):
+            node = swarm.add(0, stage=0)
+            await until(lambda node=node, life=life: step_of(node) >= 60 * (life + 1))  # type: ignore[misc]
+            node.stop()
+            await swarm.tasks[0]
+            saved = swarm._states[0].checkpoint(swarm.seed_peer.signed.run_id)
+            assert saved is not None
+            assert saved.position is not None
+            assert trained_until(data, swarm, saved.position) == saved.state.step * MICROBATCHES
+        assert saved.position.epoch >= 1
+        await swarm.seed_peer.close()
+
+    run_swarm(lives())
+    assert all(batch == batches[0] for batches in data.made.values() for batch in batches)
+
+
+def test_a_checkpoint_of_any_moment_has_the_position_of_its_weights(tmp_path: Path) -> None:
+    data = documents_in(tmp_path)
+
+    async def lives() -> None:
+        swarm = SimulatedSwarm(
+            micro_manifest(stages=1, inner__total_steps=10_000), data, directory=tmp_path / "nodes"
+        )
+        await swarm.seed_peer.start()
+        for number in range(2):
+            node = swarm.add(0, stage=0)
+            restored = node.surroundings.state.checkpoint(swarm.seed_peer.signed.run_id)  # type: ignore[union-attr]
+            first = restored.state.step if restored is not None else 0
+            await until(lambda node=node, first=first: step_of(node) > first + 20)  # type: ignore[misc]
+            await until(lambda number=number: len(events_of(swarm, "checkpoint")) > number, 60, 0.001)  # type: ignore[misc]
+            saved = swarm._states[0].checkpoint(swarm.seed_peer.signed.run_id)
+            assert saved is not None
+            assert saved.position is not None
+            assert trained_until(data, swarm, saved.position) == saved.state.step * MICROBATCHES
+            swarm.kill(0)
+        await swarm.leave()
+
+    run_swarm(lives())
+
+
+def test_data_that_changed_begin_anew(tmp_path: Path) -> None:
+    data = documents_in(tmp_path)
+
+    async def lives() -> None:
+        swarm = SimulatedSwarm(
+            micro_manifest(stages=1, inner__total_steps=10_000), data, directory=tmp_path / "nodes"
+        )
+        await swarm.seed_peer.start()
+        for steps, corpus in ((5, data), (10, micro_corpus())):
+            swarm.corpus = corpus
+            node = swarm.add(0, stage=0)
+            await until(lambda node=node, steps=steps: step_of(node) >= steps)  # type: ignore[misc]
+            node.stop()
+            await swarm.tasks[0]
+        assert len(events_of(swarm, "data-changed")) == 1
+        await swarm.seed_peer.close()
+
+    run_swarm(lives())
+
+
+# --- the run's tokenizer ------------------------------------------------------------------------
+
+
+def with_tokenizer(raw: bytes, **changes: Any) -> Manifest:
+    settings = {"data__tokenizer": identity_of(raw), "data__end_of_text": "<|endoftext|>"}
+    return micro_manifest(**{"model__vocab_size": 320, "inner__total_steps": 10_000, **settings, **changes})
+
+
+def test_members_have_the_runs_tokenizer_from_each_other(tmp_path: Path) -> None:
+    raw = bpe() + b" " * 300_000  # three pieces
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(with_tokenizer(raw), micro_corpus(), directory=tmp_path, tokenizer=raw)
+        await swarm.start(1)
+        await until(lambda: all(step_of(node) >= 2 for node in swarm.nodes.values()))
+        await swarm.seed_peer.close()
+        late = swarm.add(2, stage=0, join=memory_address(peer_of(swarm.nodes[1])))
+        await until(lambda: step_of(late) >= 1 and late.public_state == "serving")
+        for number in range(3):
+            assert (tmp_path / f"node-{number}" / "tokenizer.json").read_bytes() == raw
+        for node in swarm.nodes.values():
+            node.stop()
+        for task in swarm.tasks.values():
+            await task
+
+    run_swarm(main())
+
+
+def test_a_tokenizer_that_is_not_the_runs_is_not_taken_from_anyone() -> None:
+    raw = bpe()
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(with_tokenizer(raw), micro_corpus())
+        asker, peers = await guest_of(swarm, "asker"), []
+        lies = (raw[:-1] + b" ", raw[:-1], b"")
+        for number, lie in enumerate(lies):
+
+            async def on_get(request: Request, lie: bytes = lie) -> Answer:
+                return Answer(TokenizerPiece(total=len(raw), contents=lie))
+
+            liar = await guest_of(swarm, f"liar {number}")
+            liar.handle(Traffic.STATE, GetTokenizer, on_get)
+            await liar.start()
+            peers.append(liar.transport.peer_id)
+        with pytest.raises(TokenizerError, match=r"none of 3 peers gave it.*--tokenizer FILE"):
+            await fetch_tokenizer(asker, peers, swarm.manifest)
+
+    run_swarm(main())

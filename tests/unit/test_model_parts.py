@@ -1,0 +1,192 @@
+"""The parts of taking a model out: tokens as text, choosing tokens and replicas, windows of text, the model card."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from bootstrap.evaluation import Loss
+from bootstrap.export.card import Facts, model_card
+from bootstrap.export.shards import shard_bytes
+from bootstrap.export.sources import Donor, Source, choose
+from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
+from bootstrap.generation.decoding import Decoding, Sampler
+from bootstrap.generation.text_stream import TextStream
+from bootstrap.measured_text import text_of_files
+from node.data.tokenizer import identity_of
+from protocol.errors import DataError, TokenizerError, UserError
+from protocol.manifest import PRESETS, load_preset, manifest_from
+from protocol.manifest_text import as_toml
+from protocol.transport.base import PeerId
+from tests.swarm.micro import micro_manifest
+from tests.unit.tokenizers_made_here import bpe
+
+BYTES = byte_tokenizer()
+
+
+@given(st.text())
+def test_any_text_becomes_its_utf8(text: str) -> None:
+    assert BYTES.encode(text).ids == list(text.encode())
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_become_their_text(ids: bytes) -> None:
+    assert BYTES.decode(list(ids), skip_special_tokens=False) == ids.decode(errors="replace")
+
+
+def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
+    transformers_tokenizer(micro_manifest(), None).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert ids_of(loaded, "a\0b") == list(b"ab")  # as of documents in training
+    everything = "".join(map(chr, range(1, 0x500))) + " ' s 中文 🙂\r\n\t  x"
+    assert ids_of(loaded, everything) == list(everything.encode())
+    assert loaded.decode(list(everything.encode())) == everything
+    assert (loaded.eos_token_id, loaded.pad_token_id, len(loaded)) == (0, 0, 256)
+    assert byte_count(loaded, [0xE4, 0xB8]) == 2
+    assert loaded.model_max_length == 32
+
+
+def test_a_runs_own_tokenizer_goes_with_it_and_no_other_does(tmp_path: Path) -> None:
+    own, other = bpe(), bpe(280)
+    manifest = micro_manifest(
+        data__tokenizer=identity_of(own), data__end_of_text="<|endoftext|>", model__vocab_size=300
+    )
+    transformers_tokenizer(manifest, own).save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = "the cat, größer, 中文"
+    assert loaded.decode(ids_of(loaded, text)) == text
+    assert len(ids_of(loaded, text)) < len(text.encode())
+    assert loaded.eos_token == "<|endoftext|>"
+    assert loaded.eos_token_id not in ids_of(loaded, "what <|endoftext|> says")
+    for wrong in (other, None):
+        with pytest.raises(TokenizerError, match="tokenizer"):
+            transformers_tokenizer(manifest, wrong)
+
+
+@given(st.text(max_size=40))
+def test_text_is_told_as_it_comes_and_characters_whole(text: str) -> None:
+    told: list[str] = []
+    stream = TextStream(transformers_tokenizer(micro_manifest(), None), told.append)
+    for byte in text.encode():
+        stream.put(byte)
+    end = stream.end()
+    assert "".join(told) == end == text.replace("\0", "")
+
+
+def test_bytes_that_are_no_text_are_told_in_the_end() -> None:
+    told: list[str] = []
+    stream = TextStream(transformers_tokenizer(micro_manifest(), None), told.append)
+    for byte in (0x61, 0xE4, 0xB8):
+        stream.put(byte)
+    assert told == ["a"]
+    assert stream.end() == "a\ufffd" == "".join(told)
+
+
+LOGITS = torch.tensor([1.0, 4.0, 3.0, 2.0, -5.0])
+
+
+def test_greedy_takes_the_likeliest_and_sampling_what_is_left_in() -> None:
+    assert Sampler(Decoding()).choose(LOGITS) == 1
+    sampler = Sampler(Decoding(temperature=2.0, top_k=3, seed=5))
+    drawn = [sampler.choose(LOGITS) for _ in range(200)]
+    assert set(drawn) == {1, 2, 3}
+    again = Sampler(Decoding(temperature=2.0, top_k=3, seed=5))
+    assert drawn == [again.choose(LOGITS) for _ in range(200)]
+    narrow = Sampler(Decoding(temperature=1.0, top_p=0.5))
+    assert {narrow.choose(LOGITS) for _ in range(50)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"most_tokens": 0}, "--tokens"),
+        ({"temperature": -1.0}, "--temperature"),
+        ({"temperature": math.nan}, "--temperature"),
+        ({"temperature": 1.0, "top_k": -1}, "--top-k"),
+        ({"temperature": 1.0, "top_p": 0.0}, "--top-p"),
+        ({"top_k": 5}, "--temperature"),
+    ],
+)
+def test_impossible_ways_to_choose(settings: dict[str, float], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Decoding(**settings)  # type: ignore[arg-type]
+
+
+def donor(name: str, round_: int, is_finished: bool = False) -> Donor:
+    return Donor(PeerId(name), round_ * 5, round_, is_finished)
+
+
+def test_one_replica_is_taken_and_an_earlier_choice_kept_while_it_stands() -> None:
+    donors = [donor("a", 3), donor("b", 4)]
+    assert choose(donors, mean=False) == [donors[0]]
+    assert choose(donors, mean=False, earlier=[["b", 4]]) == [donors[1]]
+    assert choose(donors, mean=False, earlier=[["b", 3]]) == [donors[0]]
+    assert choose(donors, mean=False, earlier=[["a", 3], ["b", 4]]) == [donors[0]]
+
+
+def test_a_mean_is_over_the_largest_group_at_one_round() -> None:
+    donors = [donor("a", 3), donor("b", 4), donor("c", 4), donor("d", 5), donor("e", 5)]
+    assert choose(donors, mean=True) == donors[3:]
+    assert choose(donors, mean=True, earlier=[["b", 4], ["c", 4]]) == donors[1:3]
+    assert choose(donors, mean=True, earlier=[["a", 3]]) == donors[3:]
+    done = [donor("a", 7, True), donor("b", 8, True), donor("c", 8)]
+    assert choose(done, mean=True) == done[:2]
+
+
+def test_sizes_of_files() -> None:
+    assert shard_bytes("2GB") == 2 * 10**9
+    assert shard_bytes("1.5 mb") == 1_500_000
+    for wrong in ("2", "0GB", "-1GB", "large", ""):
+        with pytest.raises(UserError, match="--shard-size 2GB"):
+            shard_bytes(wrong)
+
+
+def test_files_are_predicted_from_their_second_token_on(tmp_path: Path) -> None:
+    tokenizer = transformers_tokenizer(micro_manifest(), None)
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_text("abcdefghij" * 2 + "ä")
+    two.write_text("xyz")
+    text = text_of_files([one, two], "text", tokenizer, tokens=8, at_once=2)
+    labels = [bytes(row.tolist()) for _, batch in text.batches for row in batch]
+    assert b"".join(labels) == one.read_bytes()[1:] + b"yz"
+    assert [inputs.shape[0] for inputs, _ in text.batches] == [2, 1, 1]
+    assert text.bytes == 21 + 2
+    assert text.sequences == 4
+    assert text_of_files([one, two], "text", tokenizer, 8, 2, limit=1).bytes == 8
+    two.write_text("x")
+    with pytest.raises(DataError, match="nothing to predict"):
+        text_of_files([two], "text", tokenizer, 8, 2)
+    two.write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not UTF-8"):
+        text_of_files([two], "text", tokenizer, 8, 2)
+
+
+def test_what_a_loss_is_per_byte() -> None:
+    loss = Loss(nats=math.log(2), tokens=100, bytes=400)
+    assert loss.perplexity == pytest.approx(2)
+    assert loss.bits_per_byte == pytest.approx(0.25)
+    assert "perplexity 2.000, 0.2500 bits per byte, on 100 tokens (400 bytes)" in str(loss)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_manifest_is_read_back_from_its_text(preset: str) -> None:
+    manifest = load_preset(preset)
+    assert manifest_from(tomllib.loads(as_toml(manifest))) == manifest
+
+
+def test_the_model_card_says_where_the_model_comes_from() -> None:
+    manifest = micro_manifest()
+    sources = [Source(0, 10, (donor("first", 3), donor("second", 3))), Source(1, 10, (donor("third", 4),))]
+    card = model_card(Facts("0123", manifest, sources, 20, "bf16", tokens=1_234_567, training_loss=2.5))
+    for words in ("`0123`", "1,234,567", "2.5000", "`third`", "bfloat16", "the mean of several", "[inner]"):
+        assert words in card
+    front, manifest_text = card.split("---\n")[1], card.split("```toml\n")[1].split("```")[0]
+    assert "library_name: transformers" in front
+    assert manifest_from(tomllib.loads(manifest_text)) == manifest

@@ -1,0 +1,266 @@
+"""Starting from a Hugging Face checkpoint: the same model, and one sentence for each thing that may be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bootstrap.founding import chosen_manifest, found
+from node.model.pretrained import Pretrained, load_stage
+from node.model.replica import Replica, evaluate_through
+from protocol.errors import CheckpointError, ManifestError
+from protocol.manifest import Manifest, preset_text
+from protocol.model import Family
+from tests.pretrained import saved_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied llama": ("llama", {"tie_word_embeddings": True}),
+    "llama 3.1": ("llama", {"rope_parameters": LLAMA3, "head_dim": 6}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("mistral", {"sliding_window": 9, "head_dim": 8}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2 with a window": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
+}
+
+
+def run_of(directory: Path, stages: int = 2) -> Manifest:
+    """A run that starts from the checkpoint there, founded with the tiny preset's other settings."""
+    file = directory.parent / "run.toml"
+    text = preset_text("tiny").replace("stages = 2", f"stages = {stages}")
+    before, _, rest = text.partition("[model]")
+    file.write_text(before + rest[rest.index("[data]") :], encoding="utf-8")
+    return chosen_manifest(None, file, str(directory))
+
+
+def replicas_of(directory: Path, manifest: Manifest) -> list[Replica]:
+    replicas = [Replica(manifest, stage) for stage in range(manifest.stages)]
+    for stage, replica in enumerate(replicas):
+        load_stage(Pretrained(str(directory)), manifest, stage, replica)
+    return replicas
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_starts_with_the_very_model_that_transformers_saved(
+    kind: str, stages: int, tmp_path: Path
+) -> None:
+    family, settings = KINDS[kind]
+    whole = saved_model(tmp_path / "model", family, **settings)
+    manifest = run_of(tmp_path / "model", stages)
+    tokens = torch.randint(0, 256, (2, 40))
+    with torch.no_grad():
+        expected = whole(tokens).logits
+    found_logits = evaluate_through(replicas_of(tmp_path / "model", manifest), tokens)
+    assert torch.allclose(found_logits, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_in_several_files_becomes_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    whole = saved_model(tmp_path / "model", dtype=dtype, max_shard_size="8KB")
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
+    replicas = replicas_of(tmp_path / "model", run_of(tmp_path / "model"))
+    named = {name: p.float() for name, p in whole.named_parameters()}
+    for replica in replicas:
+        assert replica.phi.dtype == torch.float32
+        for place in replica.flat.slices:
+            assert torch.equal(place.of(replica.phi), named[place.name])
+            assert torch.equal(place.of(replica.flat.values), named[place.name])
+
+
+def test_the_same_checkpoint_makes_the_same_run_whatever_its_files(tmp_path: Path) -> None:
+    saved_model(tmp_path / "one" / "model")
+    saved_model(tmp_path / "several" / "model", max_shard_size="8KB")
+    assert run_of(tmp_path / "one" / "model") == run_of(tmp_path / "several" / "model")
+
+
+def test_a_founded_run_is_taken_up_again_with_the_same_checkpoint_and_no_other(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    first = found(tmp_path / "run", run_of(tmp_path / "model"))
+    again = found(tmp_path / "run", run_of(tmp_path / "model"))
+    assert (again.signed.run_id, again.is_new) == (first.signed.run_id, False)
+    assert first.signed.manifest.start is not None
+    assert first.signed.manifest.start.name == "model"
+
+
+def test_another_checkpoint_of_the_same_shapes_is_not_taken(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    manifest = run_of(tmp_path / "model")
+    saved_model(tmp_path / "model", initializer_range=0.1)
+    with pytest.raises(CheckpointError, match="is not the checkpoint that run 'tiny' started from"):
+        replicas_of(tmp_path / "model", manifest)
+
+
+# --- what may be wrong --------------------------------------------------------------------------
+
+
+def change_config(**changes: Any) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def change_index(change: Callable[[dict[str, str]], None]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        path = directory / "model.safetensors.index.json"
+        contents = json.loads(path.read_text())
+        change(contents["weight_map"])
+        path.write_text(json.dumps(contents))
+
+    return apply
+
+
+def change_weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    def apply(directory: Path) -> None:
+        weights = load_file(directory / "model.safetensors")
+        change(weights)
+        save_file(weights, directory / "model.safetensors")
+
+    return apply
+
+
+def truncate(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def pickle(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
+    "another family": (change_config(model_type="gpt2"), "of the type 'gpt2'.*llama, mistral, qwen2, qwen3"),
+    "no family": (change_config(model_type=None), "of the type None"),
+    "quantized": (change_config(quantization_config={"bits": 4}), "is quantized"),
+    "another activation": (change_config(hidden_act="gelu"), "hidden_act 'gelu'"),
+    "unknown rope": (
+        change_config(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}),
+        "config.json of .* cannot be used",
+    ),
+    "nonsense in the config": (change_config(hidden_size="wide"), "config.json of .* cannot be used"),
+    "too many layers": (change_config(num_hidden_layers=10**12), "num_hidden_layers is 1000000000000"),
+    "impossible heads": (change_config(num_key_value_heads=3), "model.heads 4 must be a multiple"),
+    "no config": (lambda d: (d / "config.json").unlink(), "no config.json.*save_pretrained"),
+    "broken config": (lambda d: (d / "config.json").write_text("{"), "config.json of .* cannot be read"),
+    "a list for a config": (lambda d: (d / "config.json").write_text("[]"), "it is no JSON object"),
+    "truncated": (truncate, "model.safetensors of .* is damaged or cut short.*Get it again"),
+    "no tensors at all": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or cut short"),
+    "pickled weights": (pickle, "pickled weights only.*save_pretrained writes safetensors"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor"),
+    "a missing tensor": (change_weights(lambda w: w.__delitem__(NAME)), f"no tensor {NAME}"),
+    "a wrong shape": (
+        change_weights(lambda w: w.update({NAME: torch.zeros(3, 3)})),
+        rf"{NAME} .* has the shape \(3, 3\), and config.json makes it \(32, 16\)",
+    ),
+    "integers": (
+        change_weights(lambda w: w.update({NAME: torch.zeros(32, 16, dtype=torch.int8)})),
+        "type I8: quantized weights cannot be trained",
+    ),
+    "not a number": (
+        change_weights(lambda w: w.update({NAME: torch.full((32, 16), float("nan"))})),
+        "holds NaN or infinity",
+    ),
+}
+
+
+def one_line(directory: Path) -> str:
+    """What a founder is told about the checkpoint."""
+    with pytest.raises(CheckpointError) as refusal:
+        run_of(directory)
+    text = str(refusal.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_checkpoint_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    damage, words = WRONG[case]
+    saved_model(tmp_path / "model")
+    damage(tmp_path / "model")
+    text = one_line(tmp_path / "model")
+    assert re.search(words, text), text
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (change_index(lambda places: places.__delitem__(NAME)), f"names no file for {NAME}"),
+        (change_index(lambda places: places.update({NAME: "../x.safetensors"})), "is no file beside it"),
+        (
+            change_index(lambda places: places.update({NAME: "gone.safetensors"})),
+            "gone.safetensors is missing",
+        ),
+        (lambda d: next(d.glob("model-00002*")).unlink(), "model-00002-of-.* is missing"),
+        (lambda d: (d / "model.safetensors.index.json").write_text('{"a": 1}'), "no weight_map"),
+    ],
+)
+def test_a_wrong_index_is_refused_in_one_line(
+    damage: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
+    saved_model(tmp_path / "model", max_shard_size="8KB")
+    damage(tmp_path / "model")
+    text = one_line(tmp_path / "model")
+    assert re.search(words, text), text
+
+
+def test_what_is_neither_a_directory_nor_a_name_of_the_hub_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file.safetensors").write_bytes(b"")
+    for source in (tmp_path / "nowhere" / "model", tmp_path / "file.safetensors"):
+        with pytest.raises(CheckpointError, match=r"is not a directory\. Give the one"):
+            Pretrained(str(source))
+
+
+def test_a_model_of_the_hub_that_was_fetched_before_needs_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--somebody--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("a" * 40)
+    saved_model(kept / "snapshots" / ("a" * 40), max_shard_size="8KB")
+    manifest = chosen_manifest("tiny", None, "somebody/model")
+    assert manifest.start is not None
+    assert manifest.start.name == "somebody/model"
+    next(kept.rglob("model-00002*")).unlink()
+    for name in ("somebody/model", "somebody/else"):
+        with pytest.raises(CheckpointError, match="The hub cannot be reached, and not all of"):
+            chosen_manifest("tiny", None, name)
+
+
+def test_more_stages_than_layers_are_refused_as_in_any_manifest(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    with pytest.raises(ManifestError, match=r"stages 4 exceeds model\.layers 3"):
+        run_of(tmp_path / "model", stages=4)
+
+
+def test_a_manifest_with_a_model_of_its_own_is_refused(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    file = tmp_path / "run.toml"
+    file.write_text(preset_text("tiny"), encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"has a \[model\] section"):
+        chosen_manifest(None, file, str(tmp_path / "model"))

@@ -1,0 +1,121 @@
+"""Wrong data, one line each that says what to do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from node.data.opening import DataPlan, open_data
+from protocol.errors import DataError
+from tests.swarm.micro import micro_manifest
+from tests.unit.corpora import as_jsonl, as_parquet, as_saved_to_disk
+
+MANIFEST = micro_manifest(data__source="local")
+LINE = json.dumps({"text": "a fine line"})
+
+
+def refusal(*entries: str, field: str = "text", cache: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        open_data(MANIFEST, DataPlan(entries, field, cache), None).require(32)
+    said = str(caught.value)
+    assert "\n" not in said, said
+    assert len(said) < 500
+    return said
+
+
+def make(directory: Path) -> None:
+    """Every wrong thing, by the name that a test case uses."""
+    (directory / "empty.txt").touch()
+    (directory / "binary.txt").write_bytes(b"\x7fELF\0\0")
+    (directory / "latin.txt").write_bytes("größer".encode("latin-1"))
+    (directory / "cut-off.txt").write_bytes("größ".encode()[:-1])
+    (directory / "short.txt").write_text("short")
+    (directory / "blank.txt").write_text(" \n \n")
+    (directory / "broken.jsonl").write_text(f"{LINE}\n\n{LINE[:-4]}\n")
+    (directory / "list.jsonl").write_text(f"{LINE}\n[1, 2]\n")
+    (directory / "number.jsonl").write_text('{"text": 3}\n')
+    (directory / "text.jsonl").write_text("Once upon a time\n")
+    (directory / "cut.jsonl.gz").write_bytes(gzip.compress(f"{LINE}\n".encode() * 100)[:-20])
+    (directory / "plain.jsonl.gz").write_text(f"{LINE}\n")
+    (directory / "none.parquet").write_text("PAR1 is how they begin")
+    as_jsonl(directory / "body.jsonl", ["a"], "body")
+    as_parquet(directory / "body.parquet", ["a"], "body")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2]}), directory / "numbers.parquet")
+    (directory / "texts").mkdir()
+    (directory / "texts" / "a.txt").write_text("text")
+    (directory / "damaged").mkdir()
+    (directory / "damaged" / "train.parquet").write_text("no parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing.txt", ("missing.txt", "No such file", "Check the path")),
+        ("empty.txt", ("empty.txt is empty", "Name a file with text")),
+        ("blank.txt", ("no text", "blank.txt", "Name files with text")),
+        ("binary.txt", ("binary.txt is binary", "Name text files")),
+        ("latin.txt", ("latin.txt is not UTF-8", "iconv")),
+        ("cut-off.txt", ("cut-off.txt is not UTF-8",)),
+        ("short.txt", ("too short to train on", "--data")),
+        ("*.md", ("No file matches", "*.md", "Check the pattern")),
+        ("texts", ("texts is a folder", "*.txt")),
+        ("broken.jsonl", ("broken.jsonl:3 is not JSON", "Mend or delete")),
+        ("list.jsonl", ("list.jsonl:2 is no JSON object",)),
+        ("number.jsonl", ("number.jsonl:1", "holds int, not text", "--text-field")),
+        ("text.jsonl", ("text.jsonl:1 is not JSON",)),
+        ("body.jsonl", ("body.jsonl:1 has no field 'text'", "--text-field", "body")),
+        ("cut.jsonl.gz", ("cut.jsonl.gz", "Check the file")),
+        ("plain.jsonl.gz", ("plain.jsonl.gz", "Not a gzipped file")),
+        ("none.parquet", ("none.parquet is no parquet file", "leave it out")),
+        ("body.parquet", ("body.parquet has no column 'text'", "--text-field", "body")),
+        ("numbers.parquet", ("numbers.parquet", "holds int, not text")),
+        ("damaged", ("damaged", "Check")),
+    ],
+)
+def test_wrong_files(name: str, said: tuple[str, ...], tmp_path: Path) -> None:
+    make(tmp_path)
+    found = refusal(str(tmp_path / name), cache=tmp_path / "cache")
+    for words in said:
+        assert words in found
+    assert not list((tmp_path / "cache").glob("*.new")), "a store that is not whole was left behind"
+
+
+def test_a_dataset_without_the_column(tmp_path: Path) -> None:
+    place = as_saved_to_disk(tmp_path / "saved", ["a"])
+    said = refusal(place, field="body", cache=tmp_path / "cache")
+    assert "has no column 'body'" in said
+    assert "--text-field: there is text" in said
+
+
+def test_an_unknown_dataset_of_the_hub_without_a_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import datasets
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    said = refusal("hub:nobody/nothing-like-this", cache=tmp_path)
+    assert "Cannot read the dataset 'nobody/nothing-like-this'" in said
+    assert "the connection, or name files on this machine with --data" in said
+
+
+def test_a_dataset_of_the_hub_beside_others(tmp_path: Path) -> None:
+    assert "alone" in refusal("hub:a/b", str(tmp_path), cache=tmp_path)
+
+
+def test_no_data_where_the_run_has_none_of_its_own(tmp_path: Path) -> None:
+    assert "text of your own: name it with --data" in refusal(cache=tmp_path)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "file").touch()
+    said = refusal(str(tmp_path / "a.txt"), cache=tmp_path / "file" / "cache")
+    assert "Cannot keep the documents" in said
+    assert "--data-cache" in said

@@ -1,0 +1,129 @@
+"""What a person gets wrong about exports, prompts and texts: one line each that says what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner, Result
+
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.tools_cli import app
+from tests.swarm.micro import micro_manifest
+
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"
+CONTEXT = 32
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights that a byte tokenizer goes with, as any library would save it."""
+    directory = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=CONTEXT, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    transformers_tokenizer(micro_manifest(), None).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in saved.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+def noloco(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, list(arguments), input=stdin)
+
+
+def refused(*arguments: str, says: str) -> None:
+    """One sentence or two on what is wrong and what to do, and no traceback."""
+    result = noloco(*arguments)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    errors = [line for line in result.output.strip().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.output
+    assert says in errors[0]
+    assert errors[0].endswith((".", ")"))
+
+
+def test_a_good_model_generates_and_is_measured(saved: Path, tmp_path: Path) -> None:
+    said = noloco("generate", "abc", "--model", str(saved), "--tokens", "5")
+    assert said.exit_code == 0, said.output
+    assert noloco("generate", "--model", str(saved), "--tokens", "5", stdin="abc").output == said.output
+    assert "context of 32 tokens is full" in noloco("generate", "abc", "--model", str(saved)).output
+    text = tmp_path / "text.txt"
+    text.write_text("what will be measured\n" * 9)
+    measured = noloco("eval", "--model", str(saved), "--data", str(text))
+    assert measured.exit_code == 0, measured.output
+    assert f"on {22 * 9 - 1} tokens ({22 * 9 - 1} bytes), by {saved}" in measured.output
+
+
+def test_directories_that_hold_no_model(model: Path, tmp_path: Path) -> None:
+    refused("generate", "a", "--model", str(tmp_path / "none"), says="There is no directory")
+    refused("eval", "--model", str(tmp_path / "none"), says="There is no directory")
+    (tmp_path / "empty").mkdir()
+    refused("generate", "a", "--model", str(tmp_path / "empty"), says="no config.json")
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    weights.unlink()
+    refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    weights.write_bytes(whole)
+    (model / "config.json").write_text("{")
+    refused("generate", "a", "--model", str(model), says="cannot be loaded")
+
+
+def test_tokenizers_that_are_missing_or_unknown(model: Path) -> None:
+    tokenizer = model / "tokenizer.json"
+    tokenizer.write_text('{"version": "1.0", "model": {"type": "Telepathy"}}')
+    refused("generate", "a", "--model", str(model), says="unknown or damaged")
+    tokenizer.unlink()
+    (model / "tokenizer_config.json").unlink()
+    refused("generate", "a", "--model", str(model), says="no tokenizer.json")
+
+
+def test_prompts_and_settings_that_cannot_be(saved: Path) -> None:
+    there = ("--model", str(saved))
+    refused("generate", "a" * CONTEXT, *there, says="The prompt has 32 tokens")
+    refused("generate", "a", *there, "--temperature", "-1", says="--temperature")
+    refused("generate", "a", *there, "--top-k", "5", says="--temperature above 0")
+    refused("generate", "a", *there, "--tokens", "0", says="--tokens")
+    refused("generate", "a", says="Tell which model")
+    refused("generate", "a", *there, "--join", NOBODY, says="Tell which model")
+    refused("eval", says="Tell which model")
+
+
+def test_texts_that_cannot_be_measured(saved: Path, tmp_path: Path) -> None:
+    there = ("eval", "--model", str(saved))
+    refused(*there, says="does not tell which text its run holds out")
+    refused(*there, "--data", str(tmp_path / "missing.txt"), says="missing.txt")
+    (tmp_path / "short.txt").write_text("x")
+    refused(*there, "--data", str(tmp_path / "short.txt"), says="nothing to predict")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(128, 256)))
+    refused(*there, "--data", str(tmp_path / "binary.txt"), says="not UTF-8")
+    (saved / "noloco.json").write_text(json.dumps({"manifest": {"name": "none"}}))
+    refused(*there, says="does not tell which text its run holds out")
+    (saved / "noloco.json").unlink()
+
+
+def test_exports_that_cannot_be_written(saved: Path, tmp_path: Path) -> None:
+    there = ("export", "--join", NOBODY, "--out")
+    (tmp_path / "file").write_text("")
+    refused(*there, str(tmp_path / "file"), says="is a file")
+    refused(*there, str(tmp_path / "file" / "below"), says="Choose another --out")
+    refused(*there, "/proc/model", says="Cannot write to /proc/model")
+    refused(*there, str(saved), says="holds a model that is no export of a run")
+    refused(*there, str(tmp_path / "new"), "--shard-size", "large", says="--shard-size 2GB")
+    refused(*there, str(tmp_path / "new"), "--dtype", "int4", says="--dtype")
