@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: swarm test check lint bench clean
+IMAGE  ?= noloco-node
+BUILD_IMAGE ?= docker build
+
+.PHONY: swarm test check lint bench image image-test clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -27,6 +30,12 @@ check: lint test  ## what CI runs
 
 bench: $(VENV)/.installed  ## every benchmark; prints ratios
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
+
+image:  ## docker/Dockerfile for the CPU; BUILD_IMAGE="docker build --build-arg …" for another, or buildah
+	$(BUILD_IMAGE) -f docker/Dockerfile -t $(IMAGE) .
+
+image-test: $(VENV)/.installed  ## that image, run in network namespaces; needs root and buildah, takes minutes
+	IMAGE=$(IMAGE) BUILD_IMAGE="$(BUILD_IMAGE)" $(BIN)/pytest -s docker/test_image.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

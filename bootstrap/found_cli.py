@@ -18,8 +18,10 @@ from node.data.paths import HUB
 from node.data.tokenizer import FILE_NAME, read_tokenizer
 from node.machine.ports import port_is_free
 from node.machine.signals import on_interrupt
+from node.places.outside import announced
+from node.watch.health import health_served
 from node.watch.log import set_up_logging
-from protocol.errors import NolocoError, ResourceError
+from protocol.errors import NolocoError, ResourceError, StateError
 from protocol.manifest import PRESETS
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -54,7 +56,11 @@ def bootstrap(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 takes a free one.")] = 31337,
     announce: Annotated[
-        list[str] | None, typer.Option(help="Multiaddress to tell others, behind a mapped port.")
+        list[str] | None,
+        typer.Option(envvar="NOLOCO_ANNOUNCE", help="Multiaddress to tell others, behind a mapped port."),
+    ] = None,
+    address_file: Annotated[
+        Path | None, typer.Option(help="Also write the addresses to join by to this file, one a line.")
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Log what the network does, too.")] = False,
 ) -> None:
@@ -80,8 +86,9 @@ def bootstrap(
             )
     except NolocoError as error:
         fail(error)
-    config = Libp2pConfig(host=host, port=port, announce=tuple(announce or ()))
-    run_async(keep_seed_peer(founded, config))
+    outside = announced(announce or (), port)
+    config = Libp2pConfig(host=host, port=port, announce=outside)
+    run_async(keep_seed_peer(founded, config, address_file))
 
 
 def _tokenizer(named: str, checkpoint: str | None) -> bytes | None:
@@ -95,18 +102,30 @@ def _tokenizer(named: str, checkpoint: str | None) -> bytes | None:
     return read_tokenizer(named) if named else None
 
 
-async def keep_seed_peer(founded: Founded, config: Libp2pConfig) -> None:
+async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: Path | None) -> None:
     """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
     leaving = asyncio.Event()
-    on_interrupt(leaving.set)
+    on_interrupt(lambda _: leaving.set())
     seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
     try:
         await seed.start()
-        _introduce(founded, seed.transport.addresses())
-        await leaving.wait()
+        addresses = seed.transport.addresses()
+        if address_file is not None:
+            write_addresses(address_file, addresses)
+        _introduce(founded, addresses)
+        async with health_served(founded.seed_key.parent, seed.health):
+            await leaving.wait()
         logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
     finally:
         await seed.close()
+
+
+def write_addresses(file: Path, addresses: list[str]) -> None:
+    """Raises `StateError` when the file cannot be written."""
+    try:
+        file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"Cannot write {file} ({error.strerror}). Choose another --address-file.") from None
 
 
 def _introduce(founded: Founded, addresses: list[str]) -> None:

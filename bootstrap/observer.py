@@ -115,8 +115,8 @@ async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
                     + "\nCheck that the address is current and "
                     "complete, that the peer runs, and that its TCP port is open."
                 )
-            signed, _ = await greet(rpc, transport, sorted(reached), None)
-            yield Observer(transport, rpc, signed)
+            greeting = await greet(rpc, transport, sorted(reached), None)
+            yield Observer(transport, rpc, greeting.signed)
         finally:
             await rpc.close()
             await transport.close()

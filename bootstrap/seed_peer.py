@@ -6,8 +6,11 @@ Members keep the DHT among themselves, so the run goes on when it dies, and any 
 
 from __future__ import annotations
 
+from typing import Any
+
 from node.data.tokenizer_exchange import serve_tokenizer
 from node.places.greeting import serve_greeting
+from node.watch.health import reached_at
 from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
 from protocol.transport.base import Transport
@@ -27,6 +30,10 @@ class SeedPeer:
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=True)
         serve_tokenizer(self.rpc, lambda: self._tokenizer)
         await self.rpc.start()
+
+    def health(self) -> dict[str, Any]:
+        """For whoever asks on this machine: see `node.watch.health`."""
+        return {"peer": self.transport.peer_id, "state": "seed", **reached_at(self.transport)}
 
     async def close(self) -> None:
         await self.rpc.close()

@@ -124,6 +124,15 @@ def show(console: Console, picture: Picture) -> None:
     console.print(render(picture))
 
 
+def places(picture: Picture) -> list[str]:
+    """Where others dial each node: the first address that it announces."""
+    return [
+        f"{name_of(sighting, picture)}  {sighting.member.announcement.addresses[0]}"
+        for sighting in picture.sightings
+        if sighting.member.announcement.addresses
+    ]
+
+
 def save_svg(path: Path, picture: Picture) -> None:
     """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
     console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)

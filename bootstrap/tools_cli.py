@@ -24,7 +24,7 @@ from bootstrap.plan_cli import plan
 from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.simulate_cli import app as simulate
 from bootstrap.summary import Summary
-from bootstrap.table import Picture, save_svg, show
+from bootstrap.table import Picture, places, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
 from node.data.opening import DEFAULT_FIELD
@@ -100,7 +100,7 @@ def swarm(
 
 async def _swarm(plan: Plan, console: Console) -> Summary:
     local = LocalSwarm(plan, console)
-    on_interrupt(local.stop)
+    on_interrupt(lambda _: local.stop())
     return await local.run()
 
 
@@ -136,6 +136,7 @@ async def _status(join: list[str], file: Path | None) -> None:
             validation=(),
         )
         show(Console(), picture)
+        print("\n".join(places(picture)))
         if file is not None:
             save_svg(file, picture)
 

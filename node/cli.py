@@ -14,13 +14,15 @@ from node.config import NodeConfig, build_config
 from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
-from node.machine.signals import on_interrupt
+from node.machine.signals import PATIENCE, end_process, on_interrupt
 from node.model.compute import Compute, ComputeThread
 from node.model.pretrained import Pretrained
 from node.places.joining import NO_ADDRESS
+from node.places.outside import announced
 from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events, JsonLines
+from node.watch.health import health_served
 from node.watch.log import set_up_logging
 from node.watch.trace import NO_TRACE, Trace, TraceFile
 from protocol.errors import JoinError, NolocoError, ResourceError, UserError
@@ -44,6 +46,7 @@ def node(
     except NolocoError as error:
         fail(error)
     run_async(start(settings))
+    end_process()
 
 
 async def start(config: NodeConfig) -> None:
@@ -79,9 +82,10 @@ async def serve(config: NodeConfig) -> None:
         rehearses=True,
     )
     daemon = Node(config, surroundings)
-    on_interrupt(daemon.stop)
+    on_interrupt(lambda number: daemon.stop(PATIENCE[number]))
     try:
-        await daemon.run()
+        async with health_served(state.path, daemon.health):
+            await daemon.run()
     finally:
         trace.close()
         lines.close()
@@ -118,7 +122,7 @@ def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
     return Libp2pConfig(
         host=config.host,
         port=port,
-        announce=config.announce,
+        announce=announced(config.announce, port),
         relay=config.relay,
         nat_port_map=config.relay,
     )

@@ -30,6 +30,7 @@ from node.rounds.rounds import Rounds
 from node.service import Member, Service, Surroundings, attempt
 from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint
+from node.watch.health import reached_at
 from protocol.announcement import State
 from protocol.errors import NolocoError, ResourceError
 from protocol.manifest import SignedManifest
@@ -38,8 +39,9 @@ from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 20.0  # what the microbatches in flight may take before a graceful end is cut short
-MOVE_SECONDS = 120.0  # and before a move: nobody waits for it
+LEAVE_SECONDS = 40.0  # what a graceful end may take before it is cut short, where nobody says less
+FINISH_SHARE = 0.5  # of that is for the microbatches in flight; the rest for saving and saying goodbye
+MOVE_SECONDS = 120.0  # what they may take before a move: nobody waits for it
 
 End = Literal["complete", "left", "moving"]  # of training at a stage
 
@@ -52,6 +54,7 @@ class Node:
         self._member = Member(config, surroundings, rpc)
         self._service: Service | None = None
         self._leaving = asyncio.Event()
+        self._patience = LEAVE_SECONDS
         self._plan: OwnersPlan
         self._mover: Mover | None = None
         self._target = -1  # the stage that this node is about to move to
@@ -59,7 +62,7 @@ class Node:
     async def run(self) -> None:
         """The whole life. Raises `UserError` with what to do when the node cannot join."""
         try:
-            await self.join()
+            await self._unless_leaving(self.join())
             while (end := await self.train()) == "moving":
                 await self.move()
             if end == "complete":
@@ -67,8 +70,10 @@ class Node:
         finally:
             await self.leave()
 
-    def stop(self) -> None:
-        """Leave gracefully: finish what is in flight, save, withdraw."""
+    def stop(self, patience: float = LEAVE_SECONDS) -> None:
+        """Leave gracefully, within `patience` seconds: finish what is in flight, save, withdraw."""
+        self._patience = patience
+        self._member.leave_by = asyncio.get_running_loop().time() + patience
         self._leaving.set()
         if self._service is not None and self._service.is_announced:
             self._service.trainer.stop()
@@ -146,7 +151,7 @@ class Node:
                 if not self._leaving.is_set():
                     return "moving"
             logger.info("Leaving: finishing the microbatches in flight (again Ctrl-C leaves at once).")
-            await asyncio.wait([training], timeout=LEAVE_SECONDS)
+            await asyncio.wait([training], timeout=self._patience * FINISH_SHARE)
             return "complete" if training.done() and training.result() else "left"
         finally:
             await _cancel(training, leaving, moving)
@@ -240,13 +245,22 @@ class Node:
             await self._mover.let_go()
         if self._service is not None:
             await self._service.end()
-        await attempt(self.rpc.close, "closing the streams")
-        await attempt(self.transport.close, "closing the network")
+        member = self._member
+        await attempt(self.rpc.close, "closing the streams", member.time_to_end())
+        await attempt(self.transport.close, "closing the network", member.time_to_end())
         if self._service is not None:
             await self._service.close()
             self._member.data.close()
 
     # --- for those who watch ------------------------------------------------------------------
+
+    def health(self) -> dict[str, Any]:
+        """For whoever asks on this machine, see `node.watch.health`: well is a node that has its network."""
+        report: dict[str, Any] = {"peer": self.transport.peer_id, "state": self.public_state}
+        if self._service is not None and self._service.is_announced:
+            service = self._service
+            report |= {"stage": service.stage, "step": service.replica.step, "round": service.replica.round}
+        return report | reached_at(self.transport)
 
     @property
     def transport(self) -> Transport:

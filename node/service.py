@@ -65,6 +65,7 @@ from protocol.transport.base import Transport
 logger = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
+LAST_SECONDS = 0.5  # what each has when the time of whoever asked the node to leave is over
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Member:
     view: View = field(default_factory=View)
     links: Links = field(default_factory=Links)
     since: float = 0.0  # when it joined, in transport time
+    leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
     signed: SignedManifest = field(init=False)
     abilities: Abilities = field(init=False)
     tokenizer: RunTokenizer = field(init=False)
@@ -104,6 +106,12 @@ class Member:
     @property
     def events(self) -> Events:
         return self.surroundings.events
+
+    def time_to_end(self) -> float:
+        """Seconds that the next step of ending may take."""
+        if self.leave_by is None:
+            return CLOSING_SECONDS
+        return max(LAST_SECONDS, self.leave_by - asyncio.get_running_loop().time())
 
     def random(self) -> random.Random:
         """A generator of its own for another part."""
@@ -325,24 +333,28 @@ class Service:
 
     async def withdraw(self) -> None:
         """Others stop routing here while what is in flight is finished."""
-        await attempt(lambda: self.announce("leaving"), "withdrawing the record")
+        seconds = self._member.time_to_end()
+        await attempt(lambda: self.announce("leaving"), "withdrawing the record", seconds)
 
     async def end(self) -> None:
         """For good: save, withdraw, finish what is in flight. Each step is tried whatever becomes of the others."""
         if self.is_announced:
             await self._end_background()
-            await attempt(self.rounds.close, "stopping the gossip")
-            if self._is_whole and self.public_state != "finished":
-                await attempt(self.checkpoints.save, "saving the state")
-            await self.withdraw()
-            await attempt(self._pipeline.close, "closing the pipeline")
+            member = self._member
+            await attempt(self.rounds.close, "stopping the gossip", member.time_to_end())
+            unsaved = self._is_whole and self.public_state != "finished"
+            saving = (
+                [attempt(self.checkpoints.save, "saving the state", member.time_to_end())] if unsaved else []
+            )
+            await asyncio.gather(self.withdraw(), *saving)
+            await attempt(self._pipeline.close, "closing the pipeline", member.time_to_end())
             replica = self.replica
             self.context.events.say("Left the swarm.", "left", step=replica.step, round=replica.round)
 
     async def close(self) -> None:
         """End the compute thread; also after a start that failed."""
         if self._compute is not None:
-            await attempt(self._compute.close, "ending the compute thread")
+            await attempt(self._compute.close, "ending the compute thread", self._member.time_to_end())
 
     async def give_up(self) -> None:
         """To serve another stage: end everything that belongs to this one, and let go of its memory."""
@@ -370,10 +382,12 @@ class Service:
         await self._compute.close()
 
 
-async def attempt(action: Callable[[], Awaitable[None]], doing: str) -> None:
+async def attempt(
+    action: Callable[[], Awaitable[None]], doing: str, seconds: float = CLOSING_SECONDS
+) -> None:
     """One step of ending: what comes after it is done whatever becomes of it; the reason is told."""
     try:
-        async with asyncio.timeout(CLOSING_SECONDS):
+        async with asyncio.timeout(seconds):
             await action()
     except Exception as error:  # noqa: BLE001  leaving goes on
         logger.warning("A problem while %s: %s", doing, error or type(error).__name__)

@@ -37,9 +37,13 @@ class Message(BaseModel):
 
 
 class Hello(Message):
-    """First request on joining. The reply tells the run and, by its clock, whether ours is right."""
+    """First request on joining. The reply tells the run and, by its clock, whether ours is right.
+
+    A `port` asks to be dialled at that port of the machine that the greeting comes from; 0 asks nothing.
+    """
 
     kind: ClassVar[str] = "hello"
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
 
 class Welcome(Message):
@@ -48,6 +52,9 @@ class Welcome(Message):
     time: Number  # wall clock of the replying peer, seconds since the epoch
     role: Literal["seed", "node"]
     manifest: Annotated[bytes, Field(max_length=64 * 1024)]
+    reached: ShortText = (
+        ""  # the address at which the asker was dialled as it wished; empty when nobody was there
+    )
 
 
 class GetStats(Message):

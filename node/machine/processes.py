@@ -62,10 +62,10 @@ class Children:
         self.all.append(child)
         return child
 
-    def interrupt(self) -> None:
-        """Ask all to leave."""
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
+        """Ask all to leave, by Ctrl-C or as whoever asked this process: see `node.machine.signals`."""
         for child in self.all:
-            self._signal(child, signal.SIGINT)
+            self._signal(child, number)
 
     async def stop(self) -> None:
         """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""

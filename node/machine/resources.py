@@ -16,8 +16,8 @@ from protocol.manifest import Manifest
 
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
 GIB = 2**30
-# what the program takes between this check and its first microbatch: compiled loops, threads
-STARTING = 96 * 2**20
+# what the program takes between this check and its first microbatch: text, compiled loops, threads
+STARTING = 112 * 2**20
 VARYING = 16 * 2**20  # from one start of the program to the next
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from protocol.errors import ClockError, JoinError, NolocoError
@@ -13,6 +14,7 @@ from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import PeerId, Transport
 
 HELLO_DEADLINE = 10.0
+DIAL_BACK_DEADLINE = 1.5  # for a connection to a peer whose connection is there already
 PROBE_DEADLINE = 3.0
 PROBED_PEERS = 48
 
@@ -27,17 +29,29 @@ def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is
 
     async def on_hello(request: Request) -> Answer:
         role: Literal["seed", "node"] = "seed" if is_seed else "node"
-        return Answer(Welcome(run_id=signed.run_id, time=transport.now(), role=role, manifest=raw))
+        hello: Hello = request.message
+        asked, reached = transport.now(), ""
+        if hello.port:
+            reached = await transport.dial_back(request.peer, hello.port, DIAL_BACK_DEADLINE)
+        middle = (asked + transport.now()) / 2  # the asker, too, takes the middle between its two
+        return Answer(Welcome(run_id=signed.run_id, time=middle, role=role, manifest=raw, reached=reached))
 
     rpc.handle(Traffic.CONTROL, Hello, on_hello)
 
 
+@dataclass(frozen=True)
+class Greeting:
+    signed: SignedManifest
+    offset: float  # of this machine's clock in seconds; positive: ahead
+    reached: str  # the address at which the greeting peer has dialled this one, see `Hello.port`
+
+
 async def greet(
-    rpc: Rpc, transport: Transport, peers: Sequence[PeerId], expected_run: str | None
-) -> tuple[SignedManifest, float]:
+    rpc: Rpc, transport: Transport, peers: Sequence[PeerId], expected_run: str | None, port: int = 0
+) -> Greeting:
     """Ask the peers, one after another, for the manifest; the first valid one counts.
 
-    Returns it with this machine's clock offset in seconds (positive: ahead). Raises `NobodyGreets` when nobody
+    With a `port` the peer tries whether it can dial this one there. Raises `NobodyGreets` when nobody
     gives a usable one, `JoinError` when it is of another run than expected, `ClockError` when the clocks differ
     too much for the DHT. May be repeated.
     """
@@ -45,7 +59,8 @@ async def greet(
     for peer in peers:
         try:
             asked = transport.now()
-            welcome, _ = await rpc.call(peer, Traffic.CONTROL, Hello(), Welcome, deadline=HELLO_DEADLINE)
+            hello = Hello(port=port)
+            welcome, _ = await rpc.call(peer, Traffic.CONTROL, hello, Welcome, deadline=HELLO_DEADLINE)
             offset = (asked + transport.now()) / 2 - welcome.time
             signed = SignedManifest.from_bytes(welcome.manifest)
         except NolocoError as problem:
@@ -57,7 +72,7 @@ async def greet(
                 "Check the --join address, or use another --state-dir for another run."
             )
         _require_same_time(offset, signed.manifest.limits.clock_skew)
-        return signed, offset
+        return Greeting(signed, offset, welcome.reached)
     raise NobodyGreets(
         "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
         "Ask the run's owner for the address of another member."

@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from node.config import NodeConfig
-from node.places.greeting import NobodyGreets, greet
+from node.places.greeting import Greeting, NobodyGreets, greet
+from node.places.outside import inner_port, is_outside
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import JoinError
@@ -39,10 +40,17 @@ async def find_run(
     reached = await transport.connect([*config.join, *book], DIAL_DEADLINE)
     expected = config.run or (known.run_id if known else None)
     if reached:
-        signed = await _greeted(rpc, transport, sorted(reached), expected, known)
+        own = transport.addresses()
+        port = 0 if config.announce else inner_port(own)
+        greeting = await _greeted(rpc, transport, sorted(reached), expected, port, known)
+        if greeting is None:
+            assert known is not None
+            return known
         if state is not None:
-            state.save_manifest(signed)
-        return signed
+            state.save_manifest(greeting.signed)
+        if is_outside(greeting.reached, own):
+            await _announce_outside(transport, greeting.reached, own, events)
+        return greeting.signed
     if known is not None:
         events.warn(
             "None of the known peers answers. This node goes on with its saved state and keeps looking.",
@@ -61,22 +69,35 @@ async def _greeted(
     transport: Transport,
     peers: list[PeerId],
     expected: str | None,
+    port: int,
     known: SignedManifest | None,
-) -> SignedManifest:
-    """The manifest from the first peer that has it. Peers that start at this moment get some time.
+) -> Greeting | None:
+    """The first peer's that has the manifest. Peers that start at this moment get some time.
 
-    A returning node that meets only such peers goes on with its own: they may all wait for each other.
+    A returning node that meets only such peers goes on with its own manifest, and gets None: they may all wait for
+    each other.
     """
     for attempt in range(GREETINGS):
         try:
-            signed, offset = await greet(rpc, transport, peers, expected)
+            greeting = await greet(rpc, transport, peers, expected, port)
         except NobodyGreets:
             if known is not None:
-                return known
+                return None
             if attempt == GREETINGS - 1:
                 raise
             await asyncio.sleep(1.0)
         else:
-            logger.debug("The clock differs by %.3f s", offset)
-            return signed
+            logger.debug("The clock differs by %.3f s", greeting.offset)
+            return greeting
     raise AssertionError("the loop returns or raises")
+
+
+async def _announce_outside(transport: Transport, outside: str, own: list[str], events: Events) -> None:
+    """Others shall dial this node where a peer has reached it, not at addresses of its private network."""
+    await transport.announce([outside])
+    events.say(
+        f"Announcing {outside}: a peer has reached this node there. (--announce names another address.)",
+        "outside",
+        address=outside,
+        instead_of=own,
+    )

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: TextIO | None = None
+        self._saving = threading.Lock()  # a save whose caller gave up still writes
 
     def exists(self) -> bool:
         """Whether a node has been a member of a run from here."""
@@ -133,7 +135,8 @@ class StateDirectory:
         }
         tensors = {name: getattr(state, name) for name in _TENSORS}
         facts["crc32"] = str(_checksum(tensors))
-        self._replace(self.path / "checkpoint.safetensors", *_safetensors(tensors, facts))
+        with self._saving:
+            self._replace(self.path / "checkpoint.safetensors", *_safetensors(tensors, facts))
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
         """The last checkpoint of this run. Raises `StateError` when it is damaged."""

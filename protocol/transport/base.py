@@ -118,5 +118,18 @@ class Transport(abc.ABC):
         """Peers connected at present with the addresses they can be dialled at: for the peer book."""
 
     @abc.abstractmethod
+    async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
+        """The address, without /p2p/, at which somebody like us listens on `port` of the machine that `peer`'s
+        connection comes from; empty when nobody does within `deadline` seconds, or no connection is known.
+        """
+
+    @abc.abstractmethod
+    async def announce(self, addresses: Sequence[str]) -> None:
+        """From now on tell others these addresses, without /p2p/, instead of those found on this machine.
+
+        Streams that are open may break. Raises `TransportDown` when the network does not come back.
+        """
+
+    @abc.abstractmethod
     async def close(self) -> None:
         """Stop listening, close every stream, end child processes. Idempotent."""

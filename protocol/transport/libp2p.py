@@ -13,6 +13,7 @@ import logging
 import re
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +40,7 @@ _LEARNED_PEERS = 4_096
 _LEARNED_ADDRESSES = 8
 _BOOK_SIZE = 64  # peers redialled at most; the DHT knows the others
 _REJOIN_DEADLINE = 15.0  # seconds
+_RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled whom it knew
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
 
 
@@ -57,6 +59,8 @@ class Libp2pTransport(Transport):
         self._book: dict[PeerId, list[str]] = {}  # addresses of peers met, the latest last
         self._learned: dict[PeerId, list[str]] = {}  # from the peers' own records
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
+        self._restarting = False  # p2pd has been stopped on purpose
+        self._revived = asyncio.Event()  # and runs again
         self._watchdog: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
 
@@ -147,6 +151,26 @@ class Libp2pTransport(Transport):
         except (PeerUnreachable, DeadlineExceeded) as error:
             raise TransportDown(f"p2pd does not respond ({error})") from error
 
+    async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
+        return await self._up().dial_back(peer, port, deadline)
+
+    async def announce(self, addresses: Sequence[str]) -> None:
+        """Takes another p2pd, with the same identity and port: one that runs cannot be told."""
+        if tuple(addresses) == self._config.announce:
+            return
+        session = self._up()
+        self._config = replace(self._config, announce=tuple(addresses))
+        self._restarting = True
+        self._revived.clear()
+        await session.p2pd.stop()
+        try:
+            async with asyncio.timeout(_RESTART_DEADLINE):
+                await self._revived.wait()
+                assert self._rejoining is not None
+                await asyncio.wait([self._rejoining])
+        except TimeoutError:
+            raise TransportDown("p2pd did not start again") from None
+
     async def close(self) -> None:
         """As `Transport.close`; takes 3 s at most, if p2pd is frozen."""
         tasks = [task for task in (self._watchdog, self._rejoining) if task is not None]
@@ -177,13 +201,16 @@ class Libp2pTransport(Transport):
                 await asyncio.wait([session.exited], timeout=_LOOK_AROUND)
                 await self._look_around(session)
             self._session = None
-            logger.warning(
-                "The network process p2pd stopped (%s). Starting it again.", session.exited.result()
-            )
+            if not self._restarting:
+                logger.warning(
+                    "The network process p2pd stopped (%s). Starting it again.", session.exited.result()
+                )
+            self._restarting = False
             await session.stop()
             session = await self._revive()
             self._session = session
             self._rejoining = asyncio.create_task(self._rejoin(session), name="rejoin")
+            self._revived.set()
 
     async def _look_around(self, session: Session) -> None:
         try:

@@ -22,6 +22,8 @@ _LOCAL_DEADLINE = (
     10.0  # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
 )
 
+_GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
+
 OnStream = Callable[[Libp2pStream, str], Awaitable[None]]  # (stream, protocol)
 
 
@@ -147,6 +149,17 @@ class Session:
         addresses = [f"{place}/p2p/{peer}" for place in places]
         return [address for address in addresses if _plain(address)]
 
+    async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
+        """As `Transport.dial_back`."""
+        try:
+            for remote in await self.p2pd.control.remote_addresses(peer, _LOCAL_DEADLINE):
+                _, kind, host, *_ = remote.split("/")
+                if "p2p-circuit" not in remote and await speaks_libp2p(host, port, deadline):
+                    return f"/{kind}/{host}/tcp/{port}"
+        except (NolocoError, TimeoutError, OSError) as error:
+            logger.debug("%s cannot be dialled back at port %d: %s", peer, port, error)
+        return ""
+
     async def stop(self) -> None:
         """Break all streams, end p2pd. Takes 3 s at most."""
         if self._server is not None:
@@ -174,6 +187,16 @@ class Session:
             await self._on_stream(stream, info.proto)
         except (OSError, EOFError, TimeoutError, NolocoError) as error:
             logger.debug("An incoming stream ended: %s", error)
+
+
+async def speaks_libp2p(host: str, port: int, deadline: float) -> bool:
+    """Whether whoever listens there greets as libp2p does. Raises `OSError`, `TimeoutError` after the deadline."""
+    async with asyncio.timeout(deadline):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            return await reader.read(len(_GREETING)) == _GREETING
+        finally:
+            writer.close()
 
 
 def _plain(address: str) -> bool:

@@ -86,6 +86,13 @@ class MemoryTransport(Transport):
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Nothing to do: in memory a peer id is enough to reach a peer."""
 
+    async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
+        """Nobody is behind a mapped port in memory."""
+        return ""
+
+    async def announce(self, addresses: Sequence[str]) -> None:
+        """Nothing to do, as for `learn`."""
+
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
         self._check_running()
         try:

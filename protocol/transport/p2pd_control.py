@@ -44,6 +44,12 @@ class P2pdControl:
         answer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), deadline)
         return sorted(PeerId(PeerID(info.id).to_base58()) for info in answer.peers)
 
+    async def remote_addresses(self, peer: PeerId, deadline: float) -> list[str]:
+        """Where the connections with `peer` lead to or come from; none when it is not connected."""
+        answer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), deadline)
+        places = [_texts(info.addrs) for info in answer.peers if info.id == _raw(peer)]
+        return [address for addresses in places for address in addresses]
+
     async def find_peer(self, peer: PeerId, deadline: float) -> list[str]:
         """The addresses at which `peer` says that it listens."""
         request = p2pd_pb2.DHTRequest(

@@ -49,6 +49,7 @@ def held_by(node: NodeDaemon) -> int:
     return resident + sum(child.memory_info().rss for child in process.children())
 
 
+@pytest.mark.timeout(300)  # a quarter of it is enough on a quiet machine
 def test_a_limit_is_refused_with_one_that_would_do_and_under_that_one_a_node_trains(
     tmp_path: Path, processes: list[Daemon]
 ) -> None:

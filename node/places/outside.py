@@ -1,0 +1,122 @@
+"""Behind a mapped port: under which address the rest of the world reaches this node.
+
+A container's own address (172.17.x.x) is of no use to others. What is announced instead is, in this order: what the
+volunteer names with --announce; what the platform that rents the machine out says in the environment; what the
+peer that greets this node sees and has tried. Where nothing is known, the machine's own addresses stay.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+logger = logging.getLogger(__name__)
+
+_NEIGHBOURHOOD = 16  # bits: container networks and home networks are no larger
+
+
+@dataclass(frozen=True)
+class Platform:
+    """Names of the variables that a platform sets in its containers, the second one followed by the inner port."""
+
+    name: str
+    address: str
+    port: str
+    advice: str  # with {port}: how to get the port mapped
+
+
+PLATFORMS = (
+    Platform(
+        "RunPod",
+        "RUNPOD_PUBLIC_IP",
+        "RUNPOD_TCP_PORT_",
+        "Add {port} to the pod's exposed TCP ports, and take a machine with a public address.",
+    ),
+    Platform(
+        "Vast.ai",
+        "PUBLIC_IPADDR",
+        "VAST_TCP_PORT_",
+        "Add -p {port}:{port} to the instance's docker options.",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Rented:
+    """What the environment says: the outside address, empty where there is none, and a warning for the volunteer."""
+
+    address: str = ""
+    warning: str = ""
+
+
+def announced(given: Sequence[str], port: int) -> tuple[str, ...]:
+    """What to announce from the start: what the volunteer says, else what the rented machine's environment says."""
+    if given:
+        return tuple(given)
+    found = rented(port, os.environ)
+    if found.warning:
+        logger.warning(found.warning)
+    return (found.address,) if found.address else ()
+
+
+def rented(port: int, environment: Mapping[str, str]) -> Rented:
+    """The outside address of `port` on a rented machine, as its platform tells it."""
+    for platform in PLATFORMS:
+        host = environment.get(platform.address, "").strip()
+        outer = environment.get(f"{platform.port}{port}", "").strip()
+        if host and outer:
+            if _is_host(host) and outer.isascii() and outer.isdigit() and 0 < int(outer) < 65536:
+                return Rented(f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{outer}")
+            return Rented(
+                warning=f"{platform.name} names {host!r}, port {outer!r}, as this machine's outside address, "
+                "which is none. Tell the right one with --announce."
+            )
+        if outer or any(name.startswith(platform.port) for name in environment):
+            return Rented(
+                warning=f"{platform.name} maps no port to {port} here, so others cannot dial this node. "
+                + platform.advice.format(port=port)
+            )
+    return Rented()
+
+
+def inner_port(addresses: Sequence[str]) -> int:
+    """The port to have tried from outside: of a node that knows none but private addresses. 0 otherwise."""
+    places = [place for place in map(_place, addresses) if place is not None and not place[0].is_loopback]
+    if not places or any(not host.is_private for host, _ in places):
+        return 0
+    return places[0][1]
+
+
+def is_outside(address: str, own: Sequence[str]) -> bool:
+    """Whether an address at which a peer has reached this node is one for the rest of the world.
+
+    Seen from a neighbour in the same private network it is not; nor is the gateway that a container is behind.
+    """
+    place = _place(address)
+    if place is None or place[0].is_loopback:
+        return False
+    return not any(
+        known is not None
+        and known[0].version == place[0].version
+        and place[0] in ipaddress.ip_network(f"{known[0]}/{_NEIGHBOURHOOD}", strict=False)
+        for known in map(_place, own)
+    )
+
+
+def _place(address: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int] | None:
+    """The host and the TCP port of a multiaddress; None for a name, a relay or another transport."""
+    _, kind, host, tcp, port, *_ = [*address.split("/"), "", "", "", "", ""]
+    if kind not in ("ip4", "ip6") or tcp != "tcp" or not port.isdigit() or not _is_host(host):
+        return None
+    return ipaddress.ip_address(host), int(port)
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

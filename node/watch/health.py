@@ -1,0 +1,116 @@
+"""Is the daemon well? It answers on a socket that its state directory names; `python -m node.watch.health DIR` asks.
+
+Asked is the daemon itself, in its event loop: a process that is there and does nothing any more does not pass. The
+one who asks imports little, so that asking every half minute costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from protocol.errors import TransportDown
+
+if TYPE_CHECKING:
+    from protocol.transport.base import Transport
+
+DEADLINE = 5.0  # seconds for the daemon to answer
+SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
+MAX_ANSWER = 64 * 1024
+Report = dict[
+    str, Any
+]  # "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
+
+
+class Unwell(Exception):
+    """The daemon did not answer, or says that something is wrong; the text says which."""
+
+
+@asynccontextmanager
+async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncIterator[None]:
+    """Meanwhile, whoever asks gets a report made at that moment."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):  # whoever asked has gone
+            try:
+                writer.write(json.dumps(report()).encode() + b"\n")
+                await writer.drain()
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+    named = directory / SOCKET_FILE
+    # not in the state directory itself, whose path may be too long for a socket, or on no local disk
+    place = Path(tempfile.mkdtemp(prefix="noloco-health-", dir="/tmp"))
+    try:
+        server = await asyncio.start_unix_server(answer, str(place / "socket"))
+        named.write_text(str(place / "socket"), encoding="utf-8")
+        async with server:
+            yield
+    finally:
+        named.unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def reached_at(transport: Transport) -> Report:
+    """The part of a report that every peer gives: where others dial it; unhealthy while it has no network."""
+    try:
+        return {"healthy": True, "addresses": transport.addresses()}
+    except TransportDown as problem:
+        return {"healthy": False, "reason": str(problem)}
+
+
+def ask(directory: Path, deadline: float = DEADLINE) -> Report:
+    """The report of the daemon whose state is in `directory`, within `deadline` seconds. Raises `Unwell`."""
+    try:
+        path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
+    except OSError:
+        raise Unwell(f"no daemon runs with the state directory {directory}, or it has just begun") from None
+    ends, answer = time.monotonic() + deadline, b""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(deadline)
+            connection.connect(path)
+            while not answer.endswith(b"\n") and len(answer) < MAX_ANSWER:
+                connection.settimeout(max(1e-3, ends - time.monotonic()))
+                if not (part := connection.recv(MAX_ANSWER)):
+                    break
+                answer += part
+        report = json.loads(answer)
+        if not isinstance(report, dict):
+            raise ValueError("what it says is no report")
+    except (OSError, ValueError) as error:
+        raise Unwell(f"the daemon of {directory} does not answer ({error})") from None
+    if not report.get("healthy"):
+        raise Unwell(f"the daemon of {directory} says: {report.get('reason')}")
+    return report
+
+
+def directories(directory: Path) -> list[Path]:
+    """The state directories to ask: that one, or those of the nodes that `--device all` keeps in it."""
+    several = sorted(path.parent for path in directory.glob(f"device-*/{SOCKET_FILE}"))
+    return several if several and not (directory / SOCKET_FILE).exists() else [directory]
+
+
+def main() -> None:
+    """One line for each daemon; exit code 0 when all are well, 1 otherwise."""
+    if len(sys.argv) != 2:
+        sys.exit("Tell whose health to ask for: python -m node.watch.health STATE-DIRECTORY")
+    try:
+        for directory in directories(Path(sys.argv[1])):
+            print(json.dumps(ask(directory)))
+    except Unwell as problem:
+        sys.exit(f"unhealthy: {problem}")
+
+
+if __name__ == "__main__":
+    main()
