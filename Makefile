@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 IMAGE  ?= noloco-node
 BUILD_IMAGE ?= docker build
 
-.PHONY: swarm test check lint bench image image-test clean
+.PHONY: swarm test test-long check lint bench image image-test clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -17,16 +17,19 @@ $(VENV)/.installed: pyproject.toml
 swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on real text
 	$(BIN)/noloco swarm
 
-test: $(VENV)/.installed  ## every test; needs no network but loopback
+test: $(VENV)/.installed  ## all but a few long tests; needs no network but loopback
 	$(BIN)/pytest -n auto tests/unit tests/swarm
-	$(BIN)/pytest tests/network  # real processes and real time: one after another
+	$(BIN)/pytest -m "not long" tests/network  # real processes and real time: one after another
+
+test-long: $(VENV)/.installed  ## whole lives of real swarms: crashes, power cuts, moves, the commands of docs/rented-gpus.md
+	$(BIN)/pytest -m long tests/network
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test  ## what CI runs
+check: lint test test-long  ## what CI runs
 
 bench: $(VENV)/.installed  ## every benchmark; prints ratios
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done

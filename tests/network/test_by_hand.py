@@ -83,6 +83,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         ip("netns", "delete", host, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(420)
 def test_a_run_survives_its_members_its_seed_peer_and_a_power_cut(site: Site) -> None:
     seed, address = site.seed()

@@ -64,6 +64,7 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeDaemon]]:
             daemon.kill()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_real_node_moves_to_the_stage_that_lost_most_of_its_replicas(nodes: list[NodeDaemon]) -> None:
     first, last = ([node for node in nodes if node.stage == stage] for stage in range(2))

@@ -70,6 +70,7 @@ def test_the_document_has_blocks_for_both_machines() -> None:
     assert sum(block.stays for block in blocks()) == 3
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
 @pytest.mark.timeout(900)
 def test_a_new_user_gets_from_text_to_a_model_that_writes(tmp_path: Path, terminals: list[Daemon]) -> None:
