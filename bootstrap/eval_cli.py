@@ -46,6 +46,7 @@ class Wanted:
     field: str
     held_out: bool
     sequences: int | None
+    cache: Path  # of documents
 
     def text(
         self,
@@ -67,7 +68,7 @@ class Wanted:
                 "This run trains on its volunteers' own text: name some with --data FILE, with --held-out for the "
                 "part of it that nobody trains on."
             )
-        corpus = open_data(manifest, DataPlan(self.data, self.field, default_cache()), raw)
+        corpus = open_data(manifest, DataPlan(self.data, self.field, self.cache), raw)
         return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
 
 
@@ -79,6 +80,10 @@ def evaluate(
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Of --data only what the run holds out of it.")
     ] = False,
+    data_cache: Annotated[
+        Path | None,
+        typer.Option(help="Where documents are kept for --held-out; in the user's cache if not given."),
+    ] = None,
     sequences: Annotated[
         int | None, typer.Option(min=1, help="At most so many; default: 256 held-out ones, all of --data.")
     ] = None,
@@ -91,7 +96,7 @@ def evaluate(
 
     Without --data on text that the run holds out; --data files are measured whole.
     """
-    wanted = Wanted(tuple(data or ()), text_field, held_out, sequences)
+    wanted = Wanted(tuple(data or ()), text_field, held_out, sequences, data_cache or default_cache())
     if (model is None) == (not join):
         fail(UserError("Tell which model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
     if model is None:

@@ -72,10 +72,10 @@ def bootstrap(
         return
     set_up_logging(verbose)
     try:
-        raw = _tokenizer(tokenizer, from_checkpoint)
         wanted = None
-        if preset or manifest or from_checkpoint or raw:
+        if preset or manifest or from_checkpoint or tokenizer:
             wanted = chosen_manifest(preset, manifest, from_checkpoint)
+        raw = _tokenizer(tokenizer, from_checkpoint)
         if wanted is not None and raw is not None:
             is_preset = manifest is None and from_checkpoint is None
             wanted = with_tokenizer(wanted, raw, end_of_text, is_preset=is_preset)

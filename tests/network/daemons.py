@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 90.0  # two cores may be busy with other tests
+started: list[Daemon] = []  # for conftest.py, which ends those that a failed test leaves
 
 
 class Daemon:
@@ -31,6 +32,7 @@ class Daemon:
                 start_new_session=True,
                 env=environment,
             )
+        started.append(self)
 
     @property
     def output(self) -> str:

@@ -32,8 +32,9 @@ def test_a_run_on_json_lines_with_a_bpe_goes_on_after_a_stop_and_is_evaluated(tm
     again = NodeDaemon(tmp_path / "first", *join, "--stage", "0", *data)
     again.wait_for_step(done + 5)
     assert again.events("restored")[-1]["step"] == done
-    measured = run_tool("eval", *join, *data, "--sequences", "8", "--data-cache", str(tmp_path / "cache"))
-    assert re.search(r"\d\.\d+ nats per token on 1,024 tokens", measured.stdout), measured
+    cache = ("--data-cache", str(tmp_path / "cache"))
+    measured = run_tool("eval", *join, *data, "--held-out", "--sequences", "8", *cache)
+    assert re.search(r"\d\.\d+ nats per token.* on 1,024 tokens", measured.stdout), measured
     assert again.leave() == 0, again.output
     last.leave()
 
