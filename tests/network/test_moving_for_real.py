@@ -1,4 +1,4 @@
-"""Two of three replicas of a stage die by kill -9; a real node moves there, gets the state, and the run goes on."""
+"""All replicas of a stage but one die by kill -9; a real node moves there, gets the state, and the run goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ vocab_size = 256
 hidden_size = 32
 layers = 2
 heads = 2
-intermediate_size = 256
+intermediate_size = 1024
 
 [data]
 source = "python-stdlib"
@@ -47,7 +47,7 @@ TO_SERVE, TO_MOVE = 120.0, 90.0  # seconds at most, on a machine that may have o
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[NodeDaemon]]:
-    """Three of each of two stages, whichever of them took which."""
+    """Six, of two stages; whichever of them took which."""
     started: list[Daemon] = []
     try:
         (tmp_path / "moving.toml").write_text(MANIFEST, encoding="utf-8")
@@ -67,8 +67,12 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeDaemon]]:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_real_node_moves_to_the_stage_that_lost_most_of_its_replicas(nodes: list[NodeDaemon]) -> None:
-    first, last = ([node for node in nodes if node.stage == stage] for stage in range(2))
-    assert len(first) == len(last) == REPLICAS
+    stages = [[node for node in nodes if node.stage == stage] for stage in range(2)]
+    last, first = sorted(
+        stages, key=len
+    )  # the one with fewer, on a busy machine they are not always three and three
+    source, target = first[0].stage, last[0].stage
+    assert len(last) >= 2
     for node in nodes:
         node.wait_for_step(5, TO_SERVE)
     left = last.pop()
@@ -79,23 +83,23 @@ def test_a_real_node_moves_to_the_stage_that_lost_most_of_its_replicas(nodes: li
     assert len(movers) == 1, "\n".join(node.output[-2000:] for node in first)
     [mover] = movers
     [moved] = mover.events("moved")
-    assert (moved["source"], moved["target"]) == (0, 1)
+    assert (moved["source"], moved["target"]) == (source, target)
     assert mover.events("downloaded")[-1]["step"] > 0, "the state was not handed over"
     for node in [left, *first]:
         node.wait_for_step(node.step + 50)
-    look_and_publish(left.address, left.state.parent / "run")
+    look_and_publish(left.address, left.state.parent / "run", 1 + len(first))
     for node in [left, *first]:
         node.wait_for_event("plan")
     assert all(node.leave() == 0 for node in [left, *first])
 
 
-def look_and_publish(address: str, directory: Path) -> None:
+def look_and_publish(address: str, directory: Path, nodes: int) -> None:
     """`noloco plan --join`, by the run's owner. It may take until the nodes have measured enough links."""
     plan = ("plan", "--join", address, "--evaluations", "500", "--json", "--publish", str(directory))
     answer = wait_until(lambda: (done := run_tool(*plan)).returncode == 0 and done, TO_MOVE)
     assert answer, run_tool(*plan).stderr
     contents = json.loads(answer.stdout)
-    assert len(contents["peers"]) == 4
+    assert len(contents["peers"]) == nodes
     assert len(contents["moves"]) == sum(
         planned != now for planned, now in zip(contents["stage_of"], contents["stages_now"], strict=True)
     )
