@@ -18,7 +18,8 @@ from mapped_network import OUTSIDE, MappedNetwork, why_unavailable
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "rented-gpus.md"
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
-MINUTES = ("--max-minutes 10", "--max-minutes 0.3")
+MINUTES = ("--max-minutes 10", "--max-minutes 0.5")
+FEW_ROUNDS = 3
 PATIENCE = 240.0  # a busy machine takes that long to import torch
 
 
@@ -48,6 +49,11 @@ class Machine:
         for name in ("ast", "argparse", "inspect", "typing"):
             source = Path(os.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
             (texts / f"{name}.txt").write_text(source, encoding="utf-8")
+
+    def rounds(self) -> int:
+        """That the node here has done."""
+        [events] = self.directory.glob("*/events.jsonl")
+        return events.read_text(encoding="utf-8").count('"event": "round"')
 
     def paste(self, text: str) -> Daemon:
         self._pasted += 1
@@ -101,6 +107,10 @@ def test_a_new_user_gets_from_text_to_a_model_that_writes(tmp_path: Path, termin
         assert (tmp_path / "B" / "model" / "config.json").exists()
         assert (tmp_path / "B" / "model" / "tokenizer.json").exists()
         assert len(written.strip()) > 0, model.output
+        for machine in machines.values():
+            rounds = machine.rounds()
+            print(f"{rounds} rounds")
+            assert rounds >= FEW_ROUNDS
         for terminal in terminals:
             assert not terminal.still_running() or terminal.leave() == 0, terminal.output
         for node in nodes:
