@@ -99,7 +99,7 @@ class Node:
             serve_greeting(rpc, transport, known, is_seed=False)
         member.signed = await find_run(member.config, transport, rpc, state, member.events)
         manifest = self.signed.manifest
-        # what needs transformers from here on finds it imported, and nobody waited for it meanwhile
+        # a second or two in a thread, before the first stage: never in the event loop, while peers wait
         await asyncio.to_thread(parts_of, manifest.model.family)
         rpc.limit(payload_limits(manifest))
         serve_greeting(rpc, transport, self.signed, is_seed=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -56,12 +57,16 @@ def test_help_and_mistakes_wait_for_no_heavy_import(module: str, arguments: list
 def test_a_look_at_a_swarm_does_without_what_models_are_made_with() -> None:
     program = "import bootstrap.status, json, sys; print(json.dumps([0, sorted(sys.modules)]))"
     _, imported = modules_after(program)
-    assert not imported & {
-        "transformers",
-        "matplotlib",
-        "scipy",
-        "networkx",
-        "datasets",
-        "pyarrow",
-        "tokenizers",
-    }
+    assert not imported & {"transformers", "matplotlib", "networkx", "datasets", "pyarrow", "tokenizers"}
+
+
+def test_hivemind_stays_silent_when_it_is_imported_after_logging_was_set_up() -> None:
+    program = (
+        "import json, logging\n"
+        "from node.watch.log import set_up_logging\n"
+        "set_up_logging(verbose=False)\n"
+        "import protocol.transport.hivemind_api\n"
+        "print(json.dumps([logging.getLogger('hivemind').level, []]))\n"
+    )
+    level, _ = modules_after(program)
+    assert level == logging.CRITICAL
