@@ -19,9 +19,9 @@ from statistics import mean, stdev
 from reporting.report import Report, parser_of, run
 
 from bootstrap.founding import chosen_manifest
+from bootstrap.local_swarm import adapted
 from bootstrap.simulation.learning import Setting
 from bootstrap.simulation.study import run_study
-from bootstrap.tools_cli import adapted
 from protocol.manifest import Manifest, preset_text
 
 REPLICAS = 3  # of each stage, as `noloco swarm` starts by itself

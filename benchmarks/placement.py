@@ -24,7 +24,8 @@ import numpy as np
 
 from bootstrap.placement.batch_time import Batch, batch_seconds
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem, explain
-from bootstrap.placement.methods import DEFAULT, METHODS
+from bootstrap.placement.method_names import DEFAULT
+from bootstrap.placement.methods import METHODS
 from bootstrap.placement.plan import WARM_UP
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, run_search

@@ -12,56 +12,18 @@ from dataclasses import dataclass
 
 import torch
 
+from bootstrap.known_devices import GB, Device
 from node.machine.resources import least_memory, room_on
 from node.model.footprint import Cost, estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import Stage, work_of
-from protocol.errors import UserError
 from protocol.manifest import Manifest
 
-# Of the published arithmetic, what training a Llama reaches: an assumption, not a measurement of ours. Megatron-LM
-# reports 44 to 52 % (arXiv 2104.04473, table 1) with long tuning; unfused kernels and small microbatches reach less.
-EFFICIENCY = 0.35
 OPTIMIZER_PASSES = 8
 # A GPU takes so long to start a kernel, and a layer forward and backward is about so many: small models wait for
 # that. Assumptions, too.
 LAUNCH_SECONDS = 5e-6
 KERNELS_PER_LAYER = 100
 MEASURED_TOKENS = 256  # in a layer of this machine's measurement; more changes little
-GB = 10**9
-
-
-@dataclass(frozen=True)
-class Device:
-    """`tflops` of bf16 with float32 sums, without sparsity; gigabytes a second; gigabytes; a GPU has its own."""
-
-    name: str
-    tflops: float
-    bandwidth: float
-    memory: float
-    is_gpu: bool = True
-    efficiency: float = EFFICIENCY
-
-
-# NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10 and RTX A6000, halved where they count with sparsity, and
-# the white papers of GA102 and Ada for 3090, 4080 and 4090. The processor: 8 cores at 3 GHz, 32 float32 operations a
-# cycle each (two AVX2 units), and two channels of DDR4-3200.
-DEVICES = {
-    device.name: device
-    for device in (
-        Device("a100", 312, 2039, 80),
-        Device("a100-40", 312, 1555, 40),
-        Device("h100", 989, 3350, 80),
-        Device("h200", 989, 4800, 141),
-        Device("l40s", 362, 864, 48),
-        Device("l4", 121, 300, 24),
-        Device("a10", 125, 600, 24),
-        Device("a6000", 155, 768, 48),
-        Device("4090", 165, 1008, 24),
-        Device("4080", 97.5, 717, 16),
-        Device("3090", 71, 936, 24),
-        Device("cpu", 0.77, 51, 32, is_gpu=False),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -82,18 +44,6 @@ class DeviceReport:
     def slowest(self) -> float:
         """Of a pipeline with such a device at each stage; 0 when one of them does not fit."""
         return min(0.0 if stage.fits == "no" else stage.tokens_per_second for stage in self.stages)
-
-
-def named(names: str) -> list[Device]:
-    """Of "a100,4090". Raises `UserError` for an unknown one."""
-    devices = []
-    for name in filter(None, (part.strip().lower() for part in names.split(","))):
-        if name not in DEVICES:
-            raise UserError(
-                f"There are no numbers for the device {name!r} here. Known: {', '.join(DEVICES)}."
-            )
-        devices.append(DEVICES[name])
-    return devices
 
 
 def report_of(manifest: Manifest, device: Device) -> DeviceReport:

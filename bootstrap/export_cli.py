@@ -7,11 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.bars import bars
-from bootstrap.export.exporting import DEFAULT_SHARD, Order, check_order
-from bootstrap.export.exporting import export as export_model
-from bootstrap.model_options import Join, TokenizerFile, tokenizer_file
-from bootstrap.observer import visit
+from bootstrap.export.order import DEFAULT_SHARD, Order, check_order
+from bootstrap.model_options import Join, TokenizerFile
 from node.command import fail, run_async
 from protocol.errors import NolocoError
 
@@ -36,21 +33,6 @@ def export(
         check_order(order)
     except NolocoError as error:
         fail(error)
-    run_async(_export(join or [], order, tokenizer))
+    from bootstrap.export.visiting import export_swarm
 
-
-async def _export(join: list[str], order: Order, tokenizer: str) -> None:
-    async with visit(join) as observer:
-        raw = await tokenizer_file(observer, tokenizer)
-        with bars() as shown:
-            exported = await export_model(
-                observer,
-                order,
-                raw,
-                shown.tell,
-                lambda stage, done, total: shown.update(f"Stage {stage}, pieces", done, total),
-            )
-    print(f"Wrote {exported.parameters:,} parameters to {order.directory}. Use them with any of:")
-    print(f'  noloco generate "Once upon a time" --model {order.directory}')
-    print(f"  noloco eval --model {order.directory} --data FILE")
-    print(f"  transformers.AutoModelForCausalLM.from_pretrained({str(order.directory)!r})")
+    run_async(export_swarm(join or [], order, tokenizer))

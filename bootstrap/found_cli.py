@@ -1,31 +1,22 @@
-"""`noloco-bootstrap`: found a run and keep its seed peer up."""
+"""`noloco-bootstrap`: found a run and keep its seed peer up.
+
+The modules that do it are imported by the command itself: --help and mistyped options do not wait for torch.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bootstrap.founding import Founded, chosen_manifest, found, reach_of
 from bootstrap.init_cli import init
-from bootstrap.run_tokenizer import with_tokenizer
-from bootstrap.seed_peer import SeedPeer
 from node.command import fail, run_async
-from node.data.paths import HUB
-from node.data.tokenizer import FILE_NAME, read_tokenizer
 from node.machine.ports import port_is_free
-from node.machine.signals import on_interrupt
 from node.places.outside import announced
-from node.watch.health import health_served
 from node.watch.log import set_up_logging
-from protocol.errors import NolocoError, ResourceError, StateError
+from protocol.errors import NolocoError, ResourceError
 from protocol.manifest import PRESETS
-from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
-
-logger = logging.getLogger(__name__)
 
 app = typer.Typer(
     add_completion=False,
@@ -70,12 +61,17 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
+    from bootstrap.founding import chosen_manifest, found
+    from bootstrap.run_tokenizer import chosen_tokenizer, with_tokenizer
+    from bootstrap.seed_serving import keep_seed_peer
+    from protocol.transport.libp2p import Libp2pConfig
+
     set_up_logging(verbose)
     try:
         wanted = None
         if preset or manifest or from_checkpoint or tokenizer:
             wanted = chosen_manifest(preset, manifest, from_checkpoint)
-        raw = _tokenizer(tokenizer, from_checkpoint)
+        raw = chosen_tokenizer(tokenizer, from_checkpoint)
         if wanted is not None and raw is not None:
             is_preset = manifest is None and from_checkpoint is None
             wanted = with_tokenizer(wanted, raw, end_of_text, is_preset=is_preset)
@@ -89,62 +85,6 @@ def bootstrap(
     outside = announced(announce or (), port)
     config = Libp2pConfig(host=host, port=port, announce=outside)
     run_async(keep_seed_peer(founded, config, address_file))
-
-
-def _tokenizer(named: str, checkpoint: str | None) -> bytes | None:
-    """The run's tokenizer.json: the one named, else the checkpoint's own, None where bytes are tokens."""
-    if not named and checkpoint:
-        place = Path(checkpoint)
-        if not place.exists():
-            named = HUB + checkpoint
-        elif (place / FILE_NAME).exists():
-            named = checkpoint
-    return read_tokenizer(named) if named else None
-
-
-async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: Path | None) -> None:
-    """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
-    leaving = asyncio.Event()
-    on_interrupt(lambda _: leaving.set())
-    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
-    try:
-        await seed.start()
-        addresses = seed.transport.addresses()
-        if address_file is not None:
-            write_addresses(address_file, addresses)
-        _introduce(founded, addresses)
-        async with health_served(founded.seed_key.parent, seed.health):
-            await leaving.wait()
-        logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
-    finally:
-        await seed.close()
-
-
-def write_addresses(file: Path, addresses: list[str]) -> None:
-    """Raises `StateError` when the file cannot be written."""
-    try:
-        file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
-    except OSError as error:
-        raise StateError(f"Cannot write {file} ({error.strerror}). Choose another --address-file.") from None
-
-
-def _introduce(founded: Founded, addresses: list[str]) -> None:
-    manifest = founded.signed.manifest
-    doing = "Founded" if founded.is_new else "Taking up"
-    print(
-        f"{doing} run '{manifest.name}', id {founded.signed.run_id}: "
-        f"{manifest.stages} stages, {manifest.model.layers} layers of width {manifest.model.hidden_size}."
-    )
-    print("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
-    for address in addresses:
-        print(f"  from {reach_of(address)}:")
-        print(f"    noloco-node --join {address}")
-    if manifest.start is not None:
-        print(
-            f"The run starts from '{manifest.start.name}': give the first replica of each stage --from-checkpoint "
-            "DIRECTORY, too. Later ones get the weights from it."
-        )
-    print("Ctrl-C stops the seed peer; the run goes on among its members.", flush=True)
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.live import Live
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
-from bootstrap.export.exporting import Order, export
+from bootstrap.export.exporting import export
+from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.founding import found
 from bootstrap.measured_text import MeasuredText, held_out_text
@@ -25,11 +26,13 @@ from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
 from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
 from node.data.batches import TrainingData
 from node.data.corpus import Corpus
-from node.data.opening import DEFAULT_FIELD, DataPlan, open_data, token_name
+from node.data.opening import DataPlan, open_data, token_name
+from node.data.paths import DEFAULT_FIELD
 from node.machine.processes import Child, Children
+from node.machine.signals import on_interrupt
 from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
-from protocol.manifest import Manifest
+from protocol.manifest import Manifest, manifest_from
 from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -60,6 +63,23 @@ class Plan:
     def data_plan(self) -> DataPlan:
         """All nodes and the evaluation share one store of documents."""
         return DataPlan(self.data, self.text_field, self.directory / "documents")
+
+
+def adapted(manifest: Manifest, stages: int | None, steps: int) -> Manifest:
+    """The manifest with another number of stages or steps, validated anew."""
+    contents = manifest.model_dump()
+    if stages is not None:
+        contents["stages"] = stages
+    contents["inner"]["total_steps"] = steps
+    contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], steps - 1)
+    return manifest_from(contents)
+
+
+async def run_swarm(plan: Plan, console: Console) -> Summary:
+    """Until it is trained, or Ctrl-C."""
+    local = LocalSwarm(plan, console)
+    on_interrupt(lambda _: local.stop())
+    return await local.run()
 
 
 class LocalSwarm:

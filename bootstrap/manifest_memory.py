@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from bootstrap.devices import DeviceReport
-from node.machine.limits import size
 from node.machine.resources import least_memory, memory_needed
+from node.machine.sizes import size
 from node.model.footprint import (
     Buffers,
     Cost,

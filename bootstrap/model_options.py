@@ -1,4 +1,4 @@
-"""What the commands around a model share: options, and the run's tokenizer."""
+"""The options that the commands around a model share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from bootstrap.observer import Observer
-from node.data.tokenizer_exchange import RunTokenizer
-from protocol.manifest import BYTES
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
 ModelDirectory = Annotated[Path | None, typer.Option(help="Directory of an export, instead of --join.")]
@@ -23,16 +19,3 @@ DataOption = Annotated[
     ),
 ]
 TextFieldOption = Annotated[str, typer.Option(help="Where JSONL, parquet and datasets have the text.")]
-
-
-async def tokenizer_file(observer: Observer, own: str) -> bytes | None:
-    """The run's tokenizer.json, `own` where that is named, else from members; None where bytes are tokens.
-
-    Raises `TokenizerError` when it is not the run's, or nobody gives it.
-    """
-    if observer.manifest.data.tokenizer == BYTES:
-        return None
-    await observer.look()
-    tokenizer = RunTokenizer(observer.manifest, observer.rpc, observer.view, own=own)
-    await tokenizer.get()
-    return tokenizer.raw

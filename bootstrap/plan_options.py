@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.placement.methods import METHODS
-from bootstrap.placement.search import Budget
+from bootstrap.placement.method_names import NAMES
 from protocol.errors import UserError
 
 ScenarioFile = Annotated[
@@ -32,7 +31,7 @@ Replicas = Annotated[
     typer.Option(min=1, help="Of each stage; for noloco sizes are free, and this is not used."),
 ]
 Objective = Annotated[str, typer.Option(help="noloco or dtfm: whose cost is to be least.")]
-Method = Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")]
+Method = Annotated[str, typer.Option(help=f"One of: {', '.join(NAMES)}.")]
 Seconds = Annotated[float, typer.Option(min=0.01, help="To search for.")]
 Evaluations = Annotated[
     int | None, typer.Option(min=1, help="Search for this many instead: the same plan each time.")
@@ -100,14 +99,8 @@ class Request:
             raise UserError(f"Cannot draw {self.picture}: end its name in .svg, .png or .pdf.")
 
     @property
-    def budget(self) -> Budget:
-        return (
-            Budget(seconds=self.seconds) if self.evaluations is None else Budget(evaluations=self.evaluations)
-        )
-
-    @property
     def searches(self) -> list[tuple[str, int]]:
         """Method and seed of each."""
         if not self.compare:
             return [(self.method, self.seed)]
-        return [(name, self.seed + s) for name in METHODS for s in range(self.seeds)]
+        return [(name, self.seed + s) for name in NAMES for s in range(self.seeds)]

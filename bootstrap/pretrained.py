@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
-from node.model.families import FAMILIES
+from node.model.families import FAMILIES, parts_of
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, Start
@@ -38,7 +38,7 @@ def model_of(source: Pretrained) -> Model:
     try:
         if not isinstance(layers, int) or layers > MAX_LAYERS:  # transformers makes lists of as many
             raise ValueError(f"num_hidden_layers is {layers!r}")
-        config = FAMILIES[family].config.from_dict(raw)
+        config = parts_of(family).config.from_dict(raw)
         _require_plain(config)
         return Model.model_validate({"family": family, **_settings(config)})
     except ValidationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from node.data.paths import HUB
 from node.data.tokenizer import (
     FILE_NAME,
     FileTokenizer,
@@ -17,6 +18,17 @@ from protocol.errors import StateError, TokenizerError
 from protocol.manifest import BYTES, Manifest, manifest_from
 
 _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
+
+
+def chosen_tokenizer(named: str, checkpoint: str | None) -> bytes | None:
+    """The run's tokenizer.json: the one named, else the checkpoint's own, None where bytes are tokens."""
+    if not named and checkpoint:
+        place = Path(checkpoint)
+        if not place.exists():
+            named = HUB + checkpoint
+        elif (place / FILE_NAME).exists():
+            named = checkpoint
+    return read_tokenizer(named) if named else None
 
 
 def with_tokenizer(

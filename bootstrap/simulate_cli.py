@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from rich.console import Console
 
-from bootstrap.simulation.idle import Round, blocked
-from bootstrap.simulation.latency import expected_sync, simulate_sync
-from bootstrap.simulation.latency_report import (
-    Conditions,
-    Point,
-    as_json,
-    explanation,
-    idle_table,
-    sync_table,
-)
 from bootstrap.simulation.learning_cli import learning
 from node.command import fail
 from protocol.errors import NolocoError, UserError
@@ -68,6 +54,17 @@ def latency(
             raise UserError(
                 "Give --bandwidth and --state-bytes together: both are needed for the bytes' time."
             )
+        from rich.console import Console
+
+        from bootstrap.simulation.latency_points import simulated
+        from bootstrap.simulation.latency_report import (
+            Conditions,
+            as_json,
+            explanation,
+            idle_table,
+            sync_table,
+        )
+
         seconds = state_bytes * 8 / (bandwidth * 1e6) if bandwidth else 0.0
         conditions = Conditions(
             latency=latency_ms / 1000,
@@ -92,22 +89,6 @@ def latency(
     console = Console()
     console.print(sync_table(points, conditions), "", idle_table(points, conditions), "", sep="\n")
     console.print("\n".join(explanation(points, conditions)), highlight=False, markup=False)
-
-
-def simulated(
-    sizes: Sequence[int], sigmas: Sequence[float], conditions: Conditions, seed: int
-) -> list[Point]:
-    """Every σ for every number of replicas, each from random numbers of its own."""
-    rounds = Round(conditions.inner_steps, conditions.step / conditions.latency, conditions.variation)
-    expected = {sigma: expected_sync(list(sizes), sigma, conditions.transfer) for sigma in sigmas}
-    points = []
-    for n, sigma in itertools.product(sizes, sigmas):
-        # by σ and N, so that a point is the same whatever else is asked for
-        generator = np.random.default_rng([seed, n, round(sigma * 1e6)])
-        sync = simulate_sync(n, sigma, conditions.samples, generator, conditions.transfer)
-        standing = blocked(n, rounds, sync, sigma, conditions.transfer, generator)
-        points.append(Point(n, sigma, sync, expected[sigma][n], standing))
-    return points
 
 
 def replica_counts(text: str) -> list[int]:

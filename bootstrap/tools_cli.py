@@ -1,4 +1,8 @@
-"""`noloco`: tools for people. A swarm on this machine, and looks into one that runs anywhere."""
+"""`noloco`: tools for people. A swarm on this machine, and looks into one that runs anywhere.
+
+The command modules hold options, and import what does the work when a command is called with ones that can be used:
+--help and mistakes come at once, and nobody waits for torch or transformers who does not need them.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,21 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
 
 from bootstrap.eval_cli import evaluate
 from bootstrap.export_cli import export
-from bootstrap.founding import chosen_manifest
 from bootstrap.generate_cli import generate
 from bootstrap.links_cli import links
-from bootstrap.local_swarm import LocalSwarm, Plan
 from bootstrap.manifest_cli import app as manifest_tools
 from bootstrap.model_options import DataOption, Join, TextFieldOption
-from bootstrap.observer import visit
 from bootstrap.plan_cli import plan
-from bootstrap.run_tokenizer import with_tokenizer
 from bootstrap.simulate_cli import app as simulate
-from bootstrap.summary import Summary
-from bootstrap.table import Picture, places, save_svg, show
 from bootstrap.trace_cli import show_trace
 from node.command import fail, run_async
-from node.data.opening import DEFAULT_FIELD
-from node.data.tokenizer import read_tokenizer
-from node.machine.signals import on_interrupt
+from node.data.paths import DEFAULT_FIELD
 from node.watch.log import set_up_logging
 from protocol.errors import NolocoError
-from protocol.manifest import Manifest, manifest_from
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
@@ -77,6 +70,14 @@ def swarm(
     ] = None,
 ) -> None:
     """Train one model with a whole swarm of real peers on this machine, and export it."""
+    import torch
+    from rich.console import Console
+
+    from bootstrap.founding import chosen_manifest
+    from bootstrap.local_swarm import Plan, adapted, run_swarm
+    from bootstrap.run_tokenizer import with_tokenizer
+    from node.data.tokenizer import read_tokenizer
+
     torch.set_num_threads(1)  # the nodes need the cores
     console = Console()
     try:
@@ -91,27 +92,11 @@ def swarm(
         wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
         data=tuple(data or ()), text_field=text_field, tokenizer=raw,
     )  # fmt: skip
-    result = run_async(_swarm(plan, console))
+    result = run_async(run_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
     console.print(f"summary          {summary}", soft_wrap=True, highlight=False)
     if not result.complete:
         sys.exit(130)
-
-
-async def _swarm(plan: Plan, console: Console) -> Summary:
-    local = LocalSwarm(plan, console)
-    on_interrupt(lambda _: local.stop())
-    return await local.run()
-
-
-def adapted(manifest: Manifest, stages: int | None, steps: int) -> Manifest:
-    """The manifest with another number of stages or steps, validated anew."""
-    contents = manifest.model_dump()
-    if stages is not None:
-        contents["stages"] = stages
-    contents["inner"]["total_steps"] = steps
-    contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], steps - 1)
-    return manifest_from(contents)
 
 
 @app.command()
@@ -120,25 +105,9 @@ def status(
     picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
 ) -> None:
     """Show a running swarm as seen from outside."""
-    run_async(_status(join or [], picture))
+    from bootstrap.status import show_status
 
-
-async def _status(join: list[str], file: Path | None) -> None:
-    async with visit(join) as observer:
-        sightings = await observer.look()
-        manifest = observer.manifest
-        picture = Picture(
-            title=f"run '{manifest.name}'  {observer.signed.run_id}  {manifest.stages} stages",
-            seconds=max((s.stats.uptime for s in sightings if s.stats is not None), default=0.0),
-            expected=0,
-            sightings=sightings,
-            names={},
-            validation=(),
-        )
-        show(Console(), picture)
-        print("\n".join(places(picture)))
-        if file is not None:
-            save_svg(file, picture)
+    run_async(show_status(join or [], picture))
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from node.data.supply import DataSupply
 from node.data.tokenizer_exchange import RunTokenizer
 from node.frame_limits import payload_limits
 from node.links.links import Links
+from node.model.families import parts_of
 from node.model.replica import Replica
 from node.model.stage import work_of
 from node.places.abilities import Abilities
@@ -98,6 +99,8 @@ class Node:
             serve_greeting(rpc, transport, known, is_seed=False)
         member.signed = await find_run(member.config, transport, rpc, state, member.events)
         manifest = self.signed.manifest
+        # a second or two in a thread, before the first stage: never in the event loop, while peers wait
+        await asyncio.to_thread(parts_of, manifest.model.family)
         rpc.limit(payload_limits(manifest))
         serve_greeting(rpc, transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None

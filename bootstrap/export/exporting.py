@@ -13,12 +13,11 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from bootstrap.export.card import Facts, model_card
 from bootstrap.export.fetching import RoundEnded, fetch_stage
+from bootstrap.export.order import DTYPES, FACTS, PARTIAL, Order, check_order, shard_bytes
 from bootstrap.export.shards import (
-    DTYPES,
     INDEX,
     checkpoint_config,
     sha256_of,
-    shard_bytes,
     weights_of,
     write_shards,
 )
@@ -27,31 +26,15 @@ from bootstrap.export.stage_file import StageFile, earlier_donors
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.observer import Observer, Sighting
 from bootstrap.table import tokens_trained
-from node.machine.limits import size
+from node.machine.sizes import size
 from protocol.errors import JoinError, ResourceError, StateError
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
-PARTIAL = "partial"  # the folder in the export in which it is made
-FACTS = "noloco.json"
 SUMS = "SHA256SUMS"
 TRIES = 6  # to fetch a stage within a round of its replica
-DEFAULT_SHARD = "2GB"
 
 Tell = Callable[[str], None]
 StageProgress = Callable[[int, int, int], None]  # (stage, pieces there, of how many)
-
-
-@dataclass(frozen=True)
-class Order:
-    """What the export is to be. With `route` of that replica of each stage, else of any, or of the mean."""
-
-    directory: Path
-    mean: bool = False
-    dtype: str = "fp32"
-    shard_size: str = DEFAULT_SHARD
-    route: Sequence[PeerId] = ()
-    validation_loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,27 +42,6 @@ class Exported:
     directory: Path
     parameters: int
     sources: tuple[Source, ...]
-
-
-def check_order(order: Order) -> None:
-    """Raises `UserError` for what cannot be; before anybody is asked for anything."""
-    directory = order.directory
-    shard_bytes(order.shard_size)
-    if order.dtype not in DTYPES:
-        raise ResourceError(f"There is no --dtype {order.dtype!r}. Choose one of: {', '.join(DTYPES)}.")
-    if directory.exists() and not directory.is_dir():
-        raise StateError(f"{directory} is a file. Choose a directory for the model with --out.")
-    if (directory / "config.json").exists() and not (directory / FACTS).exists():
-        raise StateError(
-            f"{directory} holds a model that is no export of a run. Choose another --out; nothing was changed."
-        )
-    try:
-        (directory / PARTIAL).mkdir(parents=True, exist_ok=True)
-        probe = directory / PARTIAL / "writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StateError(f"Cannot write to {directory} ({error.strerror}). Choose another --out.") from None
 
 
 async def export(
@@ -150,11 +112,16 @@ def _went_on(file: StageFile, had_some: bool) -> str:
     return " What was here is of other weights or damaged: started anew." if had_some else ""
 
 
+def _dtype(order: Order) -> torch.dtype:
+    found: torch.dtype = getattr(torch, DTYPES[order.dtype])
+    return found
+
+
 def _require_disk(manifest: Manifest, order: Order) -> None:
     """Room for all that is fetched, and for the checkpoint beside it."""
     partial = order.directory / PARTIAL
     here = sum(path.stat().st_blocks * 512 for path in partial.glob("*.f32"))
-    needed = _parameters(manifest) * (4 + DTYPES[order.dtype].itemsize) - here
+    needed = _parameters(manifest) * (4 + _dtype(order).itemsize) - here
     free = shutil.disk_usage(order.directory).free
     if needed > free:
         raise ResourceError(
@@ -193,7 +160,7 @@ def _finish(
     tell: Tell,
 ) -> None:
     """Write everything into a folder, then move it into place and forget what was fetched. Raises `OSError`."""
-    manifest, dtype = observer.manifest, DTYPES[order.dtype]
+    manifest, dtype = observer.manifest, _dtype(order)
     new = order.directory / PARTIAL / "new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()

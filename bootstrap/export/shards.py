@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,10 @@ from safetensors.torch import save_file
 from node.model.families import model_config
 from node.model.flat import Slice, layout
 from node.model.stage import parameter_shapes
-from protocol.errors import UserError
 from protocol.manifest import Manifest
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PATTERN = "model{suffix}.safetensors"
 INDEX = "model.safetensors.index.json"
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _READ_AT_ONCE = 2**20
 
 
@@ -35,14 +31,6 @@ class Weight:
 
     stage: int
     place: Slice
-
-
-def shard_bytes(text: str) -> int:
-    """Of "2GB" or "500MB". Raises `UserError`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", text.strip().upper())
-    if match is None or not float(match[1]):
-        raise UserError(f"{text!r} is no size of a file. Write --shard-size 2GB, or 500MB.")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def weights_of(manifest: Manifest) -> dict[str, Weight]:

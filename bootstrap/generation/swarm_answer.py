@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import torch
 
-from bootstrap.generation.decoding import Decoding, Sampler
+from bootstrap.generation.decoding import Decoding
+from bootstrap.generation.sampler import Sampler
 from bootstrap.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError

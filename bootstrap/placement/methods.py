@@ -14,4 +14,3 @@ METHODS: dict[str, Method] = {
     "greedy": greedy,
     "random": random_placements,
 }
-DEFAULT = "anneal"

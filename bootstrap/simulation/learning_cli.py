@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from bootstrap.founding import chosen_manifest
-from bootstrap.simulation.learning import Outcome
-from bootstrap.simulation.learning_plot import plot_learning
-from bootstrap.simulation.learning_settings import combinations, one_setting
-from bootstrap.simulation.study import rows, run_study
 from node.command import fail
 from protocol.errors import NolocoError
-
-SHOWN = {  # how columns are called in the table
-    "learning_rate": "lr",
-    "microbatches": "micro-\nbatches",
-    "alpha": "α",
-    "beta": "β",
-    "gamma": "γ",
-}
 
 
 def learning(
@@ -62,6 +46,13 @@ def learning(
 
     Options that take a list, as 4,8, are tried in every combination.
     """
+    from rich.console import Console
+
+    from bootstrap.founding import chosen_manifest
+    from bootstrap.simulation.learning_settings import combinations, one_setting
+    from bootstrap.simulation.learning_table import table_of, tell
+    from bootstrap.simulation.study import rows, run_study
+
     console = Console(stderr=True)
     asked = {
         "method": method, "replicas": replicas, "stages": stages, "routing": routing, "inner_steps": k,
@@ -76,48 +67,15 @@ def learning(
             )
             for chosen in combinations(base, asked)
         ]
-        outcomes = run_study(settings, results, jobs, lambda o, done, of: _tell(console, o, done, of))
+        outcomes = run_study(settings, results, jobs, lambda o, done, of: tell(console, o, done, of))
     except NolocoError as error:
         fail(error)
     if plot is not None:
+        # matplotlib: only who plots waits for it
+        from bootstrap.simulation.learning_plot import plot_learning
+
         plot_learning(outcomes, plot)
     if as_json:
         print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
     else:
         Console().print(table_of(outcomes))
-
-
-def _tell(console: Console, outcome: Outcome, done: int, total: int) -> None:
-    facts = outcome.setting
-    console.print(
-        f"{done}/{total}  {facts['method']} {facts['replicas']} × {facts['stages']} k={facts['k']} "
-        f"{facts['activations']}/{facts['gradients']} seed {facts['seed']}: "
-        f"loss {outcome.loss:.3f}, spread {outcome.spread:.1e} ({outcome.wall_seconds:.0f} s)",
-        highlight=False,
-    )
-
-
-def table_of(outcomes: Sequence[Outcome]) -> Table:
-    """A row for each setting: what distinguishes it, then what came of it."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    found = rows(outcomes)
-    measured = {"loss", "loss_deviation", "loss_by_seed", "loss_of_mean", "spread", "bytes_per_token"}
-    measured |= {"bytes_per_replica", "rounds", "paired", "blocked", "tokens", "seeds"}
-    columns = [name for name in (found[0] if found else {}) if name not in measured]
-    for name in columns:
-        table.add_column(SHOWN.get(name, name))
-    for name in ("loss", "by seed", "mean's", "spread", "bytes/\ntoken", "rounds", "paired", "blocked"):
-        table.add_column(name, justify="right")
-    for row in found:
-        table.add_row(
-            *(f"{row[name]:g}" if isinstance(row[name], float) else str(row[name]) for name in columns),
-            f"{row['loss']:.3f}",
-            " ".join(f"{loss:.3f}" for loss in row["loss_by_seed"].values()),
-            f"{row['loss_of_mean']:.3f}",
-            f"{row['spread']:.1e}",
-            f"{row['bytes_per_token']:.1f}",
-            f"{row['rounds']:.0f}",
-            f"{row['paired']:.0%}",
-            f"{row['blocked']:.1%}",
-        )
-    return table

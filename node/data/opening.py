@@ -19,7 +19,6 @@ from node.data.tokenizer import load_tokenizer
 from protocol.errors import DataError
 from protocol.manifest import BYTES, Manifest
 
-DEFAULT_FIELD = "text"
 LOCAL = "local"  # data.source of a run whose volunteers bring the text
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from protocol.errors import DataError
 
 PYTHON_STDLIB = "python-stdlib"
+DEFAULT_FIELD = "text"  # where JSON lines and the like have the text
 HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from node.machine.limits import Room, host_room, size
+from node.machine.limits import Room, host_room
+from node.machine.sizes import size
 from node.model.fitting import least_activations
 from node.model.footprint import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count

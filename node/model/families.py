@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from transformers import LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-from transformers.models.mistral.modeling_mistral import (
-    MistralDecoderLayer,
-    MistralRMSNorm,
-    MistralRotaryEmbedding,
-)
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from protocol.manifest import Manifest
 from protocol.model import Family, Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# with what the names of the family's classes begin
+FAMILIES: dict[Family, str] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 @dataclass(frozen=True)
@@ -30,26 +28,26 @@ class Parts:
     architecture: str
 
 
-FAMILIES: dict[Family, Parts] = {
-    "llama": Parts(
-        LlamaConfig, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding, "LlamaForCausalLM"
-    ),
-    "mistral": Parts(
-        MistralConfig, MistralDecoderLayer, MistralRMSNorm, MistralRotaryEmbedding, "MistralForCausalLM"
-    ),
-    "qwen2": Parts(
-        Qwen2Config, Qwen2DecoderLayer, Qwen2RMSNorm, Qwen2RotaryEmbedding, "Qwen2ForCausalLM"
-    ),
-    "qwen3": Parts(
-        Qwen3Config, Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, "Qwen3ForCausalLM"
-    ),
-}  # fmt: skip
+@cache
+def parts_of(family: Family) -> Parts:
+    """transformers' classes. The first call imports them, a second or two that only those pay who build a stage."""
+    name, package = FAMILIES[family], f"transformers.models.{family}"
+    configuration = import_module(f"{package}.configuration_{family}")
+    modeling = import_module(f"{package}.modeling_{family}")
+    return Parts(
+        getattr(configuration, f"{name}Config"),
+        getattr(modeling, f"{name}DecoderLayer"),
+        getattr(modeling, f"{name}RMSNorm"),
+        getattr(modeling, f"{name}RotaryEmbedding"),
+        f"{name}ForCausalLM",
+    )
 
 
 def model_config(manifest: Manifest) -> PreTrainedConfig:
     """The configuration of the whole model, as `config.json` of an export holds it."""
     model = manifest.model
-    return FAMILIES[model.family].config(
+    parts = parts_of(model.family)
+    return parts.config(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -64,7 +62,7 @@ def model_config(manifest: Manifest) -> PreTrainedConfig:
         bos_token_id=None,
         eos_token_id=None,
         attn_implementation="sdpa",
-        architectures=[FAMILIES[model.family].architecture],
+        architectures=[parts.architecture],
         **_of_the_family(model),
     )
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from transformers import DynamicCache
 
 from node.context import Context
 from node.model.compute import Priority
@@ -22,6 +21,9 @@ from protocol.errors import Refused, WireError
 from protocol.messages import Predict, Predicted
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 PREDICTION_DEADLINE = 60.0
 MOST_BYTES = (
@@ -139,6 +141,8 @@ class PredictionService:
 
     def _advance(self, request: Request, memory: Memory | None) -> tuple[list[torch.Tensor], Memory]:
         """The outputs over the new tokens, on the last stage the logits; and what to keep for the next token."""
+        from transformers import DynamicCache  # imported long since, with the stage's layers
+
         inputs, replica = self._decoded(request), self._replica
         if memory is not None and memory.round != replica.round:
             raise Refused("forgotten", "a round has ended: the weights are others now")

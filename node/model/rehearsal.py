@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from node.machine.limits import Room, size
+from node.machine.limits import Room
 from node.machine.resources import room_on, too_little
+from node.machine.sizes import size
 from node.model.copies import copies_of
 from node.model.execution import Execution, Precision, executed
 from node.model.fitting import USABLE, Way, by_formula, choose, ways

@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from transformers import Cache
 
 from node.model.execution import Execution
 from node.model.flat import FlatParameters
@@ -23,6 +22,9 @@ from node.model.stage import Stage
 from node.rounds.residual import Residual
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps

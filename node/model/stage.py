@@ -14,17 +14,20 @@ import hashlib
 import math
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import Cache
 
-from node.model.families import FAMILIES, model_config
+from node.model.families import model_config, parts_of
 from protocol.cut import head_work, layer_work
 from protocol.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 
 class Stage(nn.Module):
@@ -32,7 +35,7 @@ class Stage(nn.Module):
 
     def __init__(self, manifest: Manifest, index: int, initialise: bool = True) -> None:
         super().__init__()
-        config, parts = model_config(manifest), FAMILIES[manifest.model.family]
+        config, parts = model_config(manifest), parts_of(manifest.model.family)
         self._model = manifest.model
         self.index = index
         self.is_first = index == 0

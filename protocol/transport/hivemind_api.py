@@ -1,8 +1,8 @@
 """The one place that imports hivemind (1.1.12), without what the import does to the rest of the process.
 
 The import takes seconds and loads torch; import this module late. What it changes and is put back here: it
-installs a log handler of its own, renames the level WARNING to WARN, makes torch share tensors through the
-file system and silences two kinds of warnings.
+installs a log handler of its own with a level, renames the level WARNING to WARN, makes torch share tensors
+through the file system and silences two kinds of warnings.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch.multiprocessing
 os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
 _sharing_strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
 _warning_name = logging.getLevelName(logging.WARNING)
+_level = logging.getLogger("hivemind").level  # the program may have set it before
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about what hivemind uses of torch and Python
@@ -35,6 +36,7 @@ with warnings.catch_warnings():
     from hivemind.utils.multiaddr import Multiaddr
 
 use_hivemind_log_handler("nowhere")  # its messages go where all others go
+logging.getLogger("hivemind").setLevel(_level)
 logging.addLevelName(logging.WARNING, _warning_name)
 torch.multiprocessing.set_sharing_strategy(_sharing_strategy)  # type: ignore[no-untyped-call]
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route, model_loss
-from bootstrap.export.exporting import Order, export
+from bootstrap.export.exporting import export
+from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer
 from bootstrap.pretrained import model_of, unread_start, with_digests
 from bootstrap.simulated_swarm import SimulatedSwarm
-from node.model.families import FAMILIES
+from node.model.families import parts_of
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, manifest_from
@@ -98,7 +99,7 @@ def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_
     back = checkpoint_loss(tmp_path / "export", text_of(manifest))
     assert back.nats == pytest.approx(own, abs=1e-3)
     config = json.loads((tmp_path / "export" / "config.json").read_text())
-    assert config["architectures"] == [FAMILIES[family].architecture]
+    assert config["architectures"] == [parts_of(family).architecture]
     assert config["tie_word_embeddings"] is manifest.model.tied_embeddings
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.export.exporting import Order, export
+from bootstrap.export.exporting import export
+from bootstrap.export.order import Order
 from tests.swarm.test_models_out import visiting
 
 TASK = """\

@@ -16,14 +16,15 @@ import bootstrap.export.stage_file
 import node.model.replica
 import node.state.transfer
 from bootstrap.evaluation import checkpoint_loss, evaluate_route
-from bootstrap.export.exporting import PARTIAL, Order, export
+from bootstrap.export.exporting import export
+from bootstrap.export.order import PARTIAL, Order
 from bootstrap.export.shards import weights_of
 from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
-from bootstrap.generate_cli import first_tokens
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.text_stream import TextStream
+from bootstrap.generation.writing import first_tokens
 from bootstrap.measured_text import held_out_text, text_of_files
 from bootstrap.observer import Observer
 from bootstrap.simulated_swarm import SimulatedSwarm

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route
-from bootstrap.export.exporting import Order, export
+from bootstrap.export.exporting import export
+from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.measured_text import MeasuredText, held_out_text
 from bootstrap.observer import Observer

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from node.config import build_config
-from node.machine.limits import _cgroup_rooms, host_room, parse_size, size, taken
+from node.machine.limits import _cgroup_rooms, host_room, taken
+from node.machine.sizes import parse_size, size
 from protocol.errors import UserError
 
 MIB, GIB = 2**20, 2**30

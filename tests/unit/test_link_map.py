@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from bootstrap.link_map import LinkMap, Seen, link_map, scenario_of, seen_from_outside
-from bootstrap.links_cli import table_of, write_scenario
+from bootstrap.link_table import table_of, write_scenario
 from bootstrap.observer import Sighting
 from bootstrap.placement.scenario import read_scenario
 from bootstrap.table import Picture, headline

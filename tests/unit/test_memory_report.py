@@ -7,7 +7,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap.devices import DEVICES, GB, Device, fit_of, measured_here, report_of
+from bootstrap.devices import fit_of, measured_here, report_of
+from bootstrap.known_devices import DEVICES, GB, Device
 from bootstrap.manifest_cli import app
 from bootstrap.manifest_memory import memory_figures
 from bootstrap.manifest_report import Links, report_on

@@ -14,10 +14,11 @@ from transformers import AutoTokenizer
 
 from bootstrap.evaluation import Loss
 from bootstrap.export.card import Facts, model_card
-from bootstrap.export.shards import shard_bytes
+from bootstrap.export.order import shard_bytes
 from bootstrap.export.sources import Donor, Source, choose
 from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
-from bootstrap.generation.decoding import Decoding, Sampler
+from bootstrap.generation.decoding import Decoding
+from bootstrap.generation.sampler import Sampler
 from bootstrap.generation.text_stream import TextStream
 from bootstrap.measured_text import text_of_files
 from node.data.tokenizer import identity_of

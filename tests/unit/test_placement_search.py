@@ -15,6 +15,7 @@ from bootstrap.placement.coarse import lifted
 from bootstrap.placement.constructive import in_best_order, near_neighbours
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
 from bootstrap.placement.genetic import genetic, repair
+from bootstrap.placement.method_names import NAMES
 from bootstrap.placement.methods import METHODS
 from bootstrap.placement.noloco import Training, noloco_problem
 from bootstrap.placement.plan import make_plan, problem_of
@@ -94,6 +95,10 @@ def test_256_devices_get_a_plan_better_than_the_greedy_one(objective: str) -> No
 
 
 # --- how they run -------------------------------------------------------------------------------
+
+
+def test_every_search_has_the_name_that_help_tells() -> None:
+    assert tuple(METHODS) == NAMES
 
 
 @pytest.mark.parametrize("method", METHODS)

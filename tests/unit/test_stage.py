@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from node.model.families import FAMILIES, model_config
+from node.model.families import model_config, parts_of
 from node.model.replica import Replica
 from node.model.stage import Stage, logits_through, parameter_count, parameter_shapes
 from protocol.manifest import Manifest
@@ -82,7 +82,7 @@ def test_the_stages_together_are_transformers_own_model(variant: str, is_tied: b
             if parameter.dim() < 2:
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 5)
     whole = AutoModelForCausalLM.from_config(model_config(manifest)).eval()
-    assert type(whole).__name__ == FAMILIES[manifest.model.family].architecture
+    assert type(whole).__name__ == parts_of(manifest.model.family).architecture
     assert set(weights) == {name for name, _ in whole.named_parameters()}
     whole.load_state_dict(weights | ({"lm_head.weight": weights[EMBEDDING]} if is_tied else {}))
     tokens = some_tokens(manifest)

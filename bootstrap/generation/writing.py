@@ -1,0 +1,69 @@
+"""What `noloco generate` does: a text goes on, written as its tokens come."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
+from bootstrap.generation.decoding import Decoding
+from bootstrap.generation.exported import generate_tokens, load_exported
+from bootstrap.generation.swarm_answer import SwarmAnswer
+from bootstrap.generation.text_stream import TextStream
+from bootstrap.observed_tokenizer import tokenizer_file
+from bootstrap.observer import visit
+from protocol.errors import DataError
+
+
+def generate_from_export(directory: Path, prompt: str, decoding: Decoding) -> None:
+    loaded = load_exported(directory)
+    ids = first_tokens(loaded.tokenizer, prompt, loaded.context)
+    stream = TextStream(loaded.tokenizer, _write)
+    generate_tokens(loaded, ids, decoding, stream.put)
+    _end(stream, len(ids), loaded.context, decoding)
+
+
+async def generate_from_swarm(join: list[str], prompt: str, decoding: Decoding, own: str) -> None:
+    async with visit(join) as observer:
+        tokenizer = transformers_tokenizer(observer.manifest, await tokenizer_file(observer, own))
+        context = observer.manifest.data.sequence_tokens
+        ids = first_tokens(tokenizer, prompt, context)
+        answer = SwarmAnswer(observer, (await observer.routes())[0], _note)
+        stream = TextStream(tokenizer, _write)
+        async for token in answer.tokens(ids, decoding, tokenizer.eos_token_id):
+            stream.put(token)
+        _end(stream, len(ids), context, decoding)
+
+
+def first_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, context: int) -> list[int]:
+    """The prompt's tokens; for an empty one the token that texts begin with.
+
+    Raises `DataError` when the context leaves no room for an answer.
+    """
+    ids = ids_of(tokenizer, prompt)
+    if not ids and tokenizer.bos_token_id is not None:
+        ids = [int(tokenizer.bos_token_id)]
+    if not 0 < len(ids) < context:
+        raise DataError(
+            f"The prompt has {len(ids):,} tokens; this model's context of {context:,} has room for 1 to "
+            f"{context - 1:,}. {'Shorten it.' if ids else 'Write something.'}"
+        )
+    return ids
+
+
+def _end(stream: TextStream, prompt_tokens: int, context: int, decoding: Decoding) -> None:
+    stream.end()
+    _write("\n")
+    if prompt_tokens + len(stream.tokens) >= context and len(stream.tokens) < decoding.most_tokens:
+        _note(f"The text ends here: the model's context of {context:,} tokens is full.")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _note(sentence: str) -> None:
+    print(f"\n{sentence}", file=sys.stderr, flush=True)
