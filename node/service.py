@@ -162,7 +162,7 @@ class Service:
         self.replica = await self._compute.run(
             Priority.SERVE, member.surroundings.replica, manifest, stage, config.device
         )  # nothing else waits yet; it is no training
-        self.replica.execute(execution)
+        self.replica.passes.execute(execution)
         await self._rehearse(self._compute)
         self._make_parts()
         await self._take_up_training(checkpoint, is_move)
@@ -178,7 +178,7 @@ class Service:
             )
             told = f"; {rehearsed.described()}"
             measured = {"peak": rehearsed.cost.peak, "kept": rehearsed.cost.kept, "room": rehearsed.room}
-        execution = replica.execution  # the rehearsal may have changed it
+        execution = replica.passes.execution  # the rehearsal may have changed it
         sentence = f"Stage {self.stage} {described(execution, replica.manifest, self.stage)}{told}."
         member.events.say(sentence, "execution", **asdict(execution), **measured)
 
@@ -213,7 +213,7 @@ class Service:
     def _make_parts(self) -> None:
         member, context, replica = self._member, self.context, self.replica
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
-        work = StageWork(context.manifest, replica, copies_of(replica.device))
+        work = StageWork(context.manifest, replica.passes, copies_of(replica.device))
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
         self.trainer = Trainer(
