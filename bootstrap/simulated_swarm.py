@@ -16,9 +16,9 @@ from bootstrap.seed_peer import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
 from node.data.batches import TrainingData
+from node.member import Surroundings
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
-from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.identity import Identity

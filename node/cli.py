@@ -15,11 +15,11 @@ from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
 from node.machine.signals import PATIENCE, end_process, on_interrupt
+from node.member import Surroundings
 from node.model.compute import Compute, ComputeThread
 from node.model.pretrained import Pretrained
 from node.places.joining import NO_ADDRESS
 from node.places.outside import announced
-from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from node.watch.health import health_served
