@@ -167,16 +167,17 @@ class Service:
 
     def _make_discovery(self) -> Discovery:
         member, manifest = self._member, self.context.manifest
-        onward = (self.stage + 1) % manifest.stages if manifest.is_ring else self.stage + 1
+        onward = manifest.stage_after(self.stage)
         neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(
             member.transport,
             self.context.run_id,
-            self.context.manifest.limits.record_lifetime,
+            manifest.limits.record_lifetime,
             member.view,
             member.events,
             member.surroundings.state,
             neighbours,
+            onward,
             self._announcement,
         )
 

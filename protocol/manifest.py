@@ -224,6 +224,13 @@ class Manifest(Section):
         """Whether microbatches end where they began: the matrix of tied embeddings is in the first stage alone."""
         return self.model.tied_embeddings and self.stages > 1
 
+    def stage_after(self, stage: int) -> int:
+        """Where microbatches go from `stage`: in a ring from the last one to the first.
+
+        Else nobody serves the one after the last.
+        """
+        return (stage + 1) % self.stages if self.is_ring else stage + 1
+
     @property
     def hops(self) -> int:
         """Forward passes of a microbatch by different peers: one for each stage, and the head's in a ring."""
