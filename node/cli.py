@@ -24,7 +24,8 @@ from node.state.directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from node.watch.health import health_served
 from node.watch.log import set_up_logging
-from node.watch.trace import NO_TRACE, Trace, TraceFile
+from node.watch.trace import NO_TRACE, Trace
+from node.watch.trace_file import TraceFile
 from protocol.errors import JoinError, NolocoError, ResourceError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
