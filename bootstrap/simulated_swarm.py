@@ -22,7 +22,8 @@ from node.model.replica import Replica
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.identity import Identity
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import Manifest
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import MemoryNetwork

@@ -34,8 +34,8 @@ from node.state.directory import Checkpoint
 from node.watch.health import reached_at
 from protocol.announcement import State
 from protocol.errors import NolocoError, ResourceError
-from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)

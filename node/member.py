@@ -18,8 +18,9 @@ from node.places.membership import View
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import Manifest
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import Transport
 
 CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
