@@ -43,7 +43,7 @@ def plain_loop(preset: str, device: str, seconds: float) -> float:
     """Tokens per second of the whole model in this process."""
     manifest, where = manifest_of(preset, 1), torch.device(device)
     whole = Replica(manifest, 0, device)
-    whole.execute(choose_execution(manifest, 0, where, room_on(where).free))
+    whole.passes.execute(choose_execution(manifest, 0, where, room_on(where).free))
     return train_plainly(whole, seconds, WARM_UP_STEPS)
 
 

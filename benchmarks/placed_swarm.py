@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from reporting.report import Report, parser_of, run
 
-from bootstrap.placement.methods import DEFAULT
+from bootstrap.placement.method_names import DEFAULT
 from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.scenario import read_scenario

@@ -11,14 +11,8 @@ from bootstrap.run_tokenizer import kept_tokenizer
 from node.model.pretrained import Pretrained
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
-from protocol.manifest import (
-    Manifest,
-    SignedManifest,
-    load_preset,
-    load_toml,
-    manifest_from,
-    toml_contents,
-)
+from protocol.manifest import Manifest, load_preset, load_toml, manifest_from, toml_contents
+from protocol.signed_manifest import SignedManifest
 
 RUN_KEY = "run.key"
 MANIFEST = "manifest.noloco"

@@ -25,9 +25,10 @@ from node.places.capacity import Peer, peer_of
 from node.places.discovery import DHT_DEADLINE
 from protocol.errors import JoinError, ScenarioError, StateError
 from protocol.identity import Identity
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import Manifest
 from protocol.placement_plan import PlacementPlan, plan_key
 from protocol.records import MAX_LIFETIME
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import PeerId
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 
 from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
 from bootstrap.export.exporting import export
@@ -22,7 +21,7 @@ from bootstrap.observer import Observer, Sighting
 from bootstrap.seed_peer import SeedPeer
 from bootstrap.spread import measure_spread
 from bootstrap.summary import Summary
-from bootstrap.table import Picture, headline, render, save_svg, tokens_trained
+from bootstrap.table import Picture, display, save_svg, tokens_trained
 from bootstrap.trace_merge import FILE_NAME, merge_traces, require_writable
 from node.data.batches import TrainingData
 from node.data.corpus import Corpus
@@ -37,7 +36,6 @@ from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 LOOK_SECONDS = 1.0
-PLAIN_LINE_SECONDS = 10.0
 EVALUATION_SECONDS = 30.0
 START_SECONDS = 180.0  # for all nodes to import torch and join, on two busy cores
 FINISH_SECONDS = 60.0  # beyond the training time, for the last rounds
@@ -216,7 +214,7 @@ class LocalSwarm:
 
     async def _watch(self, observer: Observer) -> None:
         """Show the swarm until every live node has finished."""
-        draw, close = self._display()
+        draw, close = display(self._console)
         next_evaluation = self._elapsed + EVALUATION_SECONDS
         deadline = self._elapsed + START_SECONDS + self._plan.minutes * 60 + FINISH_SECONDS
         everyone = len(self._children.all)
@@ -244,22 +242,6 @@ class LocalSwarm:
         raise UserError(
             f"The swarm did not finish in {deadline:.0f} s. The nodes' logs in {self._plan.directory} tell why."
         )
-
-    def _display(self) -> tuple[Callable[[Picture], None], Callable[[], None]]:
-        """A live table in a terminal; elsewhere a plain line now and then."""
-        if self._console.is_terminal:
-            live = Live(console=self._console, auto_refresh=False, transient=False)
-            live.start()
-            return lambda picture: live.update(render(picture), refresh=True), live.stop
-        shown = -PLAIN_LINE_SECONDS
-
-        def line(picture: Picture) -> None:
-            nonlocal shown
-            if picture.seconds - shown >= PLAIN_LINE_SECONDS:
-                shown = picture.seconds
-                self._console.print(headline(picture), soft_wrap=True)
-
-        return line, lambda: None
 
     def _picture(self) -> Picture:
         manifest = self._plan.manifest

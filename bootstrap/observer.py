@@ -16,9 +16,10 @@ from node.places.joining import DIAL_DEADLINE
 from node.places.membership import Member, View
 from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import Manifest
 from protocol.messages import GetStats, NodeStats
 from protocol.rpc import Rpc, Traffic
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import PeerId, Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

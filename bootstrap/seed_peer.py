@@ -11,8 +11,8 @@ from typing import Any
 from node.data.tokenizer_exchange import serve_tokenizer
 from node.places.greeting import serve_greeting
 from node.watch.health import reached_at
-from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import Transport
 
 

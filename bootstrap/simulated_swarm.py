@@ -16,13 +16,14 @@ from bootstrap.seed_peer import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
 from node.data.batches import TrainingData
+from node.member import Surroundings
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
-from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.identity import Identity
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import Manifest
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import MemoryNetwork

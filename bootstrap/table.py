@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -66,6 +67,7 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
 
 
 PICTURE_WIDTH = 100
+PLAIN_LINE_SECONDS = 10.0
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("node", "left"),
     ("stage", "right"),
@@ -122,6 +124,26 @@ def headline(picture: Picture) -> str:
 def show(console: Console, picture: Picture) -> None:
     """Print the whole picture once."""
     console.print(render(picture))
+
+
+def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], None]]:
+    """How to draw one picture after another, and what to call at the end.
+
+    A live table in a terminal; elsewhere a plain line now and then.
+    """
+    if console.is_terminal:
+        live = Live(console=console, auto_refresh=False, transient=False)
+        live.start()
+        return lambda picture: live.update(render(picture), refresh=True), live.stop
+    shown = -PLAIN_LINE_SECONDS
+
+    def line(picture: Picture) -> None:
+        nonlocal shown
+        if picture.seconds - shown >= PLAIN_LINE_SECONDS:
+            shown = picture.seconds
+            console.print(headline(picture), soft_wrap=True)
+
+    return line, lambda: None
 
 
 def places(picture: Picture) -> list[str]:

@@ -17,6 +17,7 @@ from node.data.supply import DataSupply
 from node.data.tokenizer_exchange import RunTokenizer
 from node.frame_limits import payload_limits
 from node.links.links import Links
+from node.member import Member, Surroundings
 from node.model.families import parts_of
 from node.model.replica import Replica
 from node.model.stage import work_of
@@ -28,14 +29,14 @@ from node.places.moving import Mover
 from node.places.newcomer import find_stage
 from node.places.owners_plan import OwnersPlan
 from node.rounds.rounds import Rounds
-from node.service import Member, Service, Surroundings, attempt
+from node.service import Service, attempt
 from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint
 from node.watch.health import reached_at
 from protocol.announcement import State
 from protocol.errors import NolocoError, ResourceError
-from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from node.config import NodeConfig
 from node.context import Context, Counters
 from node.data.batches import Position
-from node.data.supply import DataSupply, ReadData
-from node.data.tokenizer_exchange import RunTokenizer
-from node.links.links import Links
 from node.links.probes import LinkProbes
 from node.machine.ports import tcp_port
 from node.machine.resources import room_on
+from node.member import CLOSING_SECONDS, Member
 from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
 from node.model.evaluation import EvaluationService
@@ -29,21 +25,16 @@ from node.model.rehearsal import rehearse
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.pipeline.pipeline import Pipeline
-from node.places.abilities import Abilities
 from node.places.discovery import Discovery
-from node.places.membership import View
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
-from node.state.directory import Checkpoint, StateDirectory
+from node.state.directory import Checkpoint
 from node.state.first_state import FirstState
 from node.state.transfer import StateService
 from node.trainer import Trainer
-from node.watch.events import Events
 from node.watch.portrait import announcement, statistics
-from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
 from protocol.errors import Refused, UserError
-from protocol.manifest import Manifest, SignedManifest
 from protocol.messages import (
     Contribute,
     Evaluate,
@@ -59,63 +50,9 @@ from protocol.messages import (
     Return,
     SitOut,
 )
-from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.transport.base import Transport
+from protocol.rpc import Answer, Request, Traffic
 
 logger = logging.getLogger(__name__)
-
-CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
-LAST_SECONDS = 0.5  # what each has when the time of whoever asked the node to leave is over
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """Everything that differs between a real node and a simulated one."""
-
-    transport: Transport
-    compute: Callable[[], Compute]
-    events: Events
-    rng: random.Random
-    state: StateDirectory | None = None
-    corpus: ReadData | None = None
-    replica: Callable[[Manifest, int, str], Replica] = Replica
-    trace: Trace = NO_TRACE
-    rehearses: bool = False  # a dry step tells how much memory there is for what
-
-
-@dataclass
-class Member:
-    """What stays of a node when it moves from one stage to another."""
-
-    config: NodeConfig
-    surroundings: Surroundings
-    rpc: Rpc
-    view: View = field(default_factory=View)
-    links: Links = field(default_factory=Links)
-    since: float = 0.0  # when it joined, in transport time
-    leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
-    signed: SignedManifest = field(init=False)
-    abilities: Abilities = field(init=False)
-    tokenizer: RunTokenizer = field(init=False)
-    data: DataSupply = field(init=False)
-
-    @property
-    def transport(self) -> Transport:
-        return self.surroundings.transport
-
-    @property
-    def events(self) -> Events:
-        return self.surroundings.events
-
-    def time_to_end(self) -> float:
-        """Seconds that the next step of ending may take."""
-        if self.leave_by is None:
-            return CLOSING_SECONDS
-        return max(LAST_SECONDS, self.leave_by - asyncio.get_running_loop().time())
-
-    def random(self) -> random.Random:
-        """A generator of its own for another part."""
-        return random.Random(self.surroundings.rng.getrandbits(64))
 
 
 class Service:
@@ -162,7 +99,7 @@ class Service:
         self.replica = await self._compute.run(
             Priority.SERVE, member.surroundings.replica, manifest, stage, config.device
         )  # nothing else waits yet; it is no training
-        self.replica.execute(execution)
+        self.replica.passes.execute(execution)
         await self._rehearse(self._compute)
         self._make_parts()
         await self._take_up_training(checkpoint, is_move)
@@ -178,7 +115,7 @@ class Service:
             )
             told = f"; {rehearsed.described()}"
             measured = {"peak": rehearsed.cost.peak, "kept": rehearsed.cost.kept, "room": rehearsed.room}
-        execution = replica.execution  # the rehearsal may have changed it
+        execution = replica.passes.execution  # the rehearsal may have changed it
         sentence = f"Stage {self.stage} {described(execution, replica.manifest, self.stage)}{told}."
         member.events.say(sentence, "execution", **asdict(execution), **measured)
 
@@ -213,7 +150,7 @@ class Service:
     def _make_parts(self) -> None:
         member, context, replica = self._member, self.context, self.replica
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
-        work = StageWork(context.manifest, replica, copies_of(replica.device))
+        work = StageWork(context.manifest, replica.passes, copies_of(replica.device))
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
         self.trainer = Trainer(
@@ -230,16 +167,17 @@ class Service:
 
     def _make_discovery(self) -> Discovery:
         member, manifest = self._member, self.context.manifest
-        onward = (self.stage + 1) % manifest.stages if manifest.is_ring else self.stage + 1
+        onward = manifest.stage_after(self.stage)
         neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(
             member.transport,
             self.context.run_id,
-            self.context.manifest.limits.record_lifetime,
+            manifest.limits.record_lifetime,
             member.view,
             member.events,
             member.surroundings.state,
             neighbours,
+            onward,
             self._announcement,
         )
 

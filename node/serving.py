@@ -11,16 +11,17 @@ from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.several import devices_of, run_several
 from node.machine.signals import PATIENCE, on_interrupt
+from node.member import Surroundings
 from node.model.compute import Compute, ComputeThread
 from node.model.pretrained import Pretrained
 from node.places.joining import NO_ADDRESS
 from node.places.outside import announced
-from node.service import Surroundings
 from node.state.directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from node.watch.health import health_served
 from node.watch.log import set_up_logging
-from node.watch.trace import NO_TRACE, Trace, TraceFile
+from node.watch.trace import NO_TRACE, Trace
+from node.watch.trace_file import TraceFile
 from protocol.errors import JoinError, ResourceError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

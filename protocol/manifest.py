@@ -1,31 +1,26 @@
-"""The manifest: the signed, immutable description of one run, and the only thing its members must agree on.
+"""The manifest: the immutable description of one run, and the only thing its members must agree on.
 
-TOML for people, canonical msgpack (keys sorted) under the run's Ed25519 signature on the wire and on disk.
+TOML for people; peers get it signed, see `signed_manifest`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-import msgpack
 from pydantic import Field, ValidationError, model_validator
 
 from protocol.cut import starts_of
 from protocol.errors import ManifestError
-from protocol.identity import Identity, verify
 from protocol.model import Model
 from protocol.section import Count, Positive, Section
 from protocol.stability import gamma_bound
 
 PROTOCOL_VERSION = 1
-MAX_MANIFEST_BYTES = 64 * 1024
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
-_SIGNATURE_DOMAIN = b"noloco-manifest-1:"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
@@ -224,6 +219,13 @@ class Manifest(Section):
         """Whether microbatches end where they began: the matrix of tied embeddings is in the first stage alone."""
         return self.model.tied_embeddings and self.stages > 1
 
+    def stage_after(self, stage: int) -> int:
+        """Where microbatches go from `stage`: in a ring from the last one to the first.
+
+        Else nobody serves the one after the last.
+        """
+        return (stage + 1) % self.stages if self.is_ring else stage + 1
+
     @property
     def hops(self) -> int:
         """Forward passes of a microbatch by different peers: one for each stage, and the head's in a ring."""
@@ -237,58 +239,6 @@ class Manifest(Section):
     @property
     def tokens_per_microbatch(self) -> int:
         return self.inner.sequences * self.data.sequence_tokens
-
-
-class SignedManifest:
-    """A manifest with the public key and signature of its run. The run id is the hash of that key."""
-
-    def __init__(self, manifest: Manifest, public_key: bytes, signature: bytes, body: bytes) -> None:
-        self.manifest = manifest
-        self.public_key = public_key
-        self._signature = signature
-        self._body = body
-        self.run_id: str = hashlib.sha256(public_key).hexdigest()[:32]
-
-    @classmethod
-    def sign(cls, manifest: Manifest, key: Identity) -> SignedManifest:
-        body = canonical_bytes(manifest)
-        return cls(manifest, key.public_key, key.sign(_SIGNATURE_DOMAIN + body), body)
-
-    @classmethod
-    def from_bytes(cls, raw: bytes) -> SignedManifest:
-        """Check the signature, then the contents. Raises `ManifestError`."""
-        if len(raw) > MAX_MANIFEST_BYTES:
-            raise ManifestError(
-                f"The manifest has {len(raw)} bytes; at most {MAX_MANIFEST_BYTES} are allowed."
-            )
-        try:
-            public_key, body, signature = msgpack.unpackb(raw)
-            if not all(isinstance(part, bytes) for part in (public_key, body, signature)):
-                raise TypeError("parts must be bytes")
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise ManifestError(
-                "The manifest is not a signed noloco manifest. Ask the run's owner for the file again."
-            ) from error
-        if not verify(public_key, _SIGNATURE_DOMAIN + body, signature):
-            raise ManifestError(
-                "The manifest's signature does not match: it was altered or damaged. "
-                "Fetch it again from another member, or ask the run's owner."
-            )
-        try:
-            contents = msgpack.unpackb(body)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise ManifestError("The manifest's contents are not msgpack. Ask the run's owner.") from error
-        return cls(manifest_from(contents), public_key, signature, body)
-
-    def to_bytes(self) -> bytes:
-        packed: bytes = msgpack.packb([self.public_key, self._body, self._signature])
-        return packed
-
-
-def canonical_bytes(manifest: Manifest) -> bytes:
-    """Msgpack with sorted keys: the same manifest always gives the same bytes, so signatures are stable."""
-    packed: bytes = msgpack.packb(_sorted(manifest.model_dump()))
-    return packed
 
 
 def manifest_from(contents: Any) -> Manifest:
@@ -344,7 +294,3 @@ def _explain(problem: Any) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     message = str(problem["msg"]).removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
-
-
-def _sorted(value: Any) -> Any:
-    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value

@@ -23,7 +23,7 @@ def train_plainly(whole: Replica, seconds: float, warm_up_steps: int = 0) -> flo
             batch = corpus.draw(
                 "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
             )
-            whole.last_stage(*batch)
+            whole.passes.last_stage(*batch)
         whole.inner_step(inner.microbatches)  # its norm waits for the device
         steps += 1
     return steps * inner.microbatches * manifest.tokens_per_microbatch / (time.perf_counter() - began)

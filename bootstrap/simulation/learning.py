@@ -21,7 +21,8 @@ from bootstrap.simulated_swarm import SimulatedSwarm
 from bootstrap.spread import squared_deviation
 from node.daemon import Node
 from node.data.corpus import Corpus, load_corpus
-from node.model.replica import Replica, evaluate_through
+from node.model.passes import evaluate_through
+from node.model.replica import Replica
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
@@ -244,9 +245,10 @@ def _squares_by_stage(pipelines: list[list[Node]]) -> list[float]:
 def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
     """Mean nats per token of the slow weights on held-out text, through one replica of each stage."""
     tokens = route[0].manifest.data.sequence_tokens
+    passes = [replica.passes for replica in route]
     total, count = 0.0, 0
     for inputs, labels in corpus.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
-        logits = evaluate_through(route, inputs)
+        logits = evaluate_through(passes, inputs)
         total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += labels.numel()
     return total / count

@@ -147,7 +147,7 @@ class PredictionService:
         if memory is not None and memory.round != replica.round:
             raise Refused("forgotten", "a round has ended: the weights are others now")
         cache = DynamicCache() if memory is None else memory.cache
-        outputs = replica.evaluate(inputs, cache=cache).cpu()
+        outputs = replica.passes.evaluate(inputs, cache=cache).cpu()
         tokens = request.message.position + inputs.shape[1]
         nbytes = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values) if t is not None)
         kept = Memory(cache, tokens, replica.round, nbytes)
@@ -159,7 +159,7 @@ class PredictionService:
 
     def _head(self, request: Request) -> tuple[list[torch.Tensor], int]:
         """First stage of a ring: logits of the activations that come back from the last one."""
-        outputs = self._replica.evaluate(self._decoded(request, is_back=True), is_back=True).cpu()
+        outputs = self._replica.passes.evaluate(self._decoded(request, is_back=True), is_back=True).cpu()
         return _largest(outputs[0, -1].float(), request.message.top), self._replica.round
 
     def _decoded(self, request: Request, is_back: bool = False) -> torch.Tensor:

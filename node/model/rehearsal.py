@@ -47,11 +47,11 @@ def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
 
     `most_memory` is what the volunteer gives in all, 0 for no limit. Raises `ResourceError`.
     """
-    device, chosen = replica.device, replica.execution
+    device, chosen = replica.device, replica.passes.execution
     if device.type == "cuda" and most_memory:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, most_memory / total), device)
-    work = StageWork(replica.manifest, replica, copies_of(device))
+    work = StageWork(replica.manifest, replica.passes, copies_of(device))
     rehearsal = Rehearsal(
         replica, work, meter_of(device), lambda: room_on(device, most_memory), chosen.precision
     )
@@ -87,7 +87,7 @@ class Rehearsal:
         while (choice := choose(self._manifest, self._stage, allowed, self._cost, room.free)) is not None:
             execution = executed(choice, self._precision, compiles)
             if choice.way in self._whole:
-                self._replica.execute(execution)
+                self._replica.passes.execute(execution)
                 cost = self._whole[choice.way]
                 assert cost is not None
                 return Rehearsed(execution, cost, room.free)
@@ -138,7 +138,7 @@ class Rehearsal:
 
     def _measured(self, execution: Execution, sequences: int) -> Cost | None:
         """A microbatch of so many sequences in this way; None when memory ran out."""
-        self._replica.execute(execution)
+        self._replica.passes.execute(execution)
         self._meter.begin()
         try:
             return self._pass(sequences)

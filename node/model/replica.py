@@ -1,4 +1,4 @@
-"""A replica: one copy of a stage with everything that training it changes.
+"""A replica: one copy of a stage with everything that training it changes; `passes` runs microbatches through it.
 
 Synchronous and single-threaded: the compute thread calls it. Slow weights φ and outer momentum δ are float32
 and fixed during a round; the fast weights θ are what the module's parameters hold.
@@ -7,34 +7,26 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 
-from node.model.execution import Execution
 from node.model.flat import FlatParameters
 from node.model.outer import OuterSettings, add_weighted, contribution, outer_step
+from node.model.passes import Passes
 from node.model.schedule import learning_rate
 from node.model.stage import Stage
 from node.rounds.residual import Residual
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 
-if TYPE_CHECKING:
-    from transformers import Cache
-
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
 Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
-Run: TypeAlias = Callable[
-    [torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-]  # gives (inputs as a leaf, outputs)
-Learned: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # the loss, and its gradient by the inputs
 
 
 @dataclass(frozen=True)
@@ -77,9 +69,6 @@ class Replica:
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
-        self._module_names = {
-            self.stage.checkpoint_name(name): name for name, _ in self.stage.named_parameters()
-        }
         self.settings = OuterSettings(*manifest.outer.coefficients)
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
@@ -90,15 +79,15 @@ class Replica:
         self.round = 0  # outer steps done
         self.steps_in_round = 0
         self._left: LeftRound | None = None
-        self.execution = Execution()
-        self._compute: Callable[[torch.Tensor], torch.Tensor] = self.stage
+        self.passes = Passes(self.stage, self.device, self.slow_weights())
         self._build_optimizer()
 
-    def execute(self, execution: Execution) -> None:
-        """How forward and backward passes are computed from now on; float32 with nothing recomputed until then."""
-        self.execution = execution
-        self.stage.recomputes = execution.recomputes
-        self._compute = torch.compile(self.stage) if execution.compiles else self.stage
+    def slow_weights(self) -> dict[str, torch.Tensor]:
+        """Views of φ by the names that the stage's module gives its parameters."""
+        of_checkpoint = {place.name: place.of(self.phi) for place in self.flat.slices}
+        return {
+            name: of_checkpoint[self.stage.checkpoint_name(name)] for name, _ in self.stage.named_parameters()
+        }
 
     def _build_optimizer(self) -> None:
         inner = self.manifest.inner
@@ -123,102 +112,6 @@ class Replica:
     @property
     def parameters(self) -> int:
         return self.phi.numel()
-
-    # --- microbatches -------------------------------------------------------------------------
-
-    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the stage and keep its graph. Returns (inputs as a leaf, outputs) for `backward`.
-
-        In slices no graph is kept: `backward` runs them again.
-        """
-        slices = self._slices(inputs.to(self.device))
-        if len(slices) > 1:
-            with torch.no_grad():
-                return inputs.to(self.device), torch.cat([self._run(part)[1] for part in slices])
-        return self._run(slices[0])
-
-    def _run(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        leaf = inputs if self.stage.is_first else inputs.detach().requires_grad_()
-        with self.execution.autocast(self.device):
-            return leaf, self._compute(leaf)
-
-    def _slices(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of a microbatch's first dimension, as many sequences each as are computed at once."""
-        return torch.split(tensor, self.execution.at_once or max(1, len(tensor)))
-
-    def backward(
-        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Accumulate parameter gradients; returns the gradient by the inputs, None on the first stage."""
-        gradient = gradient.to(self.device, outputs.dtype)
-        if outputs.requires_grad:
-            torch.autograd.backward(outputs, gradient)
-            return leaf.grad
-        by_inputs = []
-        for part, by_outputs in zip(self._slices(leaf), self._slices(gradient), strict=True):
-            part, outputs = self._run(part)
-            torch.autograd.backward(outputs, by_outputs)
-            by_inputs.append(part.grad)
-        return _joined(by_inputs)
-
-    def loss_and_backward(
-        self, inputs: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[float, torch.Tensor | None]:
-        """Last stage: mean cross-entropy in nats per token, and the gradient by the inputs as above."""
-        loss, by_inputs = self.last_stage(inputs, labels)
-        return loss.item(), by_inputs
-
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
-        """The same with the loss still on the device, which may not have computed it yet."""
-        return self._learn(self._run, inputs, labels)
-
-    def head(
-        self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """First stage of a ring, with what comes back from the last one: as `last_stage`.
-
-        Without `learns` the parameters get no gradient of it.
-        """
-        loss, by_inputs = self._learn(self._run_head, inputs, labels, learns)
-        assert by_inputs is not None
-        return loss, by_inputs
-
-    def _run_head(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        leaf = inputs.detach().requires_grad_()
-        with self.execution.autocast(self.device):
-            return leaf, self.stage(leaf, is_back=True)
-
-    def _learn(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, learns: bool = True) -> Learned:
-        """Slice by slice forward and backward, with the mean loss of all."""
-        inputs, labels = inputs.to(self.device), labels.to(self.device)
-        losses, by_inputs = [], []
-        for part, targets in zip(self._slices(inputs), self._slices(labels), strict=True):
-            leaf, logits = run(part)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-            loss = loss * (len(part) / len(inputs))
-            torch.autograd.backward(loss, inputs=None if learns else [leaf])
-            losses.append(loss.detach())
-            by_inputs.append(leaf.grad)
-            del logits, loss  # before the next slice takes as much
-        return torch.stack(losses).sum(), _joined(by_inputs)
-
-    @torch.no_grad()
-    def evaluate(
-        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
-    ) -> torch.Tensor:
-        """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
-        return torch.cat(list(self.evaluate_slices(inputs, is_back, cache)))
-
-    @torch.no_grad()
-    def evaluate_slices(
-        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
-    ) -> Iterator[torch.Tensor]:
-        """The same, as many sequences at a time as training computes at once; a cache is of one sequence."""
-        weights = {self._module_names[place.name]: place.of(self.phi) for place in self.flat.slices}
-        for part in self._slices(inputs.to(self.device)):
-            yield torch.as_tensor(torch.func.functional_call(self.stage, weights, (part, is_back, cache)))
-
-    # --- inner and outer steps ----------------------------------------------------------------
 
     def inner_step(self, microbatches: int) -> StepReport:
         """AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
@@ -325,8 +218,6 @@ class Replica:
         if left is None:
             self.steps_in_round = 0
 
-    # --- state --------------------------------------------------------------------------------
-
     def piece_bounds(self, index: int) -> slice:
         start = index * PIECE_PARAMETERS
         if start >= self.parameters:
@@ -391,23 +282,6 @@ class Replica:
     def _set_optimizer_step(self) -> None:
         for state in self._optimizer.state.values():
             state["step"].fill_(float(self.step))
-
-
-def _joined(by_inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """The gradients of slices as that of the microbatch; None at the first stage."""
-    known = [gradient for gradient in by_inputs if gradient is not None]
-    if len(known) > 1:
-        return torch.cat(known)
-    return known[0] if known else None
-
-
-@torch.no_grad()
-def evaluate_through(route: Sequence[Replica], tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [sequences, tokens, vocabulary] under the slow weights of one replica of each stage."""
-    hidden = tokens
-    for replica in route:
-        hidden = replica.evaluate(hidden)
-    return route[0].evaluate(hidden, is_back=True) if route[0].manifest.is_ring else hidden
 
 
 def digest_of(tensors: list[torch.Tensor]) -> bytes:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from node.model.copies import Copies, Landing
-from node.model.replica import Replica
+from node.model.passes import Passes
 from protocol.codec import Encoded, encode, torch_type
 from protocol.errors import Refused
 from protocol.manifest import Manifest
@@ -19,14 +19,14 @@ Load: TypeAlias = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # gives (inpu
 
 
 class StageWork:
-    """Holds no state of its own: the replica is changed by backward passes only.
+    """Holds no state of its own: backward passes alone change something, the stage's gradients.
 
     What goes to peers is a `Landing`: on a GPU it is copied and encoded while the next microbatch is computed.
     """
 
-    def __init__(self, manifest: Manifest, replica: Replica, copies: Copies) -> None:
+    def __init__(self, manifest: Manifest, passes: Passes, copies: Copies) -> None:
         self._manifest = manifest
-        self._replica = replica
+        self._passes = passes
         self._copies = copies
 
     def decoded(
@@ -46,7 +46,7 @@ class StageWork:
         if may_be_short and labels.dim() == 2 and labels.numel():
             tokens = min(tokens, labels.shape[1])
         shape = (labels.shape[0] if labels.dim() else 0, tokens)
-        are_tokens = self._replica.stage.is_first and not is_back
+        are_tokens = self._passes.stage.is_first and not is_back
         expected = shape if are_tokens else (*shape, model.hidden_size)
         if not 0 < shape[0] <= self._manifest.inner.sequences:  # more would take memory that is not there
             raise Refused("bad-shape", f"expected at most {self._manifest.inner.sequences} sequences")
@@ -63,7 +63,7 @@ class StageWork:
 
     def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, Landing[list[Encoded]]]:
         inputs, labels = load()
-        leaf, outputs = self._replica.forward(self._copies.to_device(inputs))
+        leaf, outputs = self._passes.forward(self._copies.to_device(inputs))
         codec = self._manifest.wire.activations
         fetch = self._copies.to_host(outputs, torch_type(codec))
         self._copies.keep_pace()
@@ -74,14 +74,14 @@ class StageWork:
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> Landing[list[Encoded]]:
-        by_inputs = self._replica.backward(leaf, outputs, self._copies.to_device(gradient))
+        by_inputs = self._passes.backward(leaf, outputs, self._copies.to_device(gradient))
         answer = self._answer(by_inputs)
         self._copies.keep_pace()
         return self._copies.landing(answer)
 
     def last_stage(self, load: Load) -> Landing[tuple[float, list[Encoded]]]:
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
-        loss, by_inputs = self._replica.last_stage(inputs, labels)
+        loss, by_inputs = self._passes.last_stage(inputs, labels)
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (fetch_loss().item(), answer()))
@@ -89,19 +89,19 @@ class StageWork:
     def head(self, load: Load, learns: bool) -> Landing[tuple[float, list[Encoded]]]:
         """As `last_stage`, in a ring at the first stage."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
-        loss, by_inputs = self._replica.head(inputs, labels, learns)
+        loss, by_inputs = self._passes.head(inputs, labels, learns)
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (fetch_loss().item(), answer()))
 
     def evaluate(self, load: Load) -> list[Encoded]:
         inputs, labels = load()
-        return self._parcel(self._replica.evaluate(inputs).cpu(), labels, "fp32")
+        return self._parcel(self._passes.evaluate(inputs).cpu(), labels, "fp32")
 
     def evaluate_last(self, load: Load, is_back: bool = False) -> tuple[float, int]:
         inputs, labels = load()
         total, done = 0.0, 0
-        for logits in self._replica.evaluate_slices(inputs, is_back):
+        for logits in self._passes.evaluate_slices(inputs, is_back):
             targets = labels[done : done + len(logits)].flatten().to(logits.device)
             total += F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum").item()
             done += len(logits)

@@ -50,8 +50,8 @@ class Onward:
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
-        self._goes_home = context.manifest.is_ring and context.stage == context.manifest.stages - 1
-        self._next = 0 if self._goes_home else context.stage + 1
+        self._next = context.manifest.stage_after(context.stage)
+        self._goes_home = self._next == 0
         fixed = context.manifest.routing == "fixed"
         self._router = FixedRouter(rng, self._own_place) if fixed else Router(rng)
         self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)

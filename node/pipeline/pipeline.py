@@ -32,7 +32,7 @@ class Pipeline:
         self._context = context
         self._replica = replica
         self._work = work
-        inner, in_flight = context.manifest.inner, replica.execution.in_flight
+        inner, in_flight = context.manifest.inner, replica.passes.execution.in_flight
         if context.is_last:  # forward and backward passes are one piece of work: nothing is between them
             self._gate = Gate(inner.microbatches, 0, inner.microbatches)
         else:

@@ -47,8 +47,10 @@ class Discovery:
         events: Events,
         state: StateDirectory | None,
         stages: Sequence[int],
+        onward: int,
         describe: Callable[[], Announcement],
     ) -> None:
+        """Reads the records of `stages`; this node's microbatches go to `onward`, unless that is none of them."""
         self._transport = transport
         self._run_id = run_id
         self._lifetime = lifetime
@@ -56,6 +58,7 @@ class Discovery:
         self._events = events
         self._state = state
         self._stages = stages
+        self._onward = onward
         self._describe = describe
         self._announced = float("-inf")
         self._alone = False
@@ -96,8 +99,7 @@ class Discovery:
 
     def _patience(self) -> float:
         """Seconds that the next look can wait at most: not long while nobody can take this node's microbatches."""
-        onward = self._describe().stage + 1
-        if onward in self._stages and not self._view.members(onward, self._transport.now()):
+        if self._onward in self._stages and not self._view.members(self._onward, self._transport.now()):
             return LONELY_SECONDS
         return float("inf")
 

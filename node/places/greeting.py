@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protocol.errors import ClockError, JoinError, NolocoError
-from protocol.manifest import SignedManifest
 from protocol.messages import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import PeerId, Transport
 
 HELLO_DEADLINE = 10.0

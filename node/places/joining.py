@@ -11,8 +11,8 @@ from node.places.outside import inner_port, is_outside
 from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import JoinError
-from protocol.manifest import SignedManifest
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import PeerId, Transport
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,9 @@ from node.watch.events import Events
 from protocol.announcement import Announcement, State, joining_key, parse_announcement, stage_key
 from protocol.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
-from protocol.manifest import Manifest, SignedManifest
+from protocol.manifest import Manifest
 from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import PeerId, Transport
 
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims

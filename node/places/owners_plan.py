@@ -7,9 +7,9 @@ import logging
 from node.places.discovery import DHT_DEADLINE
 from node.watch.events import Events
 from protocol.errors import RecordError
-from protocol.manifest import SignedManifest
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.records import MAX_LIFETIME
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import Record, Transport
 
 logger = logging.getLogger(__name__)

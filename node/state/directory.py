@@ -23,8 +23,8 @@ from node.data.batches import Position
 from node.model.replica import StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
-from protocol.manifest import SignedManifest
 from protocol.messages import MAX_TOKENIZER_BYTES
+from protocol.signed_manifest import SignedManifest
 
 MAX_PEER_BOOK = 256
 _TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")

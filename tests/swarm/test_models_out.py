@@ -34,9 +34,9 @@ from node.state.transfer import StateService
 from protocol.codec import encode
 from protocol.errors import JoinError, Refused
 from protocol.identity import Identity
-from protocol.manifest import SignedManifest
 from protocol.messages import GetStatePiece, Predict, Predicted
 from protocol.rpc import Answer, Request, Traffic
+from protocol.signed_manifest import SignedManifest
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import guest_of, micro_swarm, peer_of, run_swarm, stage_nodes, until
 

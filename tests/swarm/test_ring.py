@@ -16,6 +16,7 @@ from bootstrap.observer import Observer
 from bootstrap.simulated_swarm import SimulatedSwarm
 from node.model.flat import layout
 from node.model.stage import parameter_shapes
+from node.places.discovery import LONELY_SECONDS
 from protocol.codec import encode
 from protocol.errors import Refused
 from protocol.messages import Gradient, Return
@@ -54,6 +55,21 @@ def whole_theta(swarm: SimulatedSwarm) -> dict[str, torch.Tensor]:
 
 def text_of(swarm: SimulatedSwarm) -> MeasuredText:
     return held_out_text(swarm.manifest, swarm.corpus, 16, transformers_tokenizer(swarm.manifest, None))
+
+
+def test_the_last_stage_soon_sees_who_comes_to_the_first_one() -> None:
+    """It looks for the stage that its microbatches go to while nobody is there."""
+
+    async def main() -> None:
+        swarm = micro_swarm(limits__record_lifetime=60.0, **TIED)
+        await swarm.seed_peer.start()
+        last = swarm.add(0, stage=1)
+        await until(lambda: last.public_state == "serving")
+        first = swarm.add(1, stage=0)
+        await until(lambda: first.public_state == "serving")
+        await until(lambda: bool(last.view.members(0, last.transport.now())), seconds=LONELY_SECONDS + 0.5)
+
+    run_swarm(main())
 
 
 @pytest.mark.parametrize("stages", [2, 3])

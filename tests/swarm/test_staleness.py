@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from node.model.passes import Passes
 from node.model.replica import Replica
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
@@ -29,21 +30,25 @@ from tests.swarm.micro import (
 FAR = Link(latency=0.15)
 
 
+class CountedPasses(Passes):
+    backwards = 0  # since the last inner step
+
+    def backward(self, *arguments):  # type: ignore[no-untyped-def]
+        self.backwards += 1
+        return super().backward(*arguments)
+
+
 class Counting(Replica):
     """Counts the gradients that each of its steps takes."""
 
     def __init__(self, manifest: Manifest, stage: int, device: str) -> None:
         super().__init__(manifest, stage, device)
-        self.gathered = 0
+        self.passes: CountedPasses = CountedPasses(self.stage, self.device, self.slow_weights())
         self.taken: Counter[int] = Counter()
 
-    def backward(self, *arguments):  # type: ignore[no-untyped-def]
-        self.gathered += 1
-        return super().backward(*arguments)
-
     def inner_step(self, microbatches: int):  # type: ignore[no-untyped-def]
-        self.taken[self.gathered] += 1
-        self.gathered = 0
+        self.taken[self.passes.backwards] += 1
+        self.passes.backwards = 0
         return super().inner_step(microbatches)
 
 

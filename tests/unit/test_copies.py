@@ -41,7 +41,7 @@ async def microbatches(
     """Two of them through two stages: losses, and the parameter gradients of both stages."""
     torch.manual_seed(0)
     replicas = [Replica(manifest(codec), stage, device) for stage in (0, 1)]
-    first, second = (StageWork(manifest(codec), replica, copies) for replica in replicas)
+    first, second = (StageWork(manifest(codec), replica.passes, copies) for replica in replicas)
     generator, losses = torch.Generator().manual_seed(2), []
     for _ in range(2):
         tokens = torch.randint(0, 256, (2, 33), generator=generator)

@@ -27,9 +27,9 @@ def manifest() -> Manifest:
 def gradients_of(manifest: Manifest, execution: Execution) -> tuple[float, torch.Tensor]:
     torch.manual_seed(3)
     replica = Replica(manifest, 0)
-    replica.execute(execution)
+    replica.passes.execute(execution)
     tokens = torch.randint(0, 256, (2, 33), generator=torch.Generator().manual_seed(1))
-    loss, _ = replica.loss_and_backward(tokens[:, :-1], tokens[:, 1:])
+    loss, _ = replica.passes.loss_and_backward(tokens[:, :-1], tokens[:, 1:])
     return loss, replica.flat.gradients.clone()
 
 
@@ -61,7 +61,7 @@ def test_recomputation_keeps_less(manifest: Manifest) -> None:
 
     def kept(execution: Execution) -> int:
         replica, total = Replica(manifest, 0), 0
-        replica.execute(execution)
+        replica.passes.execute(execution)
 
         def count(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal total
@@ -69,7 +69,7 @@ def test_recomputation_keeps_less(manifest: Manifest) -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            replica.forward(torch.zeros(4, 128, dtype=torch.long))
+            replica.passes.forward(torch.zeros(4, 128, dtype=torch.long))
         return total
 
     assert kept(Execution(recomputes=True)) < kept(Execution()) / 4
@@ -89,12 +89,12 @@ def test_a_stage_in_bf16_hands_on_activations_and_takes_gradients(manifest: Mani
     two = manifest.model_copy(update={"stages": 2})
     first, second = Replica(two, 0), Replica(two, 1)
     for replica in (first, second):
-        replica.execute(Execution(precision="bf16", recomputes=True))
+        replica.passes.execute(Execution(precision="bf16", recomputes=True))
     tokens = torch.randint(0, 256, (2, 17))
-    leaf, outputs = first.forward(tokens[:, :-1])
-    _, by_inputs = second.loss_and_backward(outputs.detach().float(), tokens[:, 1:])
+    leaf, outputs = first.passes.forward(tokens[:, :-1])
+    _, by_inputs = second.passes.loss_and_backward(outputs.detach().float(), tokens[:, 1:])
     assert by_inputs is not None
-    first.backward(leaf, outputs, by_inputs)
+    first.passes.backward(leaf, outputs, by_inputs)
     assert float(first.flat.gradients.abs().max()) > 0
 
 

@@ -24,6 +24,10 @@ MANIFEST = micro_manifest()
 COUNT = MANIFEST.inner.microbatches
 
 
+def microbatch(number: int) -> Batch:
+    return torch.tensor(number), torch.tensor(number)
+
+
 @dataclass
 class Numbers:
     """Microbatch n holds nothing but n."""
@@ -37,7 +41,7 @@ class Numbers:
     def require(self, tokens: int) -> None: ...
 
     def validation_batches(self, tokens: int, sequences: int, limit: int | None = None) -> Iterator[Batch]:
-        raise NotImplementedError
+        return (microbatch(number) for number in range(1 if limit is None else limit))
 
     def batches(
         self, run_id: str, peer_id: str, manifest: Manifest, position: Position
@@ -48,7 +52,7 @@ class Numbers:
             time.sleep(self.seconds)
             self.made += 1
             self.tally.add(1, 4, 1, 0.001)
-            yield (torch.tensor(number), torch.tensor(number)), Position(self.identity, 0, number + 1)
+            yield microbatch(number), Position(self.identity, 0, number + 1)
 
 
 def feed_of(data: Numbers, position: Position | None = None) -> Feed:

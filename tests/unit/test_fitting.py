@@ -52,13 +52,13 @@ def test_slices_give_the_same_losses_and_gradients_on_all_stages(execution: Exec
     found = []
     for way in (Execution(), execution):
         first, last = Replica(manifest, 0), Replica(manifest, 1)
-        first.execute(way)
-        last.execute(way)
+        first.passes.execute(way)
+        last.passes.execute(way)
         inputs, labels = batch(manifest)
-        leaf, outputs = first.forward(inputs)
-        loss, by_inputs = last.loss_and_backward(outputs.detach(), labels)
+        leaf, outputs = first.passes.forward(inputs)
+        loss, by_inputs = last.passes.loss_and_backward(outputs.detach(), labels)
         assert by_inputs is not None
-        assert first.backward(leaf, outputs, by_inputs) is None
+        assert first.passes.backward(leaf, outputs, by_inputs) is None
         found.append((loss, by_inputs, first.flat.gradients, last.flat.gradients))
     (loss, *whole), (same, *sliced) = found
     assert same == pytest.approx(loss, rel=1e-6)
@@ -72,15 +72,15 @@ def test_in_a_ring_the_head_in_slices_gives_the_same(learns: bool) -> None:
     found = []
     for way in (Execution(), Execution(at_once=2)):
         first, last = Replica(manifest, 0), Replica(manifest, 1)
-        first.execute(way)
-        last.execute(way)
+        first.passes.execute(way)
+        last.passes.execute(way)
         inputs, labels = batch(manifest)
-        leaf, outputs = first.forward(inputs)
-        middle, normed = last.forward(outputs.detach())
-        loss, by_normed = first.head(normed.detach(), labels, learns)
-        by_inputs = last.backward(middle, normed, by_normed)
+        leaf, outputs = first.passes.forward(inputs)
+        middle, normed = last.passes.forward(outputs.detach())
+        loss, by_normed = first.passes.head(normed.detach(), labels, learns)
+        by_inputs = last.passes.backward(middle, normed, by_normed)
         assert by_inputs is not None
-        first.backward(leaf, outputs, by_inputs)
+        first.passes.backward(leaf, outputs, by_inputs)
         found.append((loss, by_normed, by_inputs, first.flat.gradients, last.flat.gradients))
     for expected, sliced in zip(*found, strict=True):
         assert torch.allclose(sliced, expected, rtol=1e-4, atol=1e-7)
@@ -89,8 +89,8 @@ def test_in_a_ring_the_head_in_slices_gives_the_same(learns: bool) -> None:
 def test_slices_keep_nothing_but_the_inputs() -> None:
     manifest = small()
     replica = Replica(manifest, 0)
-    replica.execute(Execution(at_once=2))
-    work = StageWork(manifest, replica, copies_of(torch.device("cpu")))
+    replica.passes.execute(Execution(at_once=2))
+    work = StageWork(manifest, replica.passes, copies_of(torch.device("cpu")))
     _, kept, _ = work.forward(lambda: batch(manifest))
     assert kept.numel() == 0
     assert not kept.requires_grad
@@ -99,16 +99,16 @@ def test_slices_keep_nothing_but_the_inputs() -> None:
 def test_evaluation_in_slices_is_the_same() -> None:
     manifest = small().model_copy(update={"stages": 1})
     replica = Replica(manifest, 0)
-    work = StageWork(manifest, replica, copies_of(torch.device("cpu")))
+    work = StageWork(manifest, replica.passes, copies_of(torch.device("cpu")))
     whole = work.evaluate_last(lambda: batch(manifest))
-    replica.execute(Execution(at_once=2))
+    replica.passes.execute(Execution(at_once=2))
     assert work.evaluate_last(lambda: batch(manifest)) == (pytest.approx(whole[0], rel=1e-6), whole[1])
 
 
 def test_a_microbatch_of_more_sequences_than_the_run_has_is_refused() -> None:
     """Memory is there for as many as the manifest says."""
     manifest = small()
-    work = StageWork(manifest, Replica(manifest, 1), copies_of(torch.device("cpu")))
+    work = StageWork(manifest, Replica(manifest, 1).passes, copies_of(torch.device("cpu")))
     shape = (manifest.inner.sequences + 1, manifest.data.sequence_tokens)
     labels = torch.zeros(shape, dtype=torch.int32)
     request: Any = SimpleNamespace(tensors=lambda: [torch.zeros(*shape, 64), labels])
@@ -172,13 +172,13 @@ class Told(Meter):
         self.replica, self.bytes_of, self.seen = replica, bytes_of, list[Execution]()
 
     def begin(self) -> None:
-        self.seen.append(self.replica.execution)
+        self.seen.append(self.replica.passes.execution)
 
     def held(self) -> int:
         return self.peak() // 5
 
     def peak(self) -> int:
-        return int(self.bytes_of(self.replica.execution, self.sequences))
+        return int(self.bytes_of(self.replica.passes.execution, self.sequences))
 
     sequences = 0
 
@@ -194,7 +194,7 @@ def rehearsal_with(
         return together * (per_sequence // 3 if execution.recomputes else per_sequence)
 
     meter = Told(replica, bytes_of)
-    work = StageWork(manifest, replica, copies_of(torch.device("cpu")))
+    work = StageWork(manifest, replica.passes, copies_of(torch.device("cpu")))
     counting = CountingWork(work, meter)
     later = memory_of_buffers(manifest, stage).total
     made: Any = counting
@@ -240,7 +240,7 @@ MIB = 2**20
 def test_what_was_measured_decides(room_mib: float, expected: Execution) -> None:
     rehearsal, replica = rehearsal_with(small(), 0, int(room_mib * MIB))
     rehearsed = rehearsal.run("auto", compiles=False)
-    assert rehearsed.execution == replica.execution == expected
+    assert rehearsed.execution == replica.passes.execution == expected
     assert rehearsed.cost.of(expected.in_flight) <= room_mib * MIB * USABLE
 
 
@@ -290,7 +290,7 @@ def test_running_out_of_memory_in_the_dry_step_is_no_death() -> None:
     compute = work.last_stage
 
     def failing(load: Any) -> Any:
-        if len(load()[1]) == 5 and not rehearsal._replica.execution.at_once:
+        if len(load()[1]) == 5 and not rehearsal._replica.passes.execution.at_once:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return compute(load)
 

@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 
 from protocol.errors import ManifestError
 from protocol.identity import Identity
-from protocol.manifest import (
-    MAX_MANIFEST_BYTES,
-    PRESETS,
-    Manifest,
-    SignedManifest,
-    canonical_bytes,
-    load_preset,
-    load_toml,
-    manifest_from,
-    preset_text,
-)
+from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
+from protocol.signed_manifest import MAX_MANIFEST_BYTES, SignedManifest, canonical_bytes
 
 OWNER = Identity.from_seed("owner of the run")
 TINY = load_preset("tiny")

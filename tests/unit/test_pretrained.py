@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bootstrap.founding import chosen_manifest, found
+from node.model.passes import evaluate_through
 from node.model.pretrained import Pretrained, load_stage
-from node.model.replica import Replica, evaluate_through
+from node.model.replica import Replica
 from protocol.errors import CheckpointError, ManifestError
 from protocol.manifest import Manifest, preset_text
 from protocol.model import Family
@@ -71,7 +72,8 @@ def test_a_run_starts_with_the_very_model_that_transformers_saved(
     tokens = torch.randint(0, 256, (2, 40))
     with torch.no_grad():
         expected = whole(tokens).logits
-    found_logits = evaluate_through(replicas_of(tmp_path / "model", manifest), tokens)
+    passes = [replica.passes for replica in replicas_of(tmp_path / "model", manifest)]
+    found_logits = evaluate_through(passes, tokens)
     assert torch.allclose(found_logits, expected, atol=2e-5, rtol=1e-5)
 
 

@@ -42,13 +42,13 @@ def carry(replicas: list[Replica], tokens: torch.Tensor, labels: torch.Tensor) -
     *before, last = replicas
     kept, hidden = [], tokens
     for replica in before:
-        leaf, outputs = replica.forward(hidden)
+        leaf, outputs = replica.passes.forward(hidden)
         kept.append((leaf, outputs))
         hidden = outputs.detach()
-    loss, gradient = last.loss_and_backward(hidden, labels)
+    loss, gradient = last.passes.loss_and_backward(hidden, labels)
     for replica, (leaf, outputs) in zip(reversed(before), reversed(kept), strict=True):
         assert gradient is not None
-        gradient = replica.backward(leaf, outputs, gradient)
+        gradient = replica.passes.backward(leaf, outputs, gradient)
     assert gradient is None  # tokens have none
     return loss
 
@@ -226,17 +226,17 @@ def test_evaluation_uses_the_slow_weights_and_changes_nothing() -> None:
     manifest = manifest_cut(1)
     [replica] = replicas_of(manifest)
     tokens, labels = batch(manifest, 99)
-    at_start = replica.evaluate(tokens)
+    at_start = replica.passes.evaluate(tokens)
     for seed in range(3):
         train_step([replica], seed)
     carry([replica], tokens, labels)
     before = replica.flat.gradients.clone()
-    assert torch.equal(replica.evaluate(tokens), at_start)  # θ has moved, φ has not
-    assert not torch.equal(replica.forward(tokens)[1].detach(), at_start)
+    assert torch.equal(replica.passes.evaluate(tokens), at_start)  # θ has moved, φ has not
+    assert not torch.equal(replica.passes.forward(tokens)[1].detach(), at_start)
     assert torch.equal(replica.flat.gradients, before)
     replica.finish_round_alone()
-    assert not torch.equal(replica.evaluate(tokens), at_start)
-    assert torch.equal(replica.evaluate(tokens), replica.forward(tokens)[1].detach())
+    assert not torch.equal(replica.passes.evaluate(tokens), at_start)
+    assert torch.equal(replica.passes.evaluate(tokens), replica.passes.forward(tokens)[1].detach())
 
 
 # --- state --------------------------------------------------------------------------------------
@@ -340,9 +340,9 @@ def test_a_digest_notices_every_bit() -> None:
 def test_what_comes_back_in_a_ring_teaches_the_head_only_when_it_is_to_learn() -> None:
     replica = Replica(micro_manifest(model__tied_embeddings=True), 0)
     hidden, labels = torch.randn(2, 32, 16), torch.zeros(2, 32, dtype=torch.long)
-    loss, by_inputs = replica.head(hidden, labels, learns=False)
+    loss, by_inputs = replica.passes.head(hidden, labels, learns=False)
     assert not replica.flat.gradients.any()
-    again, again_by_inputs = replica.head(hidden, labels, learns=True)
+    again, again_by_inputs = replica.passes.head(hidden, labels, learns=True)
     assert replica.flat.gradients.any()
     assert torch.equal(loss, again)
     assert torch.equal(by_inputs, again_by_inputs)

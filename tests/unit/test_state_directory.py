@@ -17,7 +17,8 @@ from node.model.replica import StageState
 from node.state.directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
-from protocol.manifest import SignedManifest, load_preset
+from protocol.manifest import load_preset
+from protocol.signed_manifest import SignedManifest
 
 RUN = "run-1"
 

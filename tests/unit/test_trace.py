@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from bootstrap.trace_merge import read_trace
-from node.watch import trace as module
-from node.watch.trace import NO_TRACE, TraceFile, Track
+from node.watch import trace_file as module
+from node.watch.trace import NO_TRACE, Track
+from node.watch.trace_file import TraceFile
 from protocol.errors import StateError
 from protocol.transport.base import PeerId
 

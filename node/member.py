@@ -1,0 +1,77 @@
+"""What stays of a node from stage to stage, and what it is given at its start."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from node.config import NodeConfig
+from node.data.supply import DataSupply, ReadData
+from node.data.tokenizer_exchange import RunTokenizer
+from node.links.links import Links
+from node.model.compute import Compute
+from node.model.replica import Replica
+from node.places.abilities import Abilities
+from node.places.membership import View
+from node.state.directory import StateDirectory
+from node.watch.events import Events
+from node.watch.trace import NO_TRACE, Trace
+from protocol.manifest import Manifest
+from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
+from protocol.transport.base import Transport
+
+CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
+LAST_SECONDS = 0.5  # what each has when the time of whoever asked the node to leave is over
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Everything that differs between a real node and a simulated one."""
+
+    transport: Transport
+    compute: Callable[[], Compute]
+    events: Events
+    rng: random.Random
+    state: StateDirectory | None = None
+    corpus: ReadData | None = None
+    replica: Callable[[Manifest, int, str], Replica] = Replica
+    trace: Trace = NO_TRACE
+    rehearses: bool = False  # a dry step tells how much memory there is for what
+
+
+@dataclass
+class Member:
+    """What stays of a node when it moves from one stage to another."""
+
+    config: NodeConfig
+    surroundings: Surroundings
+    rpc: Rpc
+    view: View = field(default_factory=View)
+    links: Links = field(default_factory=Links)
+    since: float = 0.0  # when it joined, in transport time
+    leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
+    signed: SignedManifest = field(init=False)
+    abilities: Abilities = field(init=False)
+    tokenizer: RunTokenizer = field(init=False)
+    data: DataSupply = field(init=False)
+
+    @property
+    def transport(self) -> Transport:
+        return self.surroundings.transport
+
+    @property
+    def events(self) -> Events:
+        return self.surroundings.events
+
+    def time_to_end(self) -> float:
+        """Seconds that the next step of ending may take."""
+        if self.leave_by is None:
+            return CLOSING_SECONDS
+        return max(LAST_SECONDS, self.leave_by - asyncio.get_running_loop().time())
+
+    def random(self) -> random.Random:
+        """A generator of its own for another part."""
+        return random.Random(self.surroundings.rng.getrandbits(64))
