@@ -12,6 +12,7 @@ import typer
 
 from node.command import fail, options_from, run_async
 from node.config import NodeConfig, build_config
+from node.machine.limits import require_room_to_start
 from node.machine.signals import end_process
 from protocol.errors import NolocoError
 
@@ -30,6 +31,7 @@ def node(
     """
     try:
         settings = build_config(flags, file=config)
+        require_room_to_start()
     except NolocoError as error:
         fail(error)
     from node.serving import start

@@ -13,12 +13,16 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from node.machine.heap import freed_memory
 from node.machine.sizes import size
-from node.model.memory import freed_memory
+from protocol.errors import ResourceError
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 STATUS = Path("/proc/self/status")
+CONTAINER = "the container"
+# what the program takes before it serves any stage, as each kind of limit counts: measured with torch 2.13
+PROGRAM = {CONTAINER: 320 * 2**20, "ulimit -d": 480 * 2**20, "ulimit -v": 1300 * 2**20}
 UNTOUCHED = 64 * 2**20  # of threads' stacks and heaps, which ulimit counts before they are written to
 
 
@@ -42,6 +46,19 @@ def host_room(most: int = 0) -> Room:
     if most:
         rooms.append(Room(most - taken(), most, "--max-memory"))
     return min(rooms, key=lambda room: room.free)
+
+
+def require_room_to_start() -> None:
+    """Before the program is loaded: under too low a limit it would end in the midst of that, or be killed.
+
+    Raises `ResourceError`.
+    """
+    for room in (*_cgroup_rooms(), *_ulimit_rooms()):
+        if room.limit < PROGRAM[room.source]:
+            raise ResourceError(
+                f"The program itself takes about {size(PROGRAM[room.source])}, and {room.source} allows "
+                f"{size(room.limit)} in all. Raise that limit: the least stage needs half as much again."
+            )
 
 
 def taken() -> int:
@@ -98,4 +115,4 @@ def _limits_above(root: Path, path: str, limit: str, usage: str, reclaimable: st
         except (OSError, ValueError):
             continue
         if most < psutil.virtual_memory().total:  # version 1 writes no limit as nearly 2^63
-            yield Room(most - used + int(counts.get(reclaimable, 0)), most, "the container")
+            yield Room(most - used + int(counts.get(reclaimable, 0)), most, CONTAINER)

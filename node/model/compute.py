@@ -22,7 +22,7 @@ import torch
 
 import node.model.kernels
 import protocol.kernels
-from node.model.memory import keep_freed_memory
+from node.machine.heap import keep_freed_memory
 from node.watch.busy import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
 from protocol.errors import TransportDown

@@ -107,5 +107,22 @@ def test_ulimits_are_read() -> None:
         assert 0 < int(free) < GIB
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of Linux")
+@pytest.mark.parametrize(
+    ("kind", "name"), [(resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")]
+)
+def test_a_limit_below_the_program_itself_is_told_before_it_is_loaded(kind: int, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "node.cli", "--join", "/ip4/127.0.0.1/tcp/1/p2p/12D3KooW"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(kind, (200 * MIB, 200 * MIB)),
+    )
+    assert done.returncode == 2
+    assert f"{name} allows 200.0 MiB in all. Raise that limit" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_sizes_for_people() -> None:
     assert (size(GIB), size(5 * MIB)) == ("1.0 GiB", "5.0 MiB")
