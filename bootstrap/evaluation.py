@@ -121,10 +121,10 @@ def model_loss(model: Any, text: MeasuredText, progress: Progress = lambda done,
     return _mean(sums, text)
 
 
-def checkpoint_loss(directory: Path, text: MeasuredText) -> Loss:
-    """The loss of an exported checkpoint by plain transformers code, in float32: nothing of ours but the text."""
+def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
+    """The loss of a checkpoint, a directory's or the hub's, by plain transformers code in float32."""
     disable_progress_bar()  # ours is the only one on the screen
-    return model_loss(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), text)
+    return model_loss(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), text)
 
 
 def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> float:

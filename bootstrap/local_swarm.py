@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bootstrap.evaluation import checkpoint_loss, evaluate_route, starting_loss
+from bootstrap.evaluation import Loss, checkpoint_loss, evaluate_route, starting_loss
 from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
@@ -56,6 +56,7 @@ class Plan:
     data: tuple[str, ...] = ()  # as --data; none is the run's own
     text_field: str = DEFAULT_FIELD
     tokenizer: bytes | None = None  # the run's tokenizer.json
+    from_checkpoint: str | None = None  # the first replicas' weights; a directory or a name on the hub
 
     @property
     def data_plan(self) -> DataPlan:
@@ -187,6 +188,8 @@ class LocalSwarm:
             ]  # fmt: skip
             if stage == 0:
                 command += plan.data_plan.flags()
+            if plan.from_checkpoint is not None:
+                command += ["--from-checkpoint", plan.from_checkpoint]
             if plan.trace is not None:
                 (state / FILE_NAME).unlink(missing_ok=True)  # of an earlier swarm in the same directory
                 command += ["--trace", str(state / FILE_NAME)]
@@ -196,10 +199,15 @@ class LocalSwarm:
             f"each with its own libp2p daemon. Their logs: {plan.directory}/s*r*/output.log"
         )
 
+    def _starting_loss(self) -> Loss:
+        if self._plan.from_checkpoint is not None:
+            return checkpoint_loss(self._plan.from_checkpoint, self._text)
+        return starting_loss(self._plan.manifest, self._text)
+
     async def _prepare(self) -> None:
         """While the nodes start: the text, its entropies, and the loss of the weights that all start from."""
-        manifest, summary, data = self._plan.manifest, self._summary, self._data
-        loss = await asyncio.to_thread(starting_loss, manifest, self._text)
+        summary, data = self._summary, self._data
+        loss = await asyncio.to_thread(self._starting_loss)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
         self._console.print(f"The model starts at {loss.nats:.3f} nats per {summary.unit}.")
         if isinstance(data, Corpus):

@@ -57,6 +57,9 @@ def swarm(
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
     tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or hub:NAME; default: bytes.")] = "",
+    from_checkpoint: Annotated[
+        str | None, typer.Option(help="Start from this Hugging Face model: a directory, or a hub name.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
     directory: Annotated[
@@ -75,22 +78,22 @@ def swarm(
 
     from bootstrap.founding import chosen_manifest
     from bootstrap.local_swarm import Plan, adapted, run_swarm
-    from bootstrap.run_tokenizer import with_tokenizer
-    from node.data.tokenizer import read_tokenizer
+    from bootstrap.run_tokenizer import chosen_tokenizer, with_tokenizer
 
     torch.set_num_threads(1)  # the nodes need the cores
     console = Console()
     try:
-        wanted = adapted(chosen_manifest(preset, manifest), stages, steps)
-        raw = read_tokenizer(tokenizer) if tokenizer else None
+        wanted = adapted(chosen_manifest(preset, manifest, from_checkpoint), stages, steps)
+        raw = chosen_tokenizer(tokenizer, from_checkpoint)
         if raw is not None:
-            wanted = with_tokenizer(wanted, raw, is_preset=manifest is None)
+            is_preset = manifest is None and from_checkpoint is None
+            wanted = with_tokenizer(wanted, raw, is_preset=is_preset)
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
     plan = Plan(
         wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
-        data=tuple(data or ()), text_field=text_field, tokenizer=raw,
+        data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
     )  # fmt: skip
     result = run_async(run_swarm(plan, console))
     console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from daemons import wait_until
 from transformers import AutoModelForCausalLM
 
 from node.data.corpus import load_corpus
+from tests.pretrained import saved_model
 
 COMMAND = [sys.executable, "-m", "bootstrap.tools_cli", "swarm"]
 
@@ -142,3 +144,22 @@ def test_a_killed_swarm_leaves_no_process_behind(tmp_path: Path) -> None:
     # the kernel ends the nodes at once; their p2pd notice the closed socket and end by themselves
     _, alive = psutil.wait_procs(children, timeout=25)
     assert not alive, [child.cmdline() for child in alive]
+
+
+@pytest.mark.timeout(300)
+def test_a_swarm_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    """Around a ring, for its embeddings are tied. Its random weights are large: it knows less than nothing."""
+    model = saved_model(tmp_path / "model", tie_word_embeddings=True, max_position_embeddings=256)
+    process = start(
+        tmp_path, "--from-checkpoint", str(tmp_path / "model"), "--replicas", "1", "--steps", "60",
+        "--validation-sequences", "16",
+    )  # fmt: skip
+    assert process.wait(280) == 0, said(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["complete"], said(tmp_path)
+    begun, ended = summary["validation_loss"][0][2], summary["validation_loss"][-1][2]
+    assert begun > math.log(256)
+    assert ended < begun - 0.1
+    assert summary["export"]["difference"] < 1e-3
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export")
+    assert exported.config.hidden_size == model.config.hidden_size
