@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from protocol.manifest import Manifest
+from protocol.manifest_text import as_toml
 
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
@@ -113,7 +114,7 @@ class Chain:
         return [self.directory / f"stage{stage}.json" for stage in range(self._manifest.stages)]
 
     def _start(self) -> None:
-        (self.directory / "manifest.toml").write_text(_toml(self._manifest.model_dump()))
+        (self.directory / "manifest.toml").write_text(as_toml(self._manifest))
         host, prefix = self._places[0]
         seed = self._run(
             "seed",
@@ -193,16 +194,3 @@ class Chain:
 def _address_in(log: Path) -> str:
     found = re.search(r"/ip4/\S+/p2p/\w+", log.read_text(errors="replace"))
     return found.group() if found else ""
-
-
-def _toml(values: dict[str, Any]) -> str:
-    """Plain values first, then a table for each section."""
-    lines = [f"{name} = {_literal(value)}" for name, value in values.items() if not isinstance(value, dict)]
-    for section, entries in values.items():
-        if isinstance(entries, dict):
-            lines += [f"[{section}]", *(f"{name} = {_literal(value)}" for name, value in entries.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _literal(value: object) -> str:
-    return json.dumps(value)
