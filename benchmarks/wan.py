@@ -6,7 +6,7 @@ and gradients. A swarm lives with one latency; before and after that its links a
 the two is what its shapes are compared with. Needs root. The bound of a shape is the unshaped speed, or what the
 codec's bytes leave of the bandwidth if that is less.
 
-An inner step has 12 microbatches of 1024 tokens, and nothing of the next one runs before it is applied (staleness 0),
+An inner step has 16 microbatches of 1024 tokens, and nothing of the next one runs before it is applied (staleness 0),
 so each step waits once for a round trip. With `--hidden 128 --microbatches 64` the stages compute so little for each
 byte that the packets' own processor time, which the namespaces share with the stages, decides. Ratios, medians over
 the repeats: `worst_vs_unshaped` among the shapes whose bandwidth allows 1.3 times the unshaped speed, and
@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least a step")
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--microbatches", type=int, default=12, help="of an inner step, 1024 tokens each")
+    parser.add_argument("--microbatches", type=int, default=16, help="of an inner step, 1024 tokens each")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")
