@@ -14,6 +14,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from pipelines.chain import Chain, manifest_of  # noqa: E402
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: str(path.stem))
 def test_each_tells_its_settings(script: Path) -> None:
     done = subprocess.run(
