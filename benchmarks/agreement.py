@@ -18,8 +18,8 @@ from statistics import mean, stdev
 
 from reporting.report import Report, parser_of, run
 
-from bootstrap.founding import chosen_manifest
-from bootstrap.local_swarm import adapted
+from bootstrap.founding.run import chosen_manifest
+from bootstrap.local.swarm import adapted
 from bootstrap.simulation.learning import Setting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import Manifest, preset_text

@@ -23,7 +23,7 @@ from pipelines.chain import Chain, ChainFailed
 from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
-from bootstrap.trace_report import time_of_nodes
+from bootstrap.traces.report import time_of_nodes
 from node.machine.resources import room_on
 from node.model.execution import choose_execution
 from node.model.replica import Replica

@@ -22,7 +22,7 @@ from pipelines.chain import Chain, ChainFailed, manifest_of
 from pipelines.plain import train_plainly
 from reporting.report import Report, parser_of, run
 
-from bootstrap.trace_report import time_of_nodes
+from bootstrap.traces.report import time_of_nodes
 from node.model.replica import Replica
 
 HIDDEN = (128, 256, 512)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.init_cli import init
+from bootstrap.founding.init_cli import init
 from node.command import fail, run_async
 from node.machine.ports import port_is_free
 from node.places.outside import announced
@@ -61,9 +61,9 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    from bootstrap.founding import chosen_manifest, found
-    from bootstrap.run_tokenizer import chosen_tokenizer, with_tokenizer
-    from bootstrap.seed_serving import keep_seed_peer
+    from bootstrap.founding.run import chosen_manifest, found
+    from bootstrap.founding.run_tokenizer import chosen_tokenizer, with_tokenizer
+    from bootstrap.founding.seed_serving import keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)

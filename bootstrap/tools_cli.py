@@ -13,15 +13,15 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.eval_cli import evaluate
-from bootstrap.export_cli import export
-from bootstrap.generate_cli import generate
-from bootstrap.links_cli import links
-from bootstrap.manifest_cli import app as manifest_tools
+from bootstrap.checking.manifest_cli import app as manifest_tools
+from bootstrap.evaluation.eval_cli import evaluate
+from bootstrap.export.export_cli import export
+from bootstrap.generation.generate_cli import generate
+from bootstrap.looking.links_cli import links
 from bootstrap.model_options import DataOption, Join, TextFieldOption
-from bootstrap.plan_cli import plan
-from bootstrap.simulate_cli import app as simulate
-from bootstrap.trace_cli import show_trace
+from bootstrap.planning.plan_cli import plan
+from bootstrap.simulation.simulate_cli import app as simulate
+from bootstrap.traces.trace_cli import show_trace
 from node.command import fail, run_async
 from node.data.paths import DEFAULT_FIELD
 from node.watch.log import set_up_logging
@@ -76,9 +76,9 @@ def swarm(
     import torch
     from rich.console import Console
 
-    from bootstrap.founding import chosen_manifest
-    from bootstrap.local_swarm import Plan, adapted, run_swarm
-    from bootstrap.run_tokenizer import chosen_tokenizer, with_tokenizer
+    from bootstrap.founding.run import chosen_manifest
+    from bootstrap.founding.run_tokenizer import chosen_tokenizer, with_tokenizer
+    from bootstrap.local.swarm import Plan, adapted, run_swarm
 
     torch.set_num_threads(1)  # the nodes need the cores
     console = Console()
@@ -108,7 +108,7 @@ def status(
     picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
 ) -> None:
     """Show a running swarm as seen from outside."""
-    from bootstrap.status import show_status
+    from bootstrap.looking.status import show_status
 
     run_async(show_status(join or [], picture))
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bootstrap.observer import Observer
+from bootstrap.looking.observer import Observer
 from node.state.transfer import INDEX_DEADLINE
 from protocol.errors import JoinError, NolocoError
 from protocol.messages import GetStateIndex, StateIndex

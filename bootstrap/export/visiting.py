@@ -5,8 +5,8 @@ from __future__ import annotations
 from bootstrap.bars import bars
 from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
-from bootstrap.observed_tokenizer import tokenizer_file
-from bootstrap.observer import visit
+from bootstrap.looking.observed_tokenizer import tokenizer_file
+from bootstrap.looking.observer import visit
 
 
 async def export_swarm(join: list[str], order: Order, tokenizer: str) -> None:

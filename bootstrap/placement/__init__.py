@@ -1,1 +1,1 @@
-"""Which device takes which stage: measured links in, a plan out. Pure; the command is in `bootstrap.plan_cli`."""
+"""Which device takes which stage: measured links in, a plan out. Pure; `bootstrap.planning` has the command."""

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bootstrap.simulated_swarm import SimulatedSwarm
-from bootstrap.spread import squared_deviation
+from bootstrap.looking.spread import squared_deviation
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.corpus import Corpus, load_corpus
 from node.model.passes import evaluate_through

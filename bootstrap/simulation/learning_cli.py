@@ -48,7 +48,7 @@ def learning(
     """
     from rich.console import Console
 
-    from bootstrap.founding import chosen_manifest
+    from bootstrap.founding.run import chosen_manifest
     from bootstrap.simulation.learning_settings import combinations, one_setting
     from bootstrap.simulation.learning_table import table_of, tell
     from bootstrap.simulation.study import rows, run_study

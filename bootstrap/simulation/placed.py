@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bootstrap.placement.scenario import Scenario
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.corpus import Corpus
 from node.model.compute import Priority

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bootstrap.looking.spread import squared_deviation
 from bootstrap.simulation.attackers import Attack, Attacker
 from bootstrap.simulation.learning import corpus_of, loss_along
-from bootstrap.spread import squared_deviation
 from node.data.batches import Batch
 from node.data.corpus import Corpus
 from node.model.replica import Replica

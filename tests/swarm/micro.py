@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.corpus import Corpus
 from protocol.identity import Identity

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.codec import encode
 from protocol.errors import Refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.errors import TransportDown
 from protocol.transport.base import Stream
 from protocol.transport.memory import memory_address

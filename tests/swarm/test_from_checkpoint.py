@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from bootstrap.evaluation import checkpoint_loss, evaluate_route, model_loss
+from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route, model_loss
+from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.measured_text import MeasuredText, held_out_text
-from bootstrap.observer import Observer
-from bootstrap.pretrained import model_of, unread_start, with_digests
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.founding.pretrained import model_of, unread_start, with_digests
+from bootstrap.looking.observer import Observer
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.families import parts_of
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.replica import Replica
 from protocol.errors import ClockError, JoinError
 from protocol.identity import Identity

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.announcement import parse_announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
 from protocol.messages import GetStats, NodeStats

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from bootstrap.link_map import link_map, scenario_of, seen_from_outside, seen_in_simulation
-from bootstrap.observer import Observer
+from bootstrap.looking.link_map import link_map, scenario_of, seen_from_outside, seen_in_simulation
+from bootstrap.looking.observer import Observer
 from bootstrap.placement.scenario import scenario_from
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.links.allowance import MOST_PROBES
 from node.links.estimate import LinkEstimate

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bootstrap.export.stage_file
 import node.model.replica
 import node.state.transfer
-from bootstrap.evaluation import checkpoint_loss, evaluate_route
+from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route
+from bootstrap.evaluation.measured_text import held_out_text, text_of_files
 from bootstrap.export.exporting import export
 from bootstrap.export.order import PARTIAL, Order
 from bootstrap.export.shards import weights_of
@@ -25,9 +26,8 @@ from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.text_stream import TextStream
 from bootstrap.generation.writing import first_tokens
-from bootstrap.measured_text import held_out_text, text_of_files
-from bootstrap.observer import Observer
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.looking.observer import Observer
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Replica
 from node.state.transfer import StateService

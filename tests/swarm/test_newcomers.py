@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from protocol.identity import Identity
 from protocol.transport.base import PeerId

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.live_plan import LiveSwarm, moves_of, seen_by, signed_plan
-from bootstrap.observer import Observer
+from bootstrap.looking.observer import Observer
 from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.search import Budget
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.planning.live_plan import LiveSwarm, moves_of, seen_by, signed_plan
+from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.identity import Identity
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.transport.base import PeerId

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.evaluation import checkpoint_loss, evaluate_route
+from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route
+from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.measured_text import MeasuredText, held_out_text
-from bootstrap.observer import Observer
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.looking.observer import Observer
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.flat import layout
 from node.model.stage import parameter_shapes
 from node.places.discovery import LONELY_SECONDS

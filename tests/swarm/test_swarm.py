@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Pieces, Replica, digest_of
 from node.rounds.pairing import Pair

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.simulated_swarm import SimulatedSwarm
+from bootstrap.simulation.swarm import SimulatedSwarm
 from node.data.batches import Batch, Position
 from node.data.documents import Split
 from node.data.store import stored_documents

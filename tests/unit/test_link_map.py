@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bootstrap.link_map import LinkMap, Seen, link_map, scenario_of, seen_from_outside
-from bootstrap.link_table import table_of, write_scenario
-from bootstrap.observer import Sighting
+from bootstrap.looking.link_map import LinkMap, Seen, link_map, scenario_of, seen_from_outside
+from bootstrap.looking.link_table import table_of, write_scenario
+from bootstrap.looking.observer import Sighting
+from bootstrap.looking.table import Picture, headline
 from bootstrap.placement.scenario import read_scenario
-from bootstrap.table import Picture, headline
 from node.places.membership import Member
 from protocol.announcement import Announcement
 from protocol.errors import StateError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from bootstrap.manifest_cli import app
-from bootstrap.manifest_report import Links, Report, report_on
+from bootstrap.checking.manifest_cli import app
+from bootstrap.checking.report import Links, Report, report_on
 from bootstrap.simulation.front import read_points
 from node.machine.resources import memory_needed
 from node.model.stage import parameter_count

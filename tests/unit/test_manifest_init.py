@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from bootstrap import init_cli
+from bootstrap.checking.manifest_cli import app as manifest_app
 from bootstrap.found_cli import app
-from bootstrap.founding import found
-from bootstrap.manifest_cli import app as manifest_app
-from bootstrap.manifest_writer import MEANINGS, toml_of
+from bootstrap.founding.manifest_writer import MEANINGS, toml_of
+from bootstrap.founding.run import found, init_cli
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from
 
 

@@ -7,11 +7,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap.devices import fit_of, measured_here, report_of
-from bootstrap.known_devices import DEVICES, GB, Device
-from bootstrap.manifest_cli import app
-from bootstrap.manifest_memory import memory_figures
-from bootstrap.manifest_report import Links, report_on
+from bootstrap.checking.devices import fit_of, measured_here, report_of
+from bootstrap.checking.known_devices import DEVICES, GB, Device
+from bootstrap.checking.manifest_cli import app
+from bootstrap.checking.memory_tables import memory_figures
+from bootstrap.checking.report import Links, report_on
 from node.machine.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
 from protocol.manifest import load_preset

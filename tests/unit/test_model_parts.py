@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from bootstrap.evaluation import Loss
+from bootstrap.evaluation.losses import Loss
+from bootstrap.evaluation.measured_text import text_of_files
 from bootstrap.export.card import Facts, model_card
 from bootstrap.export.order import shard_bytes
 from bootstrap.export.sources import Donor, Source, choose
@@ -20,7 +21,6 @@ from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, trans
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.sampler import Sampler
 from bootstrap.generation.text_stream import TextStream
-from bootstrap.measured_text import text_of_files
 from node.data.tokenizer import identity_of
 from protocol.errors import DataError, TokenizerError, UserError
 from protocol.manifest import PRESETS, load_preset, manifest_from

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bootstrap.founding import chosen_manifest, found
+from bootstrap.founding.run import chosen_manifest, found
 from node.model.passes import evaluate_through
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica

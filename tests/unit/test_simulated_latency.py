@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap import simulate_cli
-from bootstrap.simulation import latency
+from bootstrap.simulation import latency, simulate_cli
 from bootstrap.simulation.idle import Round, blocked
 from bootstrap.simulation.latency import SyncTimes, expected_sync, simulate_sync, slower_of_two, slowest_of
 

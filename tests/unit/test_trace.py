@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.trace_merge import read_trace
+from bootstrap.traces.merge import read_trace
 from node.watch import trace_file as module
 from node.watch.trace import NO_TRACE, Track
 from node.watch.trace_file import TraceFile

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
-from bootstrap.trace_report import Idle, common, length, merged, time_of_nodes, without
+from bootstrap.traces.report import Idle, common, length, merged, time_of_nodes, without
 from node.watch.trace import Track
 from node.watch.trace_file import TraceFile
 from protocol.errors import StateError

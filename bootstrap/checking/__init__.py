@@ -1,0 +1,1 @@
+"""What a manifest asks of machines and links: `noloco manifest check`."""

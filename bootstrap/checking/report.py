@@ -1,0 +1,214 @@
+"""What a manifest means in numbers: memory, bytes, seconds, stability. Nothing here needs a network or a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bootstrap.checking.memory_tables import MemoryFigures, memory_figures
+from bootstrap.simulation.front import citation
+from node.model.footprint import LABEL_BYTES, backward_bytes, forward_bytes
+from node.model.outer import OuterSettings, stationary_variance
+from node.model.stage import parameter_count
+from protocol.codec import nbytes_of
+from protocol.manifest import Manifest
+from protocol.stability import gamma_bound
+
+TOLERABLE = 0.05  # of the time: what an exchange may block before the report calls for longer inner steps
+
+
+@dataclass(frozen=True)
+class Links:
+    """What every replica has: `mbit` up and as much down at the same time, seconds one way."""
+
+    mbit: float
+    latency: float
+
+    def seconds(self, nbytes: float, messages: int = 1) -> float:
+        return messages * self.latency + nbytes * 8 / (self.mbit * 1e6)
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """What one replica sends to be averaged, and receives as much. `blocking`: the bytes training waits for."""
+
+    sent: float
+    blocking: float
+    per_token: float  # `sent` by the tokens that the replica trains on meanwhile
+    seconds: float  # of waiting: latency and the blocking bytes
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """One replica of one stage. `round`: as the manifest says; `all_reduce`: in every inner step instead."""
+
+    stage: int
+    layers: int
+    parameters: int
+    memory: int
+    memory_parts: MemoryFigures
+    round: Averaging
+    all_reduce: Averaging
+
+
+@dataclass(frozen=True)
+class Hop:
+    """Between two stages, bytes per token: activations with labels forward, gradients back."""
+
+    forward: float
+    back: float
+    seconds: float  # for a microbatch's activations
+
+
+@dataclass(frozen=True)
+class Stability:
+    """γ must stay below `bound`; `spread` is the replicas' standard deviation per parameter over s.
+
+    s is the standard deviation of what a round adds to each replica by itself; see `covariance_recursion`.
+    """
+
+    gamma: float
+    bound: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class Report:
+    name: str
+    replicas: int
+    parameters: int
+    tokens_per_step: int  # of one replica
+    tokens_per_round: int
+    stages: tuple[StageFigures, ...]
+    hop: Hop | None  # None for a single stage
+    stability: Stability | None  # None where nothing is averaged
+    least_step_seconds: float  # so that averaging blocks no more than `TOLERABLE`
+    notes: tuple[str, ...]
+    study: str | None
+
+
+def report_on(manifest: Manifest, replicas: int, links: Links) -> Report:
+    """The figures for `replicas` of each stage on `links`."""
+    stages = tuple(_stage(manifest, stage, replicas, links) for stage in range(manifest.stages))
+    tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
+    inner_steps = manifest.outer.inner_steps
+    waiting = max(stage.round.seconds for stage in stages)
+    return Report(
+        name=manifest.name,
+        replicas=replicas,
+        parameters=sum(stage.parameters for stage in stages),
+        tokens_per_step=tokens,
+        tokens_per_round=tokens * inner_steps,
+        stages=stages,
+        hop=_hop(manifest, links) if manifest.stages > 1 else None,
+        stability=stability_of(manifest, replicas),
+        least_step_seconds=waiting * (1 - TOLERABLE) / TOLERABLE / inner_steps,
+        notes=(*_notes(manifest), *_too_slow(manifest, stages, links)),
+        study=citation(manifest),
+    )
+
+
+def averaging_bytes(manifest: Manifest, parameters: int, replicas: int) -> tuple[float, float]:
+    """(sent, blocking) by a replica in one round, as the outer method, its overlap and codecs say."""
+    outer, wire = manifest.outer, manifest.wire
+    state = nbytes_of(wire.gossip, [parameters])
+    if outer.method == "local" or replicas < 2:
+        return 0.0, 0.0
+    if outer.method == "diloco":
+        around = 2 * (replicas - 1) / replicas * state
+        return around, around
+    if outer.overlap == "phi-early":
+        progress = nbytes_of(wire.progress, [parameters])
+        return state + progress, progress
+    return state, 0.0 if outer.overlap == "late" else state
+
+
+def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
+    """γ's bound and the spread at which random pairs settle (κ = 0); one group of all has none."""
+    outer = manifest.outer
+    alpha, _, gamma = outer.coefficients
+    if outer.method == "local":
+        return None
+    if outer.method == "diloco":
+        return Stability(gamma, 2 * (1 + alpha), 0.0)
+    spread = math.sqrt(stationary_variance(OuterSettings(*outer.coefficients), replicas))
+    return Stability(gamma, gamma_bound(alpha), spread)
+
+
+def _stage(manifest: Manifest, stage: int, replicas: int, links: Links) -> StageFigures:
+    parameters, memory = parameter_count(manifest, stage), memory_figures(manifest, stage)
+    step_tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
+    sent, blocking = averaging_bytes(manifest, parameters, replicas)
+    # one group of all: a request with a part of z, and its reply with the mean
+    messages = 2 if manifest.outer.method == "diloco" else 1
+    around = 2 * (replicas - 1) / replicas * nbytes_of("fp32", [parameters])
+    return StageFigures(
+        stage=stage,
+        layers=len(manifest.layers_of(stage)),
+        parameters=parameters,
+        memory=memory.whole,
+        memory_parts=memory,
+        round=Averaging(
+            sent=sent,
+            blocking=blocking,
+            per_token=sent / (step_tokens * manifest.outer.inner_steps),
+            seconds=links.seconds(blocking, messages) if blocking else 0.0,
+        ),
+        all_reduce=Averaging(
+            sent=around,
+            blocking=around,
+            per_token=around / step_tokens,
+            seconds=links.seconds(around, 2) if around else 0.0,
+        ),
+    )
+
+
+def _hop(manifest: Manifest, links: Links) -> Hop:
+    tokens = manifest.tokens_per_microbatch
+    shape = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
+    forward = nbytes_of(manifest.wire.activations, shape) + LABEL_BYTES * tokens
+    return Hop(
+        forward=forward / tokens,
+        back=nbytes_of(manifest.wire.gradients, shape) / tokens,
+        seconds=links.seconds(forward),
+    )
+
+
+def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Links) -> list[str]:
+    """Deadlines that such links miss from the first message on."""
+    limits, notes = manifest.limits, []
+    there_and_back = links.seconds(forward_bytes(manifest)) + links.seconds(backward_bytes(manifest))
+    if manifest.stages > 1 and there_and_back > limits.microbatch_deadline:
+        notes.append(
+            f"a microbatch is {there_and_back:.0f} s on these links, limits.microbatch_deadline "
+            f"{limits.microbatch_deadline:g} s: fewer inner.sequences, or a shorter codec in wire."
+        )
+    is_late = manifest.outer.overlap == "late"  # what φ takes earlier has the whole round
+    exchange = max(links.seconds(s.round.sent if is_late else s.round.blocking) for s in stages)
+    if exchange > limits.gossip_deadline:
+        notes.append(
+            f"an exchange is {exchange:.0f} s on these links, limits.gossip_deadline "
+            f"{limits.gossip_deadline:g} s: the first ones fail, until deadlines have adapted. More stages, a longer "
+            "deadline or a shorter codec helps."
+        )
+    return notes
+
+
+def _notes(manifest: Manifest) -> list[str]:
+    """Settings that are allowed and yet may not be meant."""
+    outer, wire, notes = manifest.outer, manifest.wire, []
+    if manifest.is_ring:
+        notes.append(
+            f"model.tied_embeddings in {manifest.stages} stages sends activations back to the first one: "
+            f"{manifest.hops - 1} hops a microbatch instead of {manifest.stages - 1}."
+        )
+    if outer.method == "local":
+        notes.append('outer.method "local" never averages: replicas drift apart without bound.')
+    if outer.method == "noloco" and outer.gamma > 0.9 * gamma_bound(outer.alpha):
+        notes.append("outer.gamma is close to its bound, where the spread of the replicas grows steeply.")
+    if not outer.averages_pairs and outer.overlap != "none":
+        notes.append(f'outer.overlap "{outer.overlap}" has no effect with outer.method "{outer.method}".')
+    if outer.overlap != "phi-early" and wire.progress != "fp32":
+        notes.append('wire.progress has no effect without outer.overlap "phi-early".')
+    return notes

@@ -1,0 +1,170 @@
+"""What `noloco manifest check` says of a run: tables of its stages, and what they do not say in sentences."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bootstrap.checking.devices import DeviceReport
+from bootstrap.checking.known_devices import EFFICIENCY
+from bootstrap.checking.memory_tables import device_table, memory_table
+from bootstrap.checking.report import TOLERABLE, Hop, Links, Report
+from node.machine.sizes import size
+from node.model.footprint import backward_bytes, forward_bytes
+from protocol.manifest import Manifest
+
+
+def show_report(report: Report, manifest: Manifest, links: Links, speeds: list[DeviceReport]) -> None:
+    memory = memory_table([stage.memory_parts for stage in report.stages])
+    tables = [stage_table(report), "", memory, *(["", device_table(speeds)] if speeds else [])]
+    said = sentences(report, manifest, links) | (speed_of_devices() if speeds else {})
+    Console().print(*tables, "", sentence_grid(said), sep="\n", highlight=False)
+
+
+def stage_table(report: Report) -> Table:
+    """One row for each stage: what one replica of it needs."""
+    table = Table(
+        title=f"{report.name}: {report.parameters:,} parameters in {len(report.stages)} "
+        f"stage{'s' * (len(report.stages) > 1)}; one of {report.replicas} replicas:",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="underline",
+    )
+    headings = (
+        "stage",
+        "layers",
+        "parameters",
+        "memory",
+        "sent in\na round",
+        "bytes/\ntoken",
+        "waits",
+        "all-reduce,\nbytes/token",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for stage in report.stages:
+        table.add_row(
+            str(stage.stage),
+            str(stage.layers),
+            _count(stage.parameters),
+            size(stage.memory),
+            size(round(stage.round.sent)),
+            _short(stage.round.per_token),
+            duration(stage.round.seconds),
+            _short(stage.all_reduce.per_token),
+        )
+    return table
+
+
+def sentences(report: Report, manifest: Manifest, links: Links) -> dict[str, str]:
+    """What the table does not say, by its subject."""
+    outer = manifest.outer
+    worst = max(report.stages, key=lambda stage: stage.round.seconds)
+    where = f"at {links.mbit:g} Mbit/s and {links.latency * 1000:g} ms one way"
+    said = {
+        "round": f"{outer.inner_steps} inner steps of {report.tokens_per_step:,} tokens: "
+        f"{report.tokens_per_round:,} tokens a replica.",
+        "averaging": _averaging(report, manifest),
+    }
+    if worst.round.seconds:
+        said["waiting"] = (
+            f"{duration(worst.round.seconds)} a round {where}; less than {TOLERABLE:.0%} of the time if an inner "
+            f"step takes {duration(report.least_step_seconds)} or more."
+        )
+    elif worst.round.sent:
+        said["waiting"] = (
+            f"none: {size(round(worst.round.sent))} travel while training goes on, "
+            f"{duration(links.seconds(worst.round.sent))} {where}."
+        )
+    if worst.all_reduce.seconds:
+        said["all-reduce"] = (
+            f"of float32 gradients in every inner step instead: {duration(worst.all_reduce.seconds)} a step, "
+            f"{duration(worst.all_reduce.seconds * outer.inner_steps)} a round."
+        )
+    if report.hop is not None:
+        said["pipeline"] = _pipeline(report.hop, report, manifest)
+    said["memory"] = (
+        "by formula, beside about 0.6 GiB of the program; a node measures before it serves, and gets by with "
+        'anything from "together" down to "at least".'
+    )
+    said["stability"] = _stability(report)
+    if report.notes:
+        said["note"] = "\n".join(report.notes)
+    if report.study:
+        said["study"] = report.study
+    return said
+
+
+def speed_of_devices() -> dict[str, str]:
+    return {
+        "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, with kernels of "
+        "5 µs at least (assumed), and memory bandwidth in the optimizer's step; no waiting for links. *: in smaller "
+        "steps, which is slower (docs/memory.md). --measure measures this machine."
+    }
+
+
+def sentence_grid(said: dict[str, str]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    for subject, text in said.items():
+        grid.add_row(subject, Text(text))
+    return grid
+
+
+def _pipeline(hop: Hop, report: Report, manifest: Manifest) -> str:
+    wire, forward, back = manifest.wire, forward_bytes(manifest), backward_bytes(manifest)
+    microbatches = report.tokens_per_round // manifest.tokens_per_microbatch
+    return (
+        f"{_short(hop.forward)} bytes a token and hop forward ({wire.activations}, labels included), "
+        f"{_short(hop.back)} back ({wire.gradients}); {duration(hop.seconds)} a hop and microbatch. A microbatch "
+        f"of {manifest.inner.sequences} × {manifest.data.sequence_tokens:,} tokens is {size(forward)} forward and "
+        f"{size(back)} back, the {microbatches:,} of a round {size(microbatches * (forward + back))}."
+    )
+
+
+def _averaging(report: Report, manifest: Manifest) -> str:
+    outer, wire = manifest.outer, manifest.wire
+    if outer.method == "local":
+        return "never (outer.method local)."
+    if outer.method == "diloco":
+        share = 2 * (report.replicas - 1) / report.replicas
+        return f"over all replicas: {share:.2f} states ({wire.gossip}) out and as many in, each round."
+    what = {
+        "none": f"one state ({wire.gossip}) out and one in, each round",
+        "phi-early": f"φ ({wire.gossip}) during the round and Δ ({wire.progress}) at its end, out and in",
+        "late": f"one state ({wire.gossip}) out and one in, while the next round has begun",
+    }[outer.overlap]
+    return f"with one random partner: {what}; a small sample of φ goes along."
+
+
+def _stability(report: Report) -> str:
+    found = report.stability
+    if found is None:
+        return "nothing holds the replicas together."
+    line = f"γ {found.gamma:g} is at {found.gamma / found.bound:.0%} of its bound {found.bound:.3g}. "
+    if found.spread == 0:
+        return line + "Replicas stay equal."
+    return line + (
+        f"{report.replicas} replicas settle {found.spread:.3f} times s apart (standard deviations; s: of the noise "
+        "that a round adds to each by itself, which goes with the learning rate)."
+    )
+
+
+def duration(seconds: float) -> str:
+    """For people: "0.3 s", "4.2 min", "1.5 h"; "-" for none."""
+    if seconds == 0:
+        return "-"
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:,.1f} M" if number >= 1e7 else f"{number:,}"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

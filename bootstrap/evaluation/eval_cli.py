@@ -1,0 +1,52 @@
+"""`noloco eval`: loss, perplexity and bits per byte, of an export or of a running swarm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootstrap.model_options import DataOption, Join, ModelDirectory, TextFieldOption, TokenizerFile
+from node.command import fail, run_async
+from node.data.paths import DEFAULT_FIELD
+from protocol.errors import NolocoError, UserError
+
+
+def evaluate(
+    model: ModelDirectory = None,
+    join: Join = None,
+    data: DataOption = None,
+    text_field: TextFieldOption = DEFAULT_FIELD,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Of --data only what the run holds out of it.")
+    ] = False,
+    data_cache: Annotated[
+        Path | None,
+        typer.Option(help="Where documents are kept for --held-out; in the user's cache if not given."),
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(min=1, help="At most so many; default: 256 held-out ones, all of --data.")
+    ] = None,
+    every_replica: Annotated[
+        bool, typer.Option("--every-replica", help="Measure each replica, not one of each stage.")
+    ] = False,
+    tokenizer: TokenizerFile = "",
+) -> None:
+    """Measure loss, perplexity and bits per byte, of an export or of a running swarm.
+
+    Without --data on text that the run holds out; --data files are measured whole.
+    """
+    if (model is None) == (not join):
+        fail(UserError("Tell which model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
+    from bootstrap.evaluation.measuring import Wanted, evaluate_export, evaluate_swarm
+    from node.data.opening import default_cache
+
+    wanted = Wanted(tuple(data or ()), text_field, held_out, sequences, data_cache or default_cache())
+    if model is None:
+        run_async(evaluate_swarm(join or [], wanted, every_replica, tokenizer))
+        return
+    try:
+        evaluate_export(model, wanted)
+    except NolocoError as error:
+        fail(error)

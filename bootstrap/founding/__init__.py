@@ -1,0 +1,1 @@
+"""Founding a run: its manifest, keys, tokenizer and seed peer; what `noloco-bootstrap` does."""

@@ -1,0 +1,96 @@
+"""Founding a run: its key, its signed manifest, and the addresses at which newcomers find it."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bootstrap.founding.pretrained import model_of, unread_start, with_digests
+from bootstrap.founding.run_tokenizer import kept_tokenizer
+from node.model.pretrained import Pretrained
+from protocol.errors import ManifestError, StateError
+from protocol.identity import Identity
+from protocol.manifest import Manifest, load_preset, load_toml, manifest_from, toml_contents
+from protocol.signed_manifest import SignedManifest
+
+RUN_KEY = "run.key"
+MANIFEST = "manifest.noloco"
+SEED_KEY = "seed.key"
+
+
+@dataclass(frozen=True)
+class Founded:
+    signed: SignedManifest
+    seed_key: Path
+    is_new: bool
+    tokenizer: bytes | None = None  # the run's tokenizer.json
+
+
+def chosen_manifest(preset: str | None, file: Path | None, checkpoint: str | None = None) -> Manifest:
+    """The manifest of a preset or of a TOML file, not both; with a checkpoint the model is that one's.
+
+    Raises `ManifestError` or `CheckpointError`. All weights of the checkpoint are read.
+    """
+    if preset and file:
+        raise ManifestError("Give either --preset or --manifest, not both.")
+    if checkpoint:
+        return _from_checkpoint(preset, file, Pretrained(checkpoint))
+    if file:
+        return load_toml(file)
+    return load_preset(preset or "tiny")
+
+
+def _from_checkpoint(preset: str | None, file: Path | None, source: Pretrained) -> Manifest:
+    contents = toml_contents(file) if file else load_preset(preset or "tiny").model_dump()
+    if file and "model" in contents:
+        raise ManifestError(
+            f"{file} has a [model] section, and --from-checkpoint makes one from config.json: remove it."
+        )
+    contents["model"] = model_of(source).model_dump()
+    contents["start"] = unread_start(source, contents.get("stages")).model_dump()
+    return with_digests(source, manifest_from(contents))
+
+
+def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:
+    """Make the run's keys and sign its manifest, or take up the run that `directory` holds already.
+
+    A manifest is immutable: raises `StateError` when the directory holds a run with another one. `tokenizer` is the
+    file that the manifest names; it is kept beside the keys.
+    """
+    signed_path, key_path = directory / MANIFEST, directory / RUN_KEY
+    if signed_path.exists():
+        try:
+            signed = SignedManifest.from_bytes(signed_path.read_bytes())
+        except OSError as error:
+            raise StateError(f"Cannot read {signed_path} ({error.strerror}).") from None
+        if manifest is not None and signed.manifest != manifest:
+            raise StateError(
+                f"{directory} holds run {signed.run_id} with another manifest, and manifests never change. "
+                "Give a new run a directory of its own with --dir."
+            )
+        Identity.load_or_create(directory / SEED_KEY)
+        return Founded(
+            signed, directory / SEED_KEY, False, kept_tokenizer(directory, signed.manifest, tokenizer)
+        )
+    key = Identity.load_or_create(key_path)
+    signed = SignedManifest.sign(manifest or load_preset("tiny"), key)
+    kept = kept_tokenizer(directory, signed.manifest, tokenizer)
+    try:
+        signed_path.write_bytes(signed.to_bytes())
+    except OSError as error:
+        raise StateError(f"Cannot write {signed_path} ({error.strerror}). Choose another --dir.") from None
+    Identity.load_or_create(directory / SEED_KEY)
+    return Founded(signed, directory / SEED_KEY, True, kept)
+
+
+def reach_of(address: str) -> str:
+    """From where an address can be reached: "this machine", "this network" or "everywhere"."""
+    parts = address.split("/")
+    if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
+        host = ipaddress.ip_address(parts[2])
+        if host.is_loopback:
+            return "this machine"
+        if host.is_private or host.is_link_local:
+            return "this network"
+    return "everywhere"

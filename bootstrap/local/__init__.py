@@ -1,0 +1,1 @@
+"""A whole swarm of real processes on this machine: `noloco swarm`."""

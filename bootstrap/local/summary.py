@@ -1,0 +1,101 @@
+"""What a local swarm leaves behind: summary.json, and the same on screen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bootstrap.looking.table import percent
+from protocol.messages import NodeStats
+
+
+@dataclass
+class Summary:
+    """Filled while the swarm runs; every number was measured in this run."""
+
+    run_id: str = ""
+    preset: str = ""
+    unit: str = "byte"  # what a token is
+    complete: bool = False
+    wall_seconds: float = 0.0
+    tokens: int = 0
+    validation_loss: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, seconds, nats
+    unigram_entropy: float | None = None  # of the held-out text, where bytes are tokens
+    bigram_entropy: float | None = None
+    replica_spread: float | None = None  # measured on all replicas' weights at the end
+    replica_spread_estimate: float | None = None  # what the nodes made of their pair distances
+    export: dict[str, Any] | None = None
+    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add_node(self, name: str, peer: str, stats: NodeStats, names: dict[Any, str]) -> None:
+        self.nodes[name] = {
+            "peer": peer,
+            "stage": stats.stage,
+            "steps": stats.step,
+            "rounds": stats.round,
+            "pair_averagings": stats.pair_averagings,
+            "distinct_partners": len(stats.partners),
+            "partners": {names.get(partner, partner): n for partner, n in stats.partners.items()},
+            "sent": {names.get(receiver, receiver): n for receiver, n in stats.sent.items()},
+            "received": stats.received,
+            "resends": stats.resends,
+            "tokens_per_second": round(stats.tokens / stats.uptime, 1) if stats.uptime else 0.0,
+            "seconds_blocked_in_gossip": round(stats.blocked_seconds, 3),
+            "gossip_bytes": stats.gossip_bytes,
+            "compute_fraction": stats.compute_fraction,  # of the time since the node joined
+            "recent_compute_fraction": stats.recent_compute_fraction,
+            "data_wait_fraction": stats.data_wait_fraction,  # of the time in which stage 0 trained
+            "replica_spread_expected": stats.expected_spread,
+        }
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    def lines(self) -> list[str]:
+        """The summary for people."""
+        if not self.validation_loss:
+            return ["The swarm did not get far enough to measure a loss."]
+        first, last = self.validation_loss[0], self.validation_loss[-1]
+        lines = [
+            "",
+            f"validation loss  start {first[2]:.3f}   end {last[2]:.3f} nats per {self.unit}",
+            *self._entropies(last[2]),
+            f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
+            f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
+        ]
+        if self.replica_spread is not None:
+            estimate = self.replica_spread_estimate
+            shown = "" if estimate is None else f"   (the nodes' own estimate: {estimate:.2e})"
+            lines.append(f"replica spread   {self.replica_spread:.2e}{shown}")
+        if self.export is not None:
+            lines.append(
+                f"export           {self.export['directory']}: transformers {self.export['loss']:.6f}, "
+                f"swarm {self.export['swarm_loss']:.6f}, difference {self.export['difference']:.1e}"
+            )
+        if self.nodes:
+            lines.append(f"computing        {self._computing()} of the time since joining")
+        return lines
+
+    def _entropies(self, loss: float) -> list[str]:
+        if self.unigram_entropy is None or self.bigram_entropy is None:
+            return []
+        verdict = "below" if loss < self.bigram_entropy else "not below"
+        return [
+            f"same text        unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}   "
+            f"(the end is {verdict} the bigram's)"
+        ]
+
+    def _computing(self) -> str:
+        """The fraction of time in training work, as a mean over each stage's replicas."""
+        stages: dict[int, list[float]] = {}
+        for node in self.nodes.values():
+            known = stages.setdefault(node["stage"], [])
+            if node["compute_fraction"] is not None:
+                known.append(node["compute_fraction"])
+        return ", ".join(
+            f"stage {stage} {percent(sum(known) / len(known) if known else None)}"
+            for stage, known in sorted(stages.items())
+        )

@@ -1,0 +1,160 @@
+"""What the nodes know of their links, put together: matrices, and a scenario that `noloco plan` reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bootstrap.looking.observer import Sighting
+from node.daemon import Node
+from node.model.stage import parameter_count
+from protocol.codec import nbytes_of
+from protocol.link_report import PEER_CHARACTERS, LinkReport
+from protocol.manifest import Manifest
+from protocol.transport.base import PeerId
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One node and what it says of itself; `throughput` in microbatches per second, NaN when it is not told."""
+
+    peer: PeerId
+    stage: int
+    links: Sequence[LinkReport]
+    throughput: float = math.nan
+
+
+@dataclass(frozen=True)
+class LinkMap:
+    """N peers, by stage and id. NaN where nobody has measured, the diagonals among it.
+
+    `latency_s` [N, N] one way, the same both ways. `bandwidth` [N, N] in bytes per second, from the row's peer to
+    the column's; `uncertainty` [N, N]: the standard deviation of its logarithm. `throughput` [N]: see `Seen`.
+    """
+
+    peers: tuple[PeerId, ...]
+    stages: tuple[int, ...]
+    latency_s: Floats
+    bandwidth: Floats
+    uncertainty: Floats
+    throughput: Floats
+
+    @property
+    def measured(self) -> int:
+        """Pairs of peers whose latency and bandwidth, one way at least, are known."""
+        known = ~np.isnan(self.latency_s) & ~(np.isnan(self.bandwidth) & np.isnan(self.bandwidth.T))
+        return int(known.sum()) // 2
+
+    @property
+    def pairs(self) -> int:
+        return len(self.peers) * (len(self.peers) - 1) // 2
+
+
+def link_map(nodes: Iterable[Seen]) -> LinkMap:
+    """Reports of peers that are not among `nodes` are left out.
+
+    Of two reports of a round trip the longer one counts: a peer that claims to be near others is then believed
+    only by those who find so themselves.
+    """
+    order = sorted(nodes, key=lambda node: (node.stage, node.peer))
+    index = {node.peer[-PEER_CHARACTERS:]: i for i, node in enumerate(order)}
+    latency, bandwidth, uncertainty = (np.full((len(order), len(order)), math.nan) for _ in range(3))
+    for i, node in enumerate(order):
+        for report in node.links:
+            j = index.get(report.peer, i)
+            if j == i:
+                continue
+            latency[i, j] = report.round_trip / 2
+            if report.bandwidth is not None:
+                bandwidth[i, j], uncertainty[i, j] = report.bandwidth, report.uncertainty
+    return LinkMap(
+        peers=tuple(node.peer for node in order),
+        stages=tuple(node.stage for node in order),
+        latency_s=np.fmax(latency, latency.T),
+        bandwidth=bandwidth,
+        uncertainty=uncertainty,
+        throughput=np.array([node.throughput for node in order]),
+    )
+
+
+def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list[Seen]:
+    """All links of a node that answered; those in its record of one that did not."""
+    seen = []
+    for sighting in sightings:
+        member, stats = sighting.member, sighting.stats
+        if stats is None:
+            seen.append(Seen(member.peer, member.announcement.stage, member.announcement.links))
+            continue
+        busy = stats.recent_compute_fraction
+        throughput = _throughput(stats.tokens_per_second, busy, manifest)
+        seen.append(Seen(member.peer, member.announcement.stage, stats.links, throughput))
+    return seen
+
+
+def seen_in_simulation(nodes: Iterable[Node]) -> list[Seen]:
+    """Nodes of a `SimulatedSwarm` that have joined."""
+    return [
+        Seen(
+            node.transport.peer_id,
+            node.context.stage,
+            node.links.told(),
+            _throughput(
+                node.context.counters.tokens_per_second(),
+                node.context.compute.busy.recent_fraction(),
+                node.context.manifest,
+            ),
+        )
+        for node in nodes
+        if hasattr(node, "context")
+    ]
+
+
+def _throughput(tokens_per_second: float, busy: float | None, manifest: Manifest) -> float:
+    """Microbatches per second if the node computed all the time; NaN for one that does not train or tell."""
+    if not busy or tokens_per_second <= 0:
+        return math.nan
+    return tokens_per_second / manifest.tokens_per_microbatch / busy
+
+
+def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, Any]:
+    """As JSON: ms one way, Gbit/s, null where nobody has measured. The largest stage gives the bytes of a round.
+
+    "throughput" is there only when all nodes tell theirs; it holds for the stages that they serve now.
+    """
+    parameters = max(parameter_count(manifest, stage) for stage in range(manifest.stages))
+    activations = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
+    scenario: dict[str, Any] = {
+        "name": f"run '{manifest.name}', as measured by its nodes",
+        "note": "Latency one way in ms, bandwidth in Gbit/s from the row's peer, diagonal unused, null: not "
+        "measured. Volumes: one gossip exchange of the largest stage, activations of one inner step.",
+        "devices": len(links.peers),
+        "peers": list(links.peers),
+        "stages": list(links.stages),
+        "volumes": {
+            "data_parallel_bytes": nbytes_of(manifest.wire.gossip, [parameters]),
+            "pipeline_bytes": manifest.inner.microbatches * nbytes_of(manifest.wire.activations, activations),
+        },
+        "latency_ms": _rows(links.latency_s * 1e3),
+        "bandwidth_gbps": _rows(links.bandwidth * 8e-9),
+    }
+    if not np.isnan(links.throughput).any():
+        scenario["throughput"] = [float(f"{value:.6g}") for value in links.throughput]
+    return scenario
+
+
+def _rows(matrix: Floats) -> list[list[float | None]]:
+    """Six digits; 0 on the diagonal."""
+    return [
+        [
+            0.0 if i == j else None if math.isnan(value) else float(f"{value:.6g}")
+            for j, value in enumerate(row)
+        ]
+        for i, row in enumerate(matrix.tolist())
+    ]

@@ -1,0 +1,20 @@
+"""`noloco links`: how far apart the nodes of a swarm are, as they have measured it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.command import run_async
+
+
+def links(
+    join: Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a scenario for `noloco plan` to this file.")] = None,
+) -> None:
+    """Show the links between a running swarm's nodes, as measured by themselves."""
+    from bootstrap.looking.link_table import show_links
+
+    run_async(show_links(join or [], out))

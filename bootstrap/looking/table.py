@@ -1,0 +1,200 @@
+"""What a person watches while a swarm trains: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bootstrap.looking.observer import Sighting
+from node.links.links import median_round_trip
+from protocol.errors import StateError
+from protocol.messages import NodeStats
+from protocol.transport.base import PeerId
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The swarm at one moment."""
+
+    title: str
+    seconds: float
+    expected: int  # nodes that were started; 0 when unknown
+    sightings: Sequence[Sighting]
+    names: dict[PeerId, str]  # short names of known peers
+    validation: Sequence[tuple[int, float, float]]  # (tokens, seconds, nats)
+    bigram: float | None = None
+
+    @property
+    def stats(self) -> list[NodeStats]:
+        return [sighting.stats for sighting in self.sightings if sighting.stats is not None]
+
+    @property
+    def tokens(self) -> int:
+        return tokens_trained(self.sightings)
+
+    @property
+    def rate(self) -> float:
+        return sum(stats.tokens_per_second for stats in self.stats if stats.stage == 0)
+
+    def spread(self) -> float | None:
+        known = [stats.spread for stats in self.stats if stats.spread is not None]
+        return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+
+    def expected_spread(self) -> float | None:
+        known = [stats.expected_spread for stats in self.stats if stats.expected_spread is not None]
+        return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+
+    def round_trip(self) -> float | None:
+        """Seconds: the median over all links that the nodes have measured."""
+        return median_round_trip([report for stats in self.stats for report in stats.links])
+
+    def loss(self) -> float | None:
+        known = [stats.loss for stats in self.stats if stats.loss is not None]
+        return sum(known) / len(known) if known else None
+
+
+def tokens_trained(sightings: Sequence[Sighting]) -> int:
+    """Tokens that have gone through the whole pipeline: those that stage 0 counts."""
+    return sum(s.stats.tokens for s in sightings if s.stats is not None and s.stats.stage == 0)
+
+
+PICTURE_WIDTH = 100
+PLAIN_LINE_SECONDS = 10.0
+COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
+    ("node", "left"),
+    ("stage", "right"),
+    ("state", "left"),
+    ("step", "right"),
+    ("round", "right"),
+    ("loss", "right"),
+    ("tok/s", "right"),
+    ("busy", "right"),
+    ("partner", "left"),
+    ("pairs", "right"),
+    ("resent", "right"),
+)
+
+
+def render(picture: Picture) -> Group:
+    table = Table(
+        title=picture.title,
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        header_style="bold underline",
+    )
+    for heading, justify in COLUMNS:
+        table.add_column(heading, justify=justify, no_wrap=True)
+    for sighting in sorted(
+        picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, picture))
+    ):
+        table.add_row(*_row(sighting, picture.names))
+    return Group(table, Text(), Text(headline(picture)))
+
+
+def headline(picture: Picture) -> str:
+    """One line: time, peers alive, tokens, rate, losses, the median round trip and spread."""
+    alive = len(picture.stats)
+    peers = f"{alive}/{picture.expected}" if picture.expected else str(alive)
+    parts = [
+        f"{picture.seconds:4.0f} s",
+        f"{peers} alive",
+        f"{picture.tokens:,} tokens",
+        f"{picture.rate:,.0f}/s",
+        f"loss {_number(picture.loss(), 3)}",
+    ]
+    if picture.validation:
+        parts.append(f"held-out {picture.validation[-1][2]:.3f}")
+    if picture.bigram is not None:
+        parts.append(f"bigram {picture.bigram:.3f}")
+    if (round_trip := picture.round_trip()) is not None:
+        parts.append(f"round trip {1000 * round_trip:.0f} ms")
+    parts.append(f"spread {_number(picture.spread(), 4)} (theory {_number(picture.expected_spread(), 4)})")
+    return "  ".join(parts)
+
+
+def show(console: Console, picture: Picture) -> None:
+    """Print the whole picture once."""
+    console.print(render(picture))
+
+
+def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], None]]:
+    """How to draw one picture after another, and what to call at the end.
+
+    A live table in a terminal; elsewhere a plain line now and then.
+    """
+    if console.is_terminal:
+        live = Live(console=console, auto_refresh=False, transient=False)
+        live.start()
+        return lambda picture: live.update(render(picture), refresh=True), live.stop
+    shown = -PLAIN_LINE_SECONDS
+
+    def line(picture: Picture) -> None:
+        nonlocal shown
+        if picture.seconds - shown >= PLAIN_LINE_SECONDS:
+            shown = picture.seconds
+            console.print(headline(picture), soft_wrap=True)
+
+    return line, lambda: None
+
+
+def places(picture: Picture) -> list[str]:
+    """Where others dial each node: the first address that it announces."""
+    return [
+        f"{name_of(sighting, picture)}  {sighting.member.announcement.addresses[0]}"
+        for sighting in picture.sightings
+        if sighting.member.announcement.addresses
+    ]
+
+
+def save_svg(path: Path, picture: Picture) -> None:
+    """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
+    console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+    show(console, picture)
+    try:
+        path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")
+    except OSError as error:
+        raise StateError(f"Cannot write the picture {path} ({error.strerror}).") from None
+
+
+def name_of(sighting: Sighting, picture: Picture) -> str:
+    return picture.names.get(sighting.member.peer, sighting.member.peer[-8:])
+
+
+def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
+    peer, record, stats = sighting.member.peer, sighting.member.announcement, sighting.stats
+    name = names.get(peer, peer[-8:])
+    if stats is None:
+        known = [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)]
+        return known + [""] * (len(COLUMNS) - len(known))
+    partner = names.get(PeerId(stats.partner), stats.partner[-8:]) if stats.partner else "alone"
+    return [
+        name,
+        str(stats.stage),
+        stats.state,
+        str(stats.step),
+        str(stats.round),
+        _number(stats.loss, 3),
+        f"{stats.tokens_per_second:,.0f}",
+        percent(stats.recent_compute_fraction),
+        partner if stats.round else "",
+        str(stats.pair_averagings),
+        str(stats.resends),
+    ]
+
+
+def percent(fraction: float | None) -> str:
+    """A dash for what a node of an earlier version does not tell."""
+    return "-" if fraction is None else f"{fraction:.0%}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,178 @@
+"""A plan for a running swarm: what its nodes tell as a scenario, who would move, and the owner's signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from bootstrap.founding.run import RUN_KEY
+from bootstrap.looking.link_map import LinkMap, link_map, scenario_of, seen_from_outside
+from bootstrap.looking.observer import Observer, visit
+from bootstrap.placement.dtfm import DtfmProblem
+from bootstrap.placement.fewest_moves import with_fewest_moves
+from bootstrap.placement.noloco import NolocoProblem
+from bootstrap.placement.plan import Plan
+from bootstrap.placement.scenario import Integers, Scenario, scenario_from
+from node.model.stage import work_of
+from node.places.capacity import Peer, peer_of
+from node.places.discovery import DHT_DEADLINE
+from protocol.errors import JoinError, ScenarioError, StateError
+from protocol.identity import Identity
+from protocol.manifest import Manifest
+from protocol.placement_plan import PlacementPlan, plan_key
+from protocol.records import MAX_LIFETIME
+from protocol.signed_manifest import SignedManifest
+from protocol.transport.base import PeerId
+
+
+@dataclass(frozen=True)
+class LiveSwarm:
+    """A run as seen from outside; `peers` in the order of `links`, `now` on the swarm's clock."""
+
+    signed: SignedManifest
+    links: LinkMap
+    peers: tuple[Peer, ...]
+    now: float
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.signed.manifest
+
+    @property
+    def stage_of(self) -> Integers:
+        """[N], at present."""
+        return np.array([peer.stage for peer in self.peers], np.int64)
+
+    def scenario(self) -> Scenario:
+        """With the speeds that the nodes tell and the stages that they may serve. Raises `ScenarioError`."""
+        if len(self.peers) < max(2, self.manifest.stages):
+            raise ScenarioError(
+                f"{len(self.peers)} nodes cannot fill {self.manifest.stages} stages: wait until more have joined."
+            )
+        contents = scenario_of(self.links, self.manifest)
+        contents["may_serve"] = [sorted({*peer.may_serve, peer.stage}) for peer in self.peers]
+        contents.pop("throughput", None)
+        speeds = relative_speeds(self.peers, self.manifest)
+        if speeds is not None:
+            contents["throughput"] = speeds
+        return scenario_from(contents)
+
+
+async def look_at(join: Sequence[str]) -> LiveSwarm:
+    """Raises `JoinError` when nobody answers."""
+    async with visit(join) as observer:
+        return await seen_by(observer)
+
+
+async def seen_by(observer: Observer) -> LiveSwarm:
+    sightings = await observer.look()
+    links = link_map(seen_from_outside(sightings, observer.manifest))
+    known = {s.member.peer: peer_of(s.member) for s in sightings}
+    return LiveSwarm(
+        observer.signed, links, tuple(known[peer] for peer in links.peers), observer.transport.now()
+    )
+
+
+def relative_speeds(peers: Sequence[Peer], manifest: Manifest) -> list[float] | None:
+    """Microbatches per second at a stage of mean work; the median for who does not tell, None when nobody does."""
+    work = [work_of(manifest, stage) for stage in range(manifest.stages)]
+    shares = [amount / fmean(work) for amount in work]
+    told = [p.capacity * shares[p.stage] if p.capacity else math.nan for p in peers]
+    known = [speed for speed in told if not math.isnan(speed)]
+    if not known:
+        return None
+    return [median(known) if math.isnan(speed) else speed for speed in told]
+
+
+# --- who would move ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Moves:
+    """`stage_of` [N] is the plan with as few moves as it can be had with; costs in seconds."""
+
+    peers: tuple[Peer, ...]
+    stage_of: Integers
+    cost_now: float
+    cost: float
+
+    @property
+    def movers(self) -> list[tuple[int, Peer, int]]:
+        """Device, peer and its stage in the plan."""
+        return [
+            (i, peer, int(stage))
+            for i, (peer, stage) in enumerate(zip(self.peers, self.stage_of, strict=True))
+            if peer.stage != stage
+        ]
+
+    def sentence(self) -> str:
+        if not self.movers:
+            return f"Nobody would move: a step takes {self.cost_now:.3f} s as things are."
+        now = f"{self.cost_now:.3f} s" if math.isfinite(self.cost_now) else "no end, a stage being short,"
+        count = f"{len(self.movers)} of {len(self.peers)}"
+        return f"{count} nodes would move: a step takes {now} now, {self.cost:.3f} s then."
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "peers": [peer.peer for peer in self.peers],
+            "stages_now": [peer.stage for peer in self.peers],
+            "stage_of": self.stage_of.tolist(),
+            "cost_now": self.cost_now if math.isfinite(self.cost_now) else None,
+            "cost_with_fewest_moves": self.cost,
+            "moves": [{"peer": peer.peer, "source": peer.stage, "target": t} for _, peer, t in self.movers],
+        }
+
+
+def moves_of(swarm: LiveSwarm, problem: DtfmProblem | NolocoProblem, plan: Plan) -> Moves:
+    current, found = swarm.stage_of, np.empty(len(swarm.peers), np.int64)
+    for stage, devices in enumerate(plan.stages):
+        found[list(devices)] = stage
+    if isinstance(problem, NolocoProblem):
+        found = with_fewest_moves(problem.cost, current, found, problem.stages)
+        return Moves(swarm.peers, found, problem.cost(current), problem.cost(found))
+    is_even = len(set(np.bincount(current, minlength=problem.stages))) == 1
+    return Moves(swarm.peers, found, problem.cost(current) if is_even else math.inf, plan.cost)
+
+
+def moves_table(moves: Moves) -> Table:
+    table = Table(
+        title="Moves", title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="underline"
+    )
+    for heading in ("device", "node", "from stage", "to stage"):
+        table.add_column(heading, justify="left" if heading == "node" else "right", no_wrap=True)
+    for device, peer, target in moves.movers:
+        table.add_row(str(device), peer.peer[-8:], str(peer.stage), str(target))
+    return table
+
+
+# --- the owner's word -------------------------------------------------------------------------
+
+
+def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float) -> bytes:
+    """With the key that `noloco-bootstrap` keeps in the directory. Raises `StateError` for another run's."""
+    key = Identity.load(directory / RUN_KEY)
+    if key.public_key != swarm.signed.public_key:
+        raise StateError(
+            f"{directory / RUN_KEY} is the key of another run. Name the directory of run "
+            f"{swarm.signed.run_id} (noloco-bootstrap --dir) with --publish."
+        )
+    stages: list[list[PeerId]] = [[] for _ in range(swarm.manifest.stages)]
+    for peer, stage in zip(moves.peers, moves.stage_of, strict=True):
+        stages[stage].append(peer.peer)
+    return PlacementPlan.of(swarm.signed.run_id, stages, swarm.now, seconds).sign(key)
+
+
+async def publish_plan(join: Sequence[str], swarm: LiveSwarm, sealed: bytes, seconds: float) -> None:
+    """Raises `JoinError` when nobody answers or takes it. The nodes keep copies of it until it is over."""
+    async with visit(join) as observer:
+        lifetime = min(MAX_LIFETIME, seconds)
+        key = plan_key(swarm.signed.run_id)
+        if not await observer.transport.put(key, sealed, lifetime, DHT_DEADLINE):
+            raise JoinError("No peer has taken the plan. Try again, with the address of another member.")

@@ -1,0 +1,154 @@
+"""A whole swarm in one process: the daemon's own code over the in-memory network, under a virtual clock.
+
+The same seed gives the same run, event for event. Weights and gradients are real; only time is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bootstrap.founding.seed_peer import SeedPeer
+from node.config import NodeConfig
+from node.daemon import Node
+from node.data.batches import TrainingData
+from node.member import Surroundings
+from node.model.compute import InlineCompute, Priority
+from node.model.replica import Replica
+from node.state.directory import StateDirectory
+from node.watch.events import Events
+from protocol.identity import Identity
+from protocol.manifest import Manifest
+from protocol.signed_manifest import SignedManifest
+from protocol.transport.memory import MemoryTransport, memory_address
+from protocol.transport.memory_link import Link, LinkModel
+from protocol.transport.memory_network import MemoryNetwork
+
+# virtual seconds that one piece of work takes on a peer of speed 1
+WORK_SECONDS: Mapping[Priority, float] = {
+    Priority.BACKWARD: 0.02,
+    Priority.OPTIMIZER: 0.005,
+    Priority.FORWARD: 0.01,
+    Priority.SERVE: 0.002,
+}
+
+
+@dataclass
+class SimulatedSwarm:
+    """Mutable state: the living nodes and their tasks, by peer number, and the event log of all of them.
+
+    `seconds(stage, priority)` is what a piece of work takes on a peer of speed 1.
+    With `directory` each node keeps its state in a folder of its own there and can come back after a kill.
+    """
+
+    manifest: Manifest
+    corpus: TrainingData
+    seed: int = 0
+    link: Link | LinkModel = field(default_factory=Link)
+    directory: Path | None = None
+    tokenizer: bytes | None = None  # the seed peer's, where the manifest names one
+    seconds: Callable[[int, Priority], float] = lambda stage, priority: WORK_SECONDS[priority]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    nodes: dict[int, Node] = field(default_factory=dict)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.network = MemoryNetwork(self.seed, self.link)
+        self._states: dict[int, StateDirectory] = {}
+        self._lives: dict[int, int] = {}  # how often a number was started
+        self._killed: list[asyncio.Task[None]] = []
+        self._seed_identity = Identity.from_seed("seed peer", self.seed)
+        signed = SignedManifest.sign(self.manifest, Identity.from_seed("run", self.seed))
+        self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed, self.tokenizer)
+
+    async def start(self, replicas: int, **settings: Any) -> None:
+        """The seed peer, then `replicas` nodes for each stage; they join as separate daemons would."""
+        await self.seed_peer.start()
+        for number in range(replicas * self.manifest.stages):
+            self.add(number, stage=number % self.manifest.stages, **settings)
+
+    def add(
+        self,
+        number: int,
+        stage: int = -1,
+        speed: float = 1.0,
+        join: str | None = None,
+        replica: Callable[[Manifest, int, str], Replica] = Replica,
+        **settings: Any,
+    ) -> Node:
+        """Start a node, a new one or one that was killed; `join` is another member's address.
+
+        `replica` makes what it trains, as an attacker does. `settings` are further fields of `NodeConfig`.
+        """
+        life = self._lives[number] = self._lives.get(number, -1) + 1
+        transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
+        state = self._open_state(number)
+        surroundings = Surroundings(
+            transport=transport,
+            compute=lambda: InlineCompute(
+                lambda priority: self.seconds(node.context.stage, priority) / speed
+            ),
+            events=Events(transport.now, lambda event: self._log(node, number, event)),
+            rng=random.Random(f"{self.seed}/{number}/{life}"),
+            state=state,
+            corpus=lambda manifest, data: self.corpus,
+            replica=replica,
+        )
+        address = join or memory_address(self._seed_identity.peer_id)
+        node = Node(NodeConfig(join=(address,), stage=stage, device="cpu", **settings), surroundings)
+        self.nodes[number] = node
+        task = self.tasks[number] = asyncio.get_running_loop().create_task(node.run())
+        if state is not None:
+            task.add_done_callback(lambda _: state.close())
+        return node
+
+    def _log(self, node: Node, number: int, event: dict[str, Any]) -> None:
+        if self.nodes.get(number) is node:  # the dead are silent
+            self.events.append({"node": number, **event})
+
+    def _open_state(self, number: int) -> StateDirectory | None:
+        if self.directory is None:
+            return None
+        state = self._states[number] = StateDirectory(self.directory / f"node-{number}")
+        state.open()
+        return state
+
+    def kill(self, number: int) -> None:
+        """As kill -9: the node's tasks end in the middle of whatever they do, its streams break.
+
+        Nothing is saved and nobody is told.
+        """
+        node, task = self.nodes.pop(number), self.tasks.pop(number)
+        self.network.kill(node.transport.peer_id)
+        node.abandon()
+        if number in self._states:
+            self._states.pop(number).close()
+        self._killed.append(task)
+        task.cancel()
+
+    async def finish(self) -> None:
+        """Wait until every node that has not left has completed the run, then let all leave.
+
+        Raises what ended a node before its time.
+        """
+        while not all(
+            task.done() or self.nodes[number].public_state == "finished"
+            for number, task in self.tasks.items()
+        ):
+            for task in self.tasks.values():
+                if task.done():
+                    task.result()
+            await asyncio.sleep(1.0)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """All that live leave gracefully, the seed peer last."""
+        for node in self.nodes.values():
+            node.stop()
+        await asyncio.gather(*self._killed, return_exceptions=True)
+        await asyncio.gather(*self.tasks.values())
+        await self.seed_peer.close()

@@ -1,0 +1,1 @@
+"""Nodes' traces in numbers, and several as one: `noloco trace`."""

@@ -1,0 +1,156 @@
+"""Where the time of each node goes, in numbers, from its trace: what it computed, and what it stood still for.
+
+Each instant in which the compute thread does nothing is counted once, under the first of `Idle` that fits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bootstrap.traces.merge import read_trace
+from node.watch.trace import Track
+from protocol.errors import StateError
+
+Spans = npt.NDArray[np.float64]  # [n, 2] disjoint and in order, in seconds
+NOTHING: Spans = np.empty((0, 2))
+
+
+class Idle(StrEnum):
+    ROUND_END = "at the end of a round"
+    MOVING = "bytes coming or going"
+    OTHERS = "others compute"  # another process of the trace, at least one
+    ON_THE_WAY = "gradients on the way"  # and nobody computes: latency
+    NOTHING = "nothing to do"
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """Fractions of the time from the node's first work to its last, which together are one."""
+
+    name: str
+    seconds: float
+    jobs: dict[str, float]  # by what the compute thread did, the longest first
+    idle: dict[Idle, float]
+
+    @property
+    def computing(self) -> float:
+        return sum(self.jobs.values())
+
+
+@dataclass
+class _Process:
+    """What one process's events say. Mutable while they are read."""
+
+    name: str = ""
+    jobs: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    spans: dict[Track, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    begun: dict[str, float] = field(default_factory=dict)  # halves of asynchronous events, by id
+
+    def note(self, event: dict[str, Any]) -> None:
+        phase, track = event["ph"], event.get("cat")
+        if phase == "M" and event["name"] == "process_name":
+            self.name = str(event["args"]["name"])
+        elif phase == "X":
+            began = event["ts"] / 1e6
+            span = (began, began + event["dur"] / 1e6)
+            if track == Track.COMPUTE:
+                self.jobs[event["name"]].append(span)
+            self.spans[Track(str(track))].append(span)
+        elif phase == "b" and track == Track.GRADIENT:
+            self.begun[event["id"]] = event["ts"] / 1e6
+        elif phase == "e" and event["id"] in self.begun:
+            self.spans[Track.GRADIENT].append((self.begun.pop(event["id"]), event["ts"] / 1e6))
+
+
+def time_of_nodes(files: Sequence[Path], skip: float = 0.0) -> list[NodeTime]:
+    """For each process in the traces, which must be of one machine; the first `skip` seconds are left out.
+
+    Raises `StateError` when a file cannot be read or holds no trace.
+    """
+    processes: dict[int, _Process] = defaultdict(_Process)
+    for path in files:
+        count = len(processes)
+        try:
+            for event in read_trace(path):
+                processes[int(event["pid"])].note(event)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StateError(f"{path} is not a trace of noloco-node: {error!r}.") from None
+        if len(processes) == count:
+            raise StateError(f"There is no trace in {path}. Write one with noloco-node --trace {path}.")
+    work = {pid: merged(process.spans[Track.COMPUTE]) for pid, process in processes.items()}
+    begins = [spans[0, 0] for spans in work.values() if len(spans)]
+    if not begins:
+        raise StateError("No node has computed anything in these traces.")
+    start = min(begins) + skip
+    times = []
+    for pid, process in processes.items():
+        others = merged(span for other, spans in work.items() if other != pid for span in spans)
+        if len(work[pid]) and work[pid][-1, 1] > start:
+            times.append(_time_of(process, others, (max(start, work[pid][0, 0]), work[pid][-1, 1])))
+    return times
+
+
+def _time_of(process: _Process, others: Spans, within: tuple[float, float]) -> NodeTime:
+    whole = np.array([within])
+    seconds = within[1] - within[0]
+    jobs = {name: length(common(merged(spans), whole)) / seconds for name, spans in process.jobs.items()}
+    idle = common(without(merged(process.spans[Track.COMPUTE])), whole)
+    causes = {
+        Idle.ROUND_END: merged(process.spans[Track.ROUND_END]),
+        Idle.MOVING: merged([*process.spans[Track.SEND], *process.spans[Track.RECEIVE]]),
+        Idle.OTHERS: others,
+        Idle.ON_THE_WAY: merged(process.spans[Track.GRADIENT]),
+    }
+    fractions = {}
+    for cause, spans in causes.items():
+        fractions[cause] = length(common(idle, spans)) / seconds
+        idle = common(idle, without(spans))
+    fractions[Idle.NOTHING] = length(idle) / seconds
+    ordered = dict(sorted(jobs.items(), key=lambda job: -job[1]))
+    return NodeTime(process.name, seconds, ordered, fractions)
+
+
+# --- sets of instants -------------------------------------------------------------------------
+
+
+def merged(spans: Iterable[Any]) -> Spans:
+    """The union of spans, which may overlap."""
+    ordered = np.array(sorted(map(tuple, spans)), dtype=np.float64).reshape(-1, 2)
+    if not len(ordered):
+        return NOTHING
+    ends = np.maximum.accumulate(ordered[:, 1])
+    first = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([ordered[first, 0], ends[last]], axis=1)
+
+
+def without(spans: Spans) -> Spans:
+    """All instants that are in none of them."""
+    edges = np.concatenate([[-np.inf], spans.ravel(), [np.inf]]).reshape(-1, 2)
+    return edges[edges[:, 0] < edges[:, 1]]
+
+
+def common(a: Spans, b: Spans) -> Spans:
+    """The instants in both."""
+    pieces, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        began, ended = max(a[i, 0], b[j, 0]), min(a[i, 1], b[j, 1])
+        if began < ended:
+            pieces.append((began, ended))
+        if a[i, 1] < b[j, 1]:
+            i += 1
+        else:
+            j += 1
+    return np.array(pieces, dtype=np.float64).reshape(-1, 2)
+
+
+def length(spans: Spans) -> float:
+    return float((spans[:, 1] - spans[:, 0]).sum())

@@ -1,0 +1,28 @@
+"""`noloco trace`: where the time of nodes went, as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.command import fail
+from protocol.errors import StateError
+
+
+def show_trace(
+    files: Annotated[list[Path], typer.Argument(help="Traces of one machine's nodes, from --trace.")],
+    skip: Annotated[float, typer.Option(min=0.0, help="Seconds at the beginning to leave out.")] = 0.0,
+) -> None:
+    """Show where the time of nodes went: what they computed and what they stood still for."""
+    from rich.console import Console
+
+    from bootstrap.traces.report import time_of_nodes
+    from bootstrap.traces.table import table_of
+
+    try:
+        nodes = time_of_nodes(files, skip)
+    except StateError as error:
+        fail(error)
+    Console().print(table_of(nodes))
