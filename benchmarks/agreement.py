@@ -18,11 +18,10 @@ from statistics import mean, stdev
 
 from reporting.report import Report, parser_of, run
 
-from bootstrap.founding.run import chosen_manifest
-from bootstrap.local.swarm import adapted
+from bootstrap.founding.choosing import Wish
 from bootstrap.simulation.learning import Setting
 from bootstrap.simulation.study import run_study
-from protocol.manifest import Manifest, preset_text
+from protocol.manifest import preset_text
 
 REPLICAS = 3  # of each stage, as `noloco swarm` starts by itself
 SEQUENCES = 256  # held out, for both
@@ -59,9 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         files = [manifest_file(seed, directory) for seed in seeds]
-        manifests: list[Manifest] = [
-            adapted(chosen_manifest(None, file), None, arguments.steps) for file in files
-        ]
+        manifests = [Wish(file=file, steps=arguments.steps).fulfilled()[0] for file in files]
         real = [real_swarm(file, arguments.steps, directory) for file in files]
     settings = [
         replace(Setting(manifest, REPLICAS, seed), validation_sequences=SEQUENCES)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from bootstrap.founding.init_cli import init
+from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import fail, run_async
 from node.machine.ports import port_is_free
 from node.places.outside import announced
@@ -31,16 +32,12 @@ app.command()(init)
 def bootstrap(
     context: typer.Context,
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
-    tokenizer: Annotated[
-        str, typer.Option(help="The run's tokenizer.json, or hub:NAME; default: bytes are tokens.")
-    ] = "",
+    manifest: OwnManifest = None,
+    tokenizer: RunTokenizer = "",
     end_of_text: Annotated[
         str, typer.Option(help="The tokenizer's token between documents, if it has an unusual name.")
     ] = "",
-    from_checkpoint: Annotated[
-        str | None, typer.Option(help="Start from this Hugging Face model: a directory, or a hub name.")
-    ] = None,
+    from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
         "noloco-run"
     ),
@@ -61,20 +58,16 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    from bootstrap.founding.run import chosen_manifest, found
-    from bootstrap.founding.run_tokenizer import chosen_tokenizer, with_tokenizer
+    from bootstrap.founding.choosing import Wish
+    from bootstrap.founding.run import found
     from bootstrap.founding.seed_serving import keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)
     try:
-        wanted = None
+        wanted, raw = None, None
         if preset or manifest or from_checkpoint or tokenizer:
-            wanted = chosen_manifest(preset, manifest, from_checkpoint)
-        raw = chosen_tokenizer(tokenizer, from_checkpoint)
-        if wanted is not None and raw is not None:
-            is_preset = manifest is None and from_checkpoint is None
-            wanted = with_tokenizer(wanted, raw, end_of_text, is_preset=is_preset)
+            wanted, raw = Wish(preset, manifest, tokenizer, end_of_text, from_checkpoint).fulfilled()
         founded = found(directory, wanted, raw)
         if port and not port_is_free(host, port):
             raise ResourceError(

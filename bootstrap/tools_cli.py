@@ -18,7 +18,14 @@ from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
 from bootstrap.looking.links_cli import links
-from bootstrap.model_options import DataOption, Join, TextFieldOption
+from bootstrap.model_options import (
+    DataOption,
+    FromCheckpoint,
+    Join,
+    OwnManifest,
+    RunTokenizer,
+    TextFieldOption,
+)
 from bootstrap.planning.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.traces.trace_cli import show_trace
@@ -53,13 +60,11 @@ def swarm(
         int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    manifest: OwnManifest = None,
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
-    tokenizer: Annotated[str, typer.Option(help="A tokenizer.json, or hub:NAME; default: bytes.")] = "",
-    from_checkpoint: Annotated[
-        str | None, typer.Option(help="Start from this Hugging Face model: a directory, or a hub name.")
-    ] = None,
+    tokenizer: RunTokenizer = "",
+    from_checkpoint: FromCheckpoint = None,
     steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
     directory: Annotated[
@@ -76,18 +81,14 @@ def swarm(
     import torch
     from rich.console import Console
 
-    from bootstrap.founding.run import chosen_manifest
-    from bootstrap.founding.run_tokenizer import chosen_tokenizer, with_tokenizer
-    from bootstrap.local.swarm import Plan, adapted, run_swarm
+    from bootstrap.founding.choosing import Wish
+    from bootstrap.local.swarm import Plan, run_swarm
 
     torch.set_num_threads(1)  # the nodes need the cores
     console = Console()
     try:
-        wanted = adapted(chosen_manifest(preset, manifest, from_checkpoint), stages, steps)
-        raw = chosen_tokenizer(tokenizer, from_checkpoint)
-        if raw is not None:
-            is_preset = manifest is None and from_checkpoint is None
-            wanted = with_tokenizer(wanted, raw, is_preset=is_preset)
+        wish = Wish(preset, manifest, tokenizer, "", from_checkpoint, stages, steps)
+        wanted, raw = wish.fulfilled()
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))

@@ -6,12 +6,10 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.founding.pretrained import model_of, unread_start, with_digests
 from bootstrap.founding.run_tokenizer import kept_tokenizer
-from node.model.pretrained import Pretrained
-from protocol.errors import ManifestError, StateError
+from protocol.errors import StateError
 from protocol.identity import Identity
-from protocol.manifest import Manifest, load_preset, load_toml, manifest_from, toml_contents
+from protocol.manifest import Manifest, load_preset
 from protocol.signed_manifest import SignedManifest
 
 RUN_KEY = "run.key"
@@ -25,31 +23,6 @@ class Founded:
     seed_key: Path
     is_new: bool
     tokenizer: bytes | None = None  # the run's tokenizer.json
-
-
-def chosen_manifest(preset: str | None, file: Path | None, checkpoint: str | None = None) -> Manifest:
-    """The manifest of a preset or of a TOML file, not both; with a checkpoint the model is that one's.
-
-    Raises `ManifestError` or `CheckpointError`. All weights of the checkpoint are read.
-    """
-    if preset and file:
-        raise ManifestError("Give either --preset or --manifest, not both.")
-    if checkpoint:
-        return _from_checkpoint(preset, file, Pretrained(checkpoint))
-    if file:
-        return load_toml(file)
-    return load_preset(preset or "tiny")
-
-
-def _from_checkpoint(preset: str | None, file: Path | None, source: Pretrained) -> Manifest:
-    contents = toml_contents(file) if file else load_preset(preset or "tiny").model_dump()
-    if file and "model" in contents:
-        raise ManifestError(
-            f"{file} has a [model] section, and --from-checkpoint makes one from config.json: remove it."
-        )
-    contents["model"] = model_of(source).model_dump()
-    contents["start"] = unread_start(source, contents.get("stages")).model_dump()
-    return with_digests(source, manifest_from(contents))
 
 
 def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:

@@ -31,7 +31,7 @@ from node.machine.processes import Child, Children
 from node.machine.signals import on_interrupt
 from protocol.errors import NolocoError, StateError, UserError
 from protocol.identity import Identity
-from protocol.manifest import Manifest, manifest_from
+from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -62,16 +62,6 @@ class Plan:
     def data_plan(self) -> DataPlan:
         """All nodes and the evaluation share one store of documents."""
         return DataPlan(self.data, self.text_field, self.directory / "documents")
-
-
-def adapted(manifest: Manifest, stages: int | None, steps: int) -> Manifest:
-    """The manifest with another number of stages or steps, validated anew."""
-    contents = manifest.model_dump()
-    if stages is not None:
-        contents["stages"] = stages
-    contents["inner"]["total_steps"] = steps
-    contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], steps - 1)
-    return manifest_from(contents)
 
 
 async def run_swarm(plan: Plan, console: Console) -> Summary:

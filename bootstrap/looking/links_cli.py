@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
+from bootstrap.model_options import Join
 from node.command import run_async
 
 
 def links(
-    join: Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")] = None,
+    join: Join = None,
     out: Annotated[Path | None, typer.Option(help="Write a scenario for `noloco plan` to this file.")] = None,
 ) -> None:
     """Show the links between a running swarm's nodes, as measured by themselves."""

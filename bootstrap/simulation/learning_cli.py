@@ -48,7 +48,7 @@ def learning(
     """
     from rich.console import Console
 
-    from bootstrap.founding.run import chosen_manifest
+    from bootstrap.founding.choosing import Wish
     from bootstrap.simulation.learning_settings import combinations, one_setting
     from bootstrap.simulation.learning_table import table_of, tell
     from bootstrap.simulation.study import rows, run_study
@@ -60,7 +60,7 @@ def learning(
         "wire": codecs, "slow": slow, "latency": latency, "mbit": mbit, "seed": seeds,
     }  # fmt: skip
     try:
-        base = chosen_manifest(preset, manifest)
+        base, _ = Wish(preset, manifest).fulfilled()
         settings = [
             one_setting(
                 base, steps, microbatches, sequences, validation_sequences=validation_sequences, **chosen

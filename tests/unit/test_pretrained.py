@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bootstrap.founding.run import chosen_manifest, found
+from bootstrap.founding.choosing import Wish
+from bootstrap.founding.run import found
 from node.model.passes import evaluate_through
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica
@@ -20,6 +22,7 @@ from protocol.errors import CheckpointError, ManifestError
 from protocol.manifest import Manifest, preset_text
 from protocol.model import Family
 from tests.pretrained import saved_model
+from tests.unit.tokenizers_made_here import bpe
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -51,7 +54,7 @@ def run_of(directory: Path, stages: int = 2) -> Manifest:
     text = preset_text("tiny").replace("stages = 2", f"stages = {stages}")
     before, _, rest = text.partition("[model]")
     file.write_text(before + rest[rest.index("[data]") :], encoding="utf-8")
-    return chosen_manifest(None, file, str(directory))
+    return Wish(file=file, from_checkpoint=str(directory)).fulfilled()[0]
 
 
 def replicas_of(directory: Path, manifest: Manifest) -> list[Replica]:
@@ -244,14 +247,18 @@ def test_a_model_of_the_hub_that_was_fetched_before_needs_no_connection(
     kept = tmp_path / "models--somebody--model"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("a" * 40)
-    saved_model(kept / "snapshots" / ("a" * 40), max_shard_size="8KB")
-    manifest = chosen_manifest("tiny", None, "somebody/model")
+    snapshot = kept / "snapshots" / ("a" * 40)
+    saved_model(snapshot, max_shard_size="8KB", vocab_size=320)
+    raw = bpe()
+    (snapshot / "tokenizer.json").write_bytes(raw)
+    manifest, tokenizer = Wish("tiny", from_checkpoint="somebody/model").fulfilled()
+    assert tokenizer == raw
     assert manifest.start is not None
     assert manifest.start.name == "somebody/model"
     next(kept.rglob("model-00002*")).unlink()
     for name in ("somebody/model", "somebody/else"):
         with pytest.raises(CheckpointError, match="The hub cannot be reached, and not all of"):
-            chosen_manifest("tiny", None, name)
+            Wish("tiny", from_checkpoint=name).fulfilled()
 
 
 def test_more_stages_than_layers_are_refused_as_in_any_manifest(tmp_path: Path) -> None:
@@ -260,9 +267,19 @@ def test_more_stages_than_layers_are_refused_as_in_any_manifest(tmp_path: Path) 
         run_of(tmp_path / "model", stages=4)
 
 
+def test_the_weights_are_those_of_as_many_stages_as_are_asked_for(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    wish = Wish("tiny", from_checkpoint=str(tmp_path / "model"), stages=3, steps=40)
+    manifest, _ = wish.fulfilled()
+    assert (manifest.stages, manifest.inner.total_steps) == (3, 40)
+    with pytest.raises(ManifestError, match=r"stages 4 exceeds model\.layers 3"):
+        replace(wish, stages=4).fulfilled()
+    replicas_of(tmp_path / "model", manifest)  # checks the weights of each stage
+
+
 def test_a_manifest_with_a_model_of_its_own_is_refused(tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
     file = tmp_path / "run.toml"
     file.write_text(preset_text("tiny"), encoding="utf-8")
     with pytest.raises(ManifestError, match=r"has a \[model\] section"):
-        chosen_manifest(None, file, str(tmp_path / "model"))
+        Wish(file=file, from_checkpoint=str(tmp_path / "model")).fulfilled()
