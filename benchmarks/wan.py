@@ -61,9 +61,8 @@ def measure(
 
             def speed(mbit: float) -> float:
                 links.reshape(Shape(mbit, latency / 1e3))
-                return chain.tokens_per_second(
-                    arguments.seconds, least_steps=1
-                )  # after one in which it settles
+                # after one step in which it settles
+                return chain.tokens_per_second(arguments.seconds, least_steps=1)
 
             before = unshaped_speed()
             links.reshape(Shape(max(arguments.mbit), latency / 1e3))

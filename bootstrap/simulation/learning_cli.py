@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -46,36 +45,15 @@ def learning(
 
     Options that take a list, as 4,8, are tried in every combination.
     """
-    from rich.console import Console
+    from bootstrap.simulation.learning_run import Study, run_and_show
 
-    from bootstrap.founding.choosing import Wish
-    from bootstrap.simulation.learning_settings import combinations, one_setting
-    from bootstrap.simulation.learning_table import table_of, tell
-    from bootstrap.simulation.study import rows, run_study
-
-    console = Console(stderr=True)
     asked = {
         "method": method, "replicas": replicas, "stages": stages, "routing": routing, "inner_steps": k,
         "alpha": alpha, "beta": beta, "gamma": gamma, "overlap": overlap, "staleness": staleness,
         "wire": codecs, "slow": slow, "latency": latency, "mbit": mbit, "seed": seeds,
     }  # fmt: skip
     try:
-        base, _ = Wish(preset, manifest).fulfilled()
-        settings = [
-            one_setting(
-                base, steps, microbatches, sequences, validation_sequences=validation_sequences, **chosen
-            )
-            for chosen in combinations(base, asked)
-        ]
-        outcomes = run_study(settings, results, jobs, lambda o, done, of: tell(console, o, done, of))
+        study = Study(preset, manifest, asked, steps, microbatches, sequences, validation_sequences)
+        run_and_show(study, jobs, results, plot, as_json)
     except NolocoError as error:
         fail(error)
-    if plot is not None:
-        # matplotlib: only who plots waits for it
-        from bootstrap.simulation.learning_plot import plot_learning
-
-        plot_learning(outcomes, plot)
-    if as_json:
-        print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
-    else:
-        Console().print(table_of(outcomes))

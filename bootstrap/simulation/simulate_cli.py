@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +44,7 @@ def latency(
         float, typer.Option(min=0, max=3, help="Relative standard deviation of a step's compute time.")
     ] = 0.3,
     plot: Annotated[Path | None, typer.Option(help="Draw both tables, as .svg, .png or .pdf.")] = None,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
 ) -> None:
     """Tree and ring all-reduce against pair gossip: time to synchronise, and time blocked, over N replicas."""
     try:
@@ -54,16 +53,8 @@ def latency(
             raise UserError(
                 "Give --bandwidth and --state-bytes together: both are needed for the bytes' time."
             )
-        from rich.console import Console
-
-        from bootstrap.simulation.latency_points import simulated
-        from bootstrap.simulation.latency_report import (
-            Conditions,
-            as_json,
-            explanation,
-            idle_table,
-            sync_table,
-        )
+        from bootstrap.simulation.latency_report import Conditions
+        from bootstrap.simulation.latency_run import simulate_and_show
 
         seconds = state_bytes * 8 / (bandwidth * 1e6) if bandwidth else 0.0
         conditions = Conditions(
@@ -74,21 +65,9 @@ def latency(
             variation=step_variation,
             samples=samples,
         )
-        points = simulated(sizes, sigmas, conditions, seed)
-        if plot is not None:
-            from bootstrap.simulation.latency_plot import (
-                plot_latency,
-            )  # matplotlib: only who plots waits for it
-
-            plot_latency(points, plot)
+        simulate_and_show(sizes, sigmas, conditions, seed, plot, as_json)
     except NolocoError as error:
         fail(error)
-    if as_json_:
-        print(json.dumps(as_json(points, conditions), indent=2))
-        return
-    console = Console()
-    console.print(sync_table(points, conditions), "", idle_table(points, conditions), "", sep="\n")
-    console.print("\n".join(explanation(points, conditions)), highlight=False, markup=False)
 
 
 def replica_counts(text: str) -> list[int]:

@@ -57,7 +57,7 @@ def require_room_to_start() -> None:
         if room.limit < PROGRAM[room.source]:
             raise ResourceError(
                 f"The program itself takes about {size(PROGRAM[room.source])}, and {room.source} allows "
-                f"{size(room.limit)} in all. Raise that limit: the least stage needs half as much again."
+                f"{size(room.limit)} in all. Raise that limit: a stage of the least preset needs some 300 MiB more."
             )
 
 

@@ -165,8 +165,7 @@ def test_a_limit_is_refused_with_one_that_would_do_and_under_that_one_a_node_tra
     way = node.events("execution")[0]
     print(f"{most / MIB:.0f} of {limit:.0f} MiB:", node.wait_for(r"Stage \d computes.*").group())
     assert 0 < way["at_once"] < CHANGES["sequences"], way
-    if (
-        kind.counts_resident
-    ):  # ulimit counts what nothing was written to yet, a group not what others read first
+    # ulimit counts what nothing was written to yet, a group not what others read first
+    if kind.counts_resident:
         assert most <= limit * MIB
     assert node.leave() == 0, node.output

@@ -68,9 +68,8 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeDaemon]]:
 @pytest.mark.timeout(400)
 def test_a_real_node_moves_to_the_stage_that_lost_most_of_its_replicas(nodes: list[NodeDaemon]) -> None:
     stages = [[node for node in nodes if node.stage == stage] for stage in range(2)]
-    last, first = sorted(
-        stages, key=len
-    )  # the one with fewer, on a busy machine they are not always three and three
+    # by their number: on a busy machine they are not always three and three
+    last, first = sorted(stages, key=len)
     source, target = first[0].stage, last[0].stage
     assert len(last) >= 2
     for node in nodes:

@@ -1,0 +1,35 @@
+"""What `noloco simulate latency` does: simulate every point, draw them, show them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from bootstrap.simulation.latency_points import simulated
+from bootstrap.simulation.latency_report import Conditions, as_json, explanation, idle_table, sync_table
+
+
+def simulate_and_show(
+    sizes: Sequence[int],
+    sigmas: Sequence[float],
+    conditions: Conditions,
+    seed: int,
+    plot: Path | None,
+    is_for_a_program: bool,
+) -> None:
+    """Raises `UserError` when the picture cannot be written."""
+    points = simulated(sizes, sigmas, conditions, seed)
+    if plot is not None:
+        # matplotlib: only who plots waits for it
+        from bootstrap.simulation.latency_plot import plot_latency
+
+        plot_latency(points, plot)
+    if is_for_a_program:
+        print(json.dumps(as_json(points, conditions), indent=2))
+        return
+    console = Console()
+    console.print(sync_table(points, conditions), "", idle_table(points, conditions), "", sep="\n")
+    console.print("\n".join(explanation(points, conditions)), highlight=False, markup=False)
