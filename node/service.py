@@ -96,9 +96,10 @@ class Service:
         )
         self._compute = member.surroundings.compute()
         self.context = self._make_context(self._compute)
+        # nothing else waits yet; it is no training
         self.replica = await self._compute.run(
             Priority.SERVE, member.surroundings.replica, manifest, stage, config.device
-        )  # nothing else waits yet; it is no training
+        )
         self.replica.passes.execute(execution)
         await self._rehearse(self._compute)
         self._make_parts()

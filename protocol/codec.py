@@ -57,9 +57,8 @@ CODECS = (*_FLOATS, *_IN_BLOCKS, *_INTEGERS)
 MAX_DIMS = 8
 MAX_VALUES = 2**40  # keeps every product and stride far from the end of int64, also in shapes with a zero
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a subnormal scale would lose the digits the bound needs
-_LARGEST_SCALE = float(
-    np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0)
-)  # times 127 is still finite
+# times 127 it is still finite
+_LARGEST_SCALE = float(np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0))
 _NOT_FINITE = "NaN or infinite values cannot be sent as int8"
 _ROWS = 1024  # blocks worked on at a time: the float32 temporaries of 1 MiB stay in the cache
 _rooms = threading.local()

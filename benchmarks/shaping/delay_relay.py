@@ -39,9 +39,8 @@ class DelayRelay:
     def __init__(self, ports: list[socket.socket], delay: float) -> None:
         self._ports = ports
         self._delay = max(0.0, delay - _MEAN_LATENESS)
-        self._under_way: deque[tuple[float, socket.socket, bytes]] = (
-            deque()
-        )  # due, from, with virtio-net header
+        # due, from, with virtio-net header
+        self._under_way: deque[tuple[float, socket.socket, bytes]] = deque()
         self._stations: dict[Mac, socket.socket] = {}
         self.lost = 0  # the link's queue was full, as in a router
 

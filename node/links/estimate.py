@@ -14,10 +14,8 @@ SMOOTHING = 1 / 8  # of the mean round trip, and
 DEVIATION_SMOOTHING = 1 / 4  # of its deviation, as in RFC 6298
 CLOCK_SECONDS = 2e-4  # what an event loop on an idle machine is late by; nothing shorter can be measured
 LARGEST_NOISE = 0.5  # of a sample, relative: beyond it a transfer tells only how fast the link is at least
-UPWARD, DOWNWARD = (
-    1 / 4,
-    1 / 12,
-)  # other traffic makes a transfer slower, never faster: trust the fast ones more
+# other traffic makes a transfer slower, never faster: trust the fast ones more
+UPWARD, DOWNWARD = 1 / 4, 1 / 12
 FIRST_DOUBT = 0.25  # standard deviation of the logarithm that a single transfer is believed within
 LEAST_TRANSFER = 32 * 1024  # bytes: less is mostly waiting, for the other machine and for the stream to open
 LONG_TRANSFER = 8 << 20  # bytes after which one that goes on and on is counted

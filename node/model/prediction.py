@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from transformers import DynamicCache
 
 PREDICTION_DEADLINE = 60.0
-MOST_BYTES = (
-    128 << 20
-)  # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
+# of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
+MOST_BYTES = 128 << 20
 FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
 
 Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer

@@ -16,9 +16,8 @@ from protocol.transport.base import Buffer
 
 READ_AHEAD = 1 << 20  # bytes that Python holds unasked before p2pd, and so the sender, has to wait
 _SCRATCH = 64 << 10  # bytes taken from the kernel at once when nobody waits for them
-_BULK = (
-    64 << 10
-)  # bytes from which memory is taken as it is; what is smaller costs nothing to fill with zeros
+# bytes from which memory is taken as it is; what is smaller costs nothing to fill with zeros
+_BULK = 64 << 10
 
 
 class P2pdSocket(asyncio.BufferedProtocol):

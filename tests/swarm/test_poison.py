@@ -48,8 +48,7 @@ def test_with_the_defence_the_others_learn_and_leave_the_liar_alone() -> None:
         liar = swarm.nodes[HONEST].context.me
         blamed = Counter(event["partner"] for event in events_of(swarm, "quarantined"))
         assert blamed[liar] >= HONEST - 2
-        assert (
-            blamed.total() - blamed[liar] <= 1
-        )  # in a stage this small one honest replica may look odd to one
+        # in a stage this small one honest replica may look odd to one
+        assert blamed.total() - blamed[liar] <= 1
 
     run_swarm(main())

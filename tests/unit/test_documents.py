@@ -193,9 +193,8 @@ def test_stopping_and_going_on_anywhere_gives_the_same_sequences() -> None:
     parts: list[object] = []
     position = Position("c")
     while len(parts) < 1_000:
-        part = list(
-            islice(line_from(position, documents=DOCUMENTS[:15]), rng.randint(1, 90))
-        )  # a life of this node
+        # a life of this node
+        part = list(islice(line_from(position, documents=DOCUMENTS[:15]), rng.randint(1, 90)))
         position = part[-1][1]
         parts += [(ids.tolist(), after) for ids, after in part]
     assert parts[:1_000] == [(ids.tolist(), after) for ids, after in whole]

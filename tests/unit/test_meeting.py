@@ -55,9 +55,8 @@ def test_beyond_the_windows_they_do_not_meet(ahead: int, meets: float | None) ->
 def test_they_meet_at_the_end_of_a_step_of_the_slower_one() -> None:
     slow, fast = after(15, 4.0, into_step=1.0), after(5, 1.0)
     assert (slow.opens_in, fast.opens_in, fast.ends_in) == (3.0, 10.0, 20.0)
-    assert (
-        slow.match(fast) == fast.match(slow) == 19.0
-    )  # 3, 7, 11, 15 or 19; half way between 15 and 19 is 17
+    # 3, 7, 11, 15 or 19; half way between 15 and 19 is 17
+    assert slow.match(fast) == fast.match(slow) == 19.0
 
 
 def test_without_a_window_replicas_that_are_at_most_a_step_apart_meet() -> None:
