@@ -2,7 +2,8 @@
 
 Prints `annealing_to_genetic`: the median cost of the default search over that of DT-FM's algorithm given ten times as
 long, on each scenario of tests/data and on copies in which every link got a factor of its own from [0.8, 1.25]. At
-most 1 is the aim. Time is processor time of this one process, so that a busy machine does not decide.
+most 1 is the aim. Time is the processor time of the process that searches, so that a busy machine does not decide.
+With ten seeds and 20 s that is 37 minutes of a core for each scenario and copy: `--keep FILE` goes on where it ended.
 
 Then DT-FM's experiment in simulation (`bootstrap.placement.batch_time`): PFLOPS of GPT3-1.3B's width with 24, 32 and
 40 layers and 1024, 2048 and 4096 sequences, scheduled and in random order, beside the ratios of the paper's table.
@@ -12,18 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import multiprocessing
 import time
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
+from reporting.report import Report, parser_of, run
 
 from bootstrap.placement.batch_time import Batch, batch_seconds
-from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem, explain
+from bootstrap.placement.dtfm import dtfm_problem, explain
 from bootstrap.placement.method_names import DEFAULT
 from bootstrap.placement.methods import METHODS
 from bootstrap.placement.plan import WARM_UP
@@ -51,33 +54,81 @@ def perturbed(scenario: Scenario, seed: int) -> Scenario:
     return replace(scenario, latency=scenario.latency * factors[0], bandwidth=scenario.bandwidth * factors[1])
 
 
-def costs(problem: DtfmProblem, method: str, seconds: float, seeds: int) -> list[float]:
-    run_search(problem, METHODS[method], Budget(evaluations=WARM_UP), 0)
-    budget = Budget(seconds=seconds)
-    return [
-        run_search(problem, METHODS[method], budget, seed, clock=time.process_time).cost
-        for seed in range(seeds)
-    ]
+@dataclass(frozen=True)
+class Search:
+    """One run of one method."""
 
+    scenario: str
+    perturbation: int
+    method: str
+    seconds: float
+    seed: int
 
-def search_results(seconds: float, seeds: int, copies: int) -> list[dict[str, Any]]:
-    results = []
-    for name, copy in product(NAMES, range(copies + 1)):
-        problem = dtfm_problem(perturbed(read_scenario(SCENARIOS / f"{name}.json"), copy), STAGES, REPLICAS)
-        ours = costs(problem, DEFAULT, seconds, seeds)
-        theirs = costs(problem, "genetic", LONGER * seconds, seeds)
-        result = {
-            "scenario": name, "perturbation": copy, "seconds": seconds, "seeds": seeds,
-            "default": median(ours), "genetic": median(theirs), "ratio": median(ours) / median(theirs),
-        }  # fmt: skip
-        tell(
-            f"{name} perturbation {copy}: {result['default']:.3f} / {result['genetic']:.3f} s = {result['ratio']:.4f}"
+    def cost(self) -> float:
+        """Of its best placement, after that much of this process's time."""
+        problem = dtfm_problem(
+            perturbed(read_scenario(SCENARIOS / f"{self.scenario}.json"), self.perturbation), STAGES, REPLICAS
         )
+        method = METHODS[self.method]
+        run_search(problem, method, Budget(evaluations=WARM_UP), 0)
+        budget = Budget(seconds=self.seconds)
+        return run_search(problem, method, budget, self.seed, clock=time.process_time).cost
+
+
+def with_cost(search: Search) -> tuple[Search, float]:
+    return search, search.cost()
+
+
+def kept(path: Path | None) -> dict[Search, float]:
+    """What an earlier run wrote to the file."""
+    if path is None or not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {Search(**{k: v for k, v in row.items() if k != "cost"}): row["cost"] for row in rows}
+
+
+def costs_of(searches: list[Search], keep: Path | None, workers: int, report: Report) -> dict[Search, float]:
+    """The cost of each; those that `keep` does not hold are run and added to it as they end."""
+    costs = kept(keep)
+    missing = [search for search in searches if search not in costs]
+    with ExitStack() as stack:
+        file = stack.enter_context(keep.open("a")) if keep else None
+        pool = stack.enter_context(multiprocessing.Pool(workers))
+        for search, cost in pool.imap_unordered(with_cost, missing):
+            costs[search] = cost
+            if file:
+                print(json.dumps(asdict(search) | {"cost": cost}), file=file, flush=True)
+            report.tell_row(asdict(search) | {"cost": round(cost, 3)})
+    return costs
+
+
+def search_results(arguments: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
+    """The medians of each scenario and of each of its copies."""
+    methods = ((DEFAULT, arguments.seconds), ("genetic", LONGER * arguments.seconds))
+    places = [(name, copy) for copy in range(arguments.copies + 1) for name in NAMES]
+    searches = {
+        (name, copy, method): [Search(name, copy, method, seconds, seed) for seed in range(arguments.seeds)]
+        for name, copy in places
+        for method, seconds in methods
+    }
+    costs = costs_of(
+        [s for group in searches.values() for s in group], arguments.keep, arguments.workers, report
+    )
+    results = []
+    for name, copy in places:
+        ours, theirs = (
+            median(costs[search] for search in searches[name, copy, method]) for method, _ in methods
+        )
+        result = {
+            "scenario": name, "perturbation": copy, "seconds": arguments.seconds, "seeds": arguments.seeds,
+            "default": ours, "genetic": theirs, "ratio": ours / theirs,
+        }  # fmt: skip
+        report.tell(f"{name} perturbation {copy}: {ours:.3f} / {theirs:.3f} s = {ours / theirs:.4f}")
         results.append(result)
     return results
 
 
-def experiment_results(evaluations: int) -> list[dict[str, Any]]:
+def experiment_results(evaluations: int, report: Report) -> list[dict[str, Any]]:
     """PFLOPS of each scenario, scheduled and in random order, with and without overlap."""
     results = []
     for name, overlap in product(NAMES, (True, False)):
@@ -100,7 +151,7 @@ def experiment_results(evaluations: int) -> list[dict[str, Any]]:
             "ratio": mean(scheduled) / mean(shuffled), "paper": PAPER[name],
             "paper_ratio": PAPER[name][0] / PAPER[name][1],
         }  # fmt: skip
-        tell(
+        report.tell(
             f"{name} {'with' if overlap else 'without'} overlap: {result['scheduled']:.2f} / {result['random']:.2f} "
             f"PFLOPS = {result['ratio']:.2f}; in the paper {PAPER[name]}: {result['paper_ratio']:.2f}"
         )
@@ -108,21 +159,23 @@ def experiment_results(evaluations: int) -> list[dict[str, Any]]:
     return results
 
 
-def tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="for the default search; ten times for DT-FM's"
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=1, help="perturbed copies of each scenario")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--workers", type=int, default=1, help="processes that search")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="JSON lines: each search's cost as it ends; those found there are not run again",
+    )
     arguments = parser.parse_args()
-    experiment = experiment_results(10_000)
-    searches = search_results(arguments.seconds, arguments.seeds, arguments.copies)
+    report = Report("placement", arguments.json)
+    experiment = experiment_results(10_000, report)
+    searches = search_results(arguments, report)
     ratios = {
         f"annealing_to_genetic_{r['scenario']}_{r['perturbation']}": round(r["ratio"], 4) for r in searches
     }
@@ -130,15 +183,8 @@ def main() -> None:
     ratios |= {
         f"scheduled_to_random_{r['scenario']}": round(r["ratio"], 3) for r in experiment if r["overlap"]
     }
-    if arguments.json:
-        print(
-            json.dumps(
-                {"benchmark": "placement", "ratios": ratios, "results": searches + experiment}, indent=2
-            )
-        )
-    else:
-        print(f"annealing_to_genetic, the worst: {ratios['annealing_to_genetic_worst']:.4f}")
+    report.conclude(ratios, searches + experiment)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)
