@@ -49,7 +49,12 @@ def measure(
 ) -> list[dict[str, Any]]:
     """All bandwidths with one codec and one latency, beside the same swarm's unshaped runs."""
     manifest = manifest_of(
-        arguments.hidden, arguments.microbatches, arguments.staleness, activations=codec, gradients=codec
+        arguments.hidden,
+        arguments.microbatches,
+        arguments.staleness,
+        arguments.sequences,
+        activations=codec,
+        gradients=codec,
     )
     with ShapedLinks(PEERS, UNSHAPED) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(PEERS)]
@@ -113,7 +118,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least a step")
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--microbatches", type=int, default=16, help="of an inner step, 1024 tokens each")
+    parser.add_argument("--microbatches", type=int, default=16, help="of an inner step")
+    parser.add_argument("--sequences", type=int, default=4, help="of 256 tokens, in a microbatch")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")

@@ -28,8 +28,10 @@ class ChainFailed(Exception):
     """A process ended, or training did not begin; the text holds its last words."""
 
 
-def manifest_of(hidden: int, microbatches: int = 8, staleness: int = 0, **wire: str) -> Manifest:
-    """A Llama of eight layers in two stages; a microbatch has 4 × 256 tokens."""
+def manifest_of(
+    hidden: int, microbatches: int = 8, staleness: int = 0, sequences: int = 4, **wire: str
+) -> Manifest:
+    """A Llama of eight layers in two stages; a microbatch has so many sequences of 256 tokens."""
     return Manifest.model_validate(
         {
             "name": f"hidden-{hidden}",
@@ -48,7 +50,7 @@ def manifest_of(hidden: int, microbatches: int = 8, staleness: int = 0, **wire: 
                 "warmup_steps": 20,
                 "total_steps": 100_000,
                 "microbatches": microbatches,
-                "sequences": 4,
+                "sequences": sequences,
                 "staleness": staleness,
             },
             "outer": {"inner_steps": 50},

@@ -87,13 +87,14 @@ class Onward:
                 pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
+            asked = context.transport.now()
             try:
                 answer = await self._ask(peer, microbatch, parcel, home)
             except Refused as refusal:
                 logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
                 tried.add(peer)
             except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
-                self._note_failure(peer, failure)
+                self._note_failure(peer, failure, asked)
                 tried.add(peer)
             except TransportDown as problem:
                 if self._leaving:
@@ -138,11 +139,11 @@ class Onward:
             return Return(microbatch=microbatch, home=peer, draw=draw)
         return Forward(microbatch=microbatch, stage=self._next, home=peer, draw=draw)
 
-    def _note_failure(self, peer: PeerId, failure: NolocoError) -> None:
+    def _note_failure(self, peer: PeerId, failure: NolocoError, asked: float) -> None:
         context = self._context
         if isinstance(failure, DeadlineExceeded):
             self._deadline.note_missed()
-        context.view.suspect(peer, context.transport.now())
+        context.view.suspect(peer, context.transport.now(), asked)
         self._router.forget(peer)
         context.counters.resends += 1
         context.events.warn(

@@ -20,6 +20,7 @@ class Member:
 
 @dataclass
 class _Suspicion:
+    since: float
     until: float
     failures: int
 
@@ -52,11 +53,18 @@ class View:
         """Whether the peer does not train any more and only serves its stage's model."""
         return peer in self._members and self._members[peer].announcement.state == "finished"
 
-    def suspect(self, peer: PeerId, now: float) -> None:
-        """The peer did not answer or answered nonsense: leave it alone for a while."""
-        failures = self._suspicions[peer].failures + 1 if peer in self._suspicions else 1
+    def suspect(self, peer: PeerId, now: float, asked: float | None = None) -> None:
+        """The peer did not answer or answered nonsense: leave it alone for a while.
+
+        `asked` is when. What was asked before the peer fell under suspicion failed with what made it suspect: of
+        many requests at once that get no answer, only the first one counts.
+        """
+        known = self._suspicions.get(peer)
+        if known is not None and asked is not None and asked <= known.since:
+            return
+        failures = known.failures + 1 if known is not None else 1
         pause = min(MAX_SUSPECT_SECONDS, SUSPECT_SECONDS * 2 ** (failures - 1))
-        self._suspicions[peer] = _Suspicion(now + pause, failures)
+        self._suspicions[peer] = _Suspicion(now, now + pause, failures)
 
     def trust(self, peer: PeerId) -> None:
         """The peer did what it was asked to."""

@@ -93,6 +93,23 @@ def test_a_frozen_peer_only_costs_deadlines() -> None:
     run_swarm(main())
 
 
+def test_the_only_peer_is_asked_again_at_once_when_it_answers_after_a_stall() -> None:
+    async def main() -> None:
+        swarm = await training(
+            1, inner__total_steps=FOREVER, inner__microbatches=16, limits__record_lifetime=60.0
+        )
+        silent = peer_of(stage_nodes(swarm, 1)[0])
+        swarm.network.freeze(silent)
+        await asyncio.sleep(8)
+        swarm.network.thaw(silent)
+        assert len(events_of(swarm, "resend")) > 4  # so many were under way
+        goal = step_of(swarm.nodes[0]) + 2
+        await until(lambda: step_of(swarm.nodes[0]) >= goal, seconds=10)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
 def test_a_network_daemon_that_restarts_pauses_its_node_and_does_not_end_it() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)

@@ -79,6 +79,15 @@ def test_a_suspect_is_left_alone_for_longer_with_each_failure_up_to_a_limit() ->
     assert pauses[-1] == MAX_SUSPECT_SECONDS
 
 
+def test_requests_under_way_when_a_peer_falls_under_suspicion_fail_with_the_first_one() -> None:
+    view = view_of(a=announced())
+    for _ in range(6):
+        view.suspect(A, 10.0, asked=4.0)
+    assert view.serving(0, 10.0 + SUSPECT_SECONDS) == [A]
+    view.suspect(A, 20.0, asked=13.0)
+    assert view.serving(0, 20.0 + SUSPECT_SECONDS) == []
+
+
 def test_a_suspect_is_a_member_still() -> None:
     view = view_of(a=announced())
     view.suspect(A, 0.0)
