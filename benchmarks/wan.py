@@ -2,15 +2,16 @@
 
 Two `noloco-node` processes as they ship, one stage each, and a seed peer, each in a network namespace of its own. The
 links are shaped to 1000, 300, 100 and 30 Mbit/s each way and 10, 50 and 150 ms one way, for each codec of activations
-and gradients. A swarm lives with one latency; before and after that its links are not shaped at all, and the mean of
-the two is what its shapes are compared with. Needs root. The bound of a shape is the unshaped speed, or what the
-codec's bytes leave of the bandwidth if that is less.
+and gradients. A swarm lives with one latency; before and after that its links are not shaped at all, and each step on
+a shaped link is compared with the median one of those. Needs root. The bound of a shape is the unshaped speed, or
+what the codec's bytes leave of the bandwidth if that is less.
 
-An inner step has 16 microbatches of 1024 tokens, and nothing of the next one runs before it is applied (staleness 0),
-so each step waits once for a round trip. With `--hidden 128 --microbatches 64` the stages compute so little for each
-byte that the packets' own processor time, which the namespaces share with the stages, decides. Ratios, medians over
-the repeats: `worst_vs_unshaped` among the shapes whose bandwidth allows 1.3 times the unshaped speed, and
-`worst_vs_bound` among all.
+An inner step has 16,384 tokens, and nothing of the next one runs before it is applied (staleness 0), so each step
+waits once for a round trip and for a microbatch's bytes each way: `--sequences` says how many those are. With
+`--hidden 128 --microbatches 128` the stages compute so little for each byte that the packets' own processor time,
+which the namespaces share with the stages, decides. Ratios, medians over the steps: `worst_vs_unshaped` among the
+shapes whose bandwidth allows 1.3 times the unshaped speed, and `worst_vs_bound` among all. `computing vs unshaped`
+compares the shares of time in which the last stage computes: what waiting alone costs, however fast the machine is.
 """
 
 from __future__ import annotations
@@ -59,81 +60,62 @@ def measure(
     with ShapedLinks(PEERS, UNSHAPED) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(PEERS)]
         with Chain(manifest, places) as chain:
-
-            def unshaped_speed() -> float:
-                chain.wait_for_steps(len(chain.step_times()) + WARM_UP_STEPS)
-                return chain.tokens_per_second(arguments.seconds)
-
-            def speed(mbit: float) -> float:
-                links.reshape(Shape(mbit, latency / 1e3))
-                # after one step in which it settles
-                return chain.tokens_per_second(arguments.seconds, least_steps=1)
-
-            before = unshaped_speed()
+            chain.wait_for_steps(WARM_UP_STEPS)
+            before = chain.steady_steps(arguments.repeats)
             links.reshape(Shape(max(arguments.mbit), latency / 1e3))
             chain.tokens_per_second(SETTLE_SECONDS)
-            shaped = [(mbit, speed(mbit)) for _ in range(arguments.repeats) for mbit in arguments.mbit]
+            shaped = []
+            for mbit in arguments.mbit:
+                links.reshape(Shape(mbit, latency / 1e3))
+                resends = len(chain.events("resend"))
+                steps = chain.steady_steps(arguments.repeats)
+                shaped.append((mbit, steps, len(chain.events("resend")) - resends))
             links.reshape(UNSHAPED)
-            unshaped = (before + unshaped_speed()) / 2
+            after = chain.steady_steps(arguments.repeats)
+    usual, usual_computing = median(before.speeds + after.speeds), (before.computing + after.computing) / 2
+    report.tell(
+        f"unshaped: {', '.join(f'{speed:.0f}' for speed in before.speeds)} tokens/s before, "
+        f"{', '.join(f'{speed:.0f}' for speed in after.speeds)} after"
+    )
     results = []
-    for mbit, tokens_per_second in shaped:
+    for mbit, steps, resends in shaped:
         carried = bandwidth_bound(codec, arguments.hidden, mbit)
+        ratios = [speed / usual for speed in steps.speeds]
         result = {
             "codec": codec,
             "mbit": mbit,
             "one_way_ms": latency,
-            "unshaped": round(unshaped),
-            "shaped": round(tokens_per_second),
+            "unshaped": round(usual),
+            "shaped": round(median(steps.speeds)),
             "bandwidth_bound": round(carried),
-            "vs_unshaped": round(tokens_per_second / unshaped, 3),
-            "vs_bound": round(tokens_per_second / min(unshaped, carried), 3),
+            "resends": resends,
+            "has_room": carried >= SPARE * usual,
+            "of_each_step": [round(ratio, 3) for ratio in ratios],
+            "vs_unshaped": round(median(ratios), 3),
+            "vs_bound": round(median(steps.speeds) / min(usual, carried), 3),
+            "computing_vs_unshaped": round(steps.computing / usual_computing, 3),
         }
         report.tell_row(result)
         results.append(result)
     return results
 
 
-def summary(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each shape and codec: medians, and whether the bandwidth leaves room."""
-    rows = []
-    for key in dict.fromkeys((row["codec"], row["mbit"], row["one_way_ms"]) for row in results):
-        same = [row for row in results if (row["codec"], row["mbit"], row["one_way_ms"]) == key]
-        unshaped = median(row["unshaped"] for row in same)
-        rows.append(
-            {
-                "codec": key[0],
-                "mbit": key[1],
-                "one_way_ms": key[2],
-                "has_room": same[0]["bandwidth_bound"] >= SPARE * unshaped,
-                "tokens_per_second": median(row["shaped"] for row in same),
-                "vs_unshaped": median(row["vs_unshaped"] for row in same),
-                "vs_bound": median(row["vs_bound"] for row in same),
-            }
-        )
-    return rows
-
-
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement, at least a step")
+    parser.add_argument("--repeats", type=int, default=5, help="inner steps measured on each link")
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--microbatches", type=int, default=16, help="of an inner step")
-    parser.add_argument("--sequences", type=int, default=4, help="of 256 tokens, in a microbatch")
+    parser.add_argument("--microbatches", type=int, default=32, help="of an inner step")
+    parser.add_argument("--sequences", type=int, default=2, help="of 256 tokens, in a microbatch")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")
     parser.add_argument("--codec", nargs="+", default=CODECS)
     arguments = parser.parse_args()
     report = Report("wan", arguments.json)
-    results = []
+    rows = []
     for codec in arguments.codec:
         for latency in arguments.latency:
-            results += measure(codec, latency, arguments, report)
-    rows = summary(results)
-    report.tell("")
-    for row in rows:
-        report.tell_row(row)
+            rows += measure(codec, latency, arguments, report)
     ratios = {"worst_vs_bound": min(row["vs_bound"] for row in rows)}
     with_room = [row["vs_unshaped"] for row in rows if row["has_room"]]
     if with_room:

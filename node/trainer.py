@@ -160,6 +160,7 @@ class Trainer:
             loss=None if context.counters.loss is None else round(context.counters.loss, 6),
             gradient_norm=round(report.gradient_norm, 6),
             learning_rate=report.learning_rate,
+            computed=round(context.compute.busy.seconds(), 3),
         )
 
     def _tell_feed(self) -> None:

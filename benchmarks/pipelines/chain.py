@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,6 +59,14 @@ def manifest_of(
             "wire": wire,
         }
     )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Inner steps one after another."""
+
+    speeds: list[float]  # tokens per second of each
+    computing: float  # the share of their time in which the last stage computed
 
 
 class Chain:
@@ -164,9 +174,15 @@ class Chain:
         """When the first stage's inner steps ended, in seconds."""
         return [float(event["time"]) for event in self.events("step")]
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """Of the first stage, those of one kind."""
-        path = self.directory / "stage0" / "events.jsonl"
+    def share_computed(self, stage: int, begin: float, end: float) -> float:
+        """Of the time of the inner steps that ended in a stage from `begin` to `end`, but the first: computing."""
+        steps = [event for event in self.events("step", stage) if begin <= event["time"] <= end]
+        seconds = steps[-1]["time"] - steps[0]["time"]
+        return float((steps[-1]["computed"] - steps[0]["computed"]) / seconds)
+
+    def events(self, name: str, stage: int = 0) -> list[dict[str, Any]]:
+        """Of one stage, those of one kind."""
+        path = self.directory / f"stage{stage}" / "events.jsonl"
         found = []
         for line in path.read_text().splitlines() if path.exists() else []:
             try:
@@ -181,11 +197,22 @@ class Chain:
         """Until the first stage has done so many in all."""
         self._wait_for(lambda: len(self.step_times()) >= steps)
 
-    def tokens_per_second(self, seconds: float, least_steps: int = 2) -> float:
+    def steady_steps(self, count: int) -> Steps:
+        """The next `count` inner steps, after the present one and another."""
+        first = len(self.step_times()) + 1
+        for steps in range(first, first + count + 1):  # each has START_SECONDS
+            self.wait_for_steps(steps + 1)
+        times = self.step_times()[first : first + count + 1]
+        tokens = self._manifest.inner.microbatches * self._manifest.tokens_per_microbatch
+        speeds = [tokens / (end - begin) for begin, end in pairwise(times)]
+        last = self._manifest.stages - 1
+        return Steps(speeds, self.share_computed(last, times[0] - 1.0, times[-1] + 1.0))
+
+    def tokens_per_second(self, seconds: float) -> float:
         """Of the inner steps of the first stage that begin and end within about `seconds` from now."""
         first, ends = len(self.step_times()), time.monotonic() + seconds
         self.wait_for_steps(first + 1)
-        while time.monotonic() < ends or len(self.step_times()) <= first + least_steps:
+        while time.monotonic() < ends or len(self.step_times()) <= first + 2:
             self.require_alive()
             time.sleep(POLL_SECONDS)
         times = self.step_times()[first:]
