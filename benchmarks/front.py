@@ -17,7 +17,7 @@ from typing import Any
 
 from reporting.report import Report, parser_of, run
 
-from bootstrap.simulation.figure import figure
+from bootstrap.figure import figure
 from bootstrap.simulation.front import Point, write_points
 from bootstrap.simulation.learning import Outcome, Setting
 from bootstrap.simulation.learning_settings import one_setting

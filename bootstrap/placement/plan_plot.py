@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bootstrap.figure import figure
 from bootstrap.placement.plan import Plan
 from bootstrap.placement.scenario import Scenario
-from bootstrap.simulation.figure import figure
 
 COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bootstrap.simulation.figure import figure
+from bootstrap.figure import figure
 from bootstrap.simulation.latency_report import Point
 
 SCHEMES = (

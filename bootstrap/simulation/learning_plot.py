@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bootstrap.simulation.figure import figure
+from bootstrap.figure import figure
 from bootstrap.simulation.learning import Outcome
 from bootstrap.simulation.study import grouped, varied
 
