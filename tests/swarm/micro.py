@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -188,10 +188,14 @@ def numbers_of_stage(swarm: SimulatedSwarm, stage: int) -> list[int]:
     return [number for number, node in swarm.nodes.items() if node.context.stage == stage]
 
 
-def assert_exact_admission(node: Node) -> None:
-    batch = node.context.manifest.inner.microbatches
-    unfinished = node.context.counters.received - node.replica.step * batch
-    assert 0 <= unfinished <= batch
+def assert_exact_admission(swarm: SimulatedSwarm, nodes: Container[Node] | None = None) -> None:
+    """Each step that a node did itself took its batch; steps that it fell behind and downloaded are others'."""
+    for number, node in swarm.nodes.items():
+        if nodes is not None and node not in nodes:
+            continue
+        batch = node.context.manifest.inner.microbatches
+        steps = len(events_of(swarm, "step", node=number))
+        assert 0 <= node.context.counters.received - steps * batch <= batch
 
 
 async def fails_to_join(swarm: SimulatedSwarm, number: int) -> Exception:

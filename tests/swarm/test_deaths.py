@@ -38,8 +38,7 @@ def test_a_node_killed_in_mid_run_costs_resends_and_the_rest_finish() -> None:
         events_of(swarm, "resend")
     )
     assert events_of(swarm, "resend")
-    for node in swarm.nodes.values():
-        assert_exact_admission(node)
+    assert_exact_admission(swarm)
 
 
 def test_a_dead_stage_pauses_the_one_before_until_a_new_replica_joins() -> None:

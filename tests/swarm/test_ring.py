@@ -90,8 +90,7 @@ def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path:
         swarm = micro_swarm(stages=2, inner__total_steps=60, **TIED)
         await swarm.start(2)
         await until(lambda: all(node.public_state == "finished" for node in swarm.nodes.values()))
-        for node in swarm.nodes.values():
-            assert_exact_admission(node)
+        assert_exact_admission(swarm)
         guest = await guest_of(swarm)
         await guest.transport.connect([memory_address(peer_of(stage_nodes(swarm, 0)[0]))], 5.0)
         observer = Observer(guest.transport, guest, swarm.seed_peer.signed)
@@ -141,8 +140,7 @@ def test_a_ring_goes_on_when_a_replica_dies_and_another_comes(stage: int) -> Non
         old = list(swarm.nodes.values())
         swarm.add(77, stage=stage)
         await everyone_goes_on(swarm, 15)
-        for node in old:
-            assert_exact_admission(node)
+        assert_exact_admission(swarm, old)
         await swarm.leave()
 
     run_swarm(main())

@@ -113,8 +113,7 @@ def test_a_replica_in_the_middle_can_leave_or_die_while_microbatches_are_ahead()
         swarm.kill(dying)
         steps = max(step_of(node) for node in swarm.nodes.values())
         await until(lambda: all_reached(stage_nodes(swarm, 0), steps + 10))
-        for node in stage_nodes(swarm, 1):
-            assert_exact_admission(node)
+        assert_exact_admission(swarm, stage_nodes(swarm, 1))
         assert len(stage_nodes(swarm, 1)) == 1
         await swarm.leave()
 
