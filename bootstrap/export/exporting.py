@@ -59,7 +59,7 @@ async def export(
     """
     check_order(order)
     transformers_tokenizer(observer.manifest, tokenizer)  # refused before anything is fetched
-    sightings = await observer.look()
+    sightings = await observer.survey()
     partial = order.directory / PARTIAL
     try:
         _require_disk(observer.manifest, order)

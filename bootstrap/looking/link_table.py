@@ -17,7 +17,7 @@ from protocol.errors import StateError
 async def show_links(join: list[str], out: Path | None) -> None:
     async with visit(join) as observer:
         manifest = observer.manifest
-        found = link_map(seen_from_outside(await observer.look(), manifest))
+        found = link_map(seen_from_outside(await observer.survey(), manifest))
         Console().print(table_of(found, manifest.name))
         if out is not None:
             write_scenario(out, scenario_of(found, manifest))

@@ -14,7 +14,7 @@ async def tokenizer_file(observer: Observer, own: str) -> bytes | None:
     """
     if observer.manifest.data.tokenizer == BYTES:
         return None
-    await observer.look()
+    await observer.survey()
     tokenizer = RunTokenizer(observer.manifest, observer.rpc, observer.view, own=own)
     await tokenizer.get()
     return tokenizer.raw

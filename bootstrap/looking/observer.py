@@ -25,6 +25,8 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 STATS_DEADLINE = 3.0
 ASKED_AT_ONCE = 32
+SURVEY_SECONDS = 6.0
+PAUSE_SECONDS = 0.5  # between looks
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,19 @@ class Observer:
 
         return list(await asyncio.gather(*(ask(member) for member in members)))
 
+    async def survey(self) -> list[Sighting]:
+        """Look, and for `SURVEY_SECONDS` again while a stage seems to have nobody.
+
+        A visitor that has just come, or one to a swarm that has just started, does not find all records at once.
+        """
+        ends = asyncio.get_running_loop().time() + SURVEY_SECONDS
+        while True:
+            sightings = await self.look()
+            seen = {sighting.member.announcement.stage for sighting in sightings}
+            if len(seen) == self.manifest.stages or asyncio.get_running_loop().time() > ends:
+                return sightings
+            await asyncio.sleep(PAUSE_SECONDS)
+
     async def _stats(self, peer: PeerId) -> NodeStats | None:
         try:
             stats, _ = await self.rpc.call(
@@ -80,7 +95,7 @@ class Observer:
 
         Raises `JoinError` when a stage has no replica that could answer.
         """
-        await self.look()
+        await self.survey()
         holders = []
         for stage in range(self.manifest.stages):
             holding = self.view.holding(stage, self.transport.now())

@@ -13,7 +13,7 @@ from bootstrap.looking.table import Picture, places, save_svg, show
 
 async def show_status(join: Sequence[str], file: Path | None) -> None:
     async with visit(join) as observer:
-        sightings = await observer.look()
+        sightings = await observer.survey()
         manifest = observer.manifest
         picture = Picture(
             title=f"run '{manifest.name}'  {observer.signed.run_id}  {manifest.stages} stages",

@@ -72,7 +72,7 @@ async def look_at(join: Sequence[str]) -> LiveSwarm:
 
 
 async def seen_by(observer: Observer) -> LiveSwarm:
-    sightings = await observer.look()
+    sightings = await observer.survey()
     links = link_map(seen_from_outside(sightings, observer.manifest))
     known = {s.member.peer: peer_of(s.member) for s in sightings}
     return LiveSwarm(
