@@ -18,7 +18,7 @@ from statistics import mean, stdev
 
 from reporting.report import Report, parser_of, run
 
-from bootstrap.founding.choosing import Wish
+from bootstrap.founding.choosing import RunOptions
 from bootstrap.simulation.learning import Setting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import preset_text
@@ -58,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         files = [manifest_file(seed, directory) for seed in seeds]
-        manifests = [Wish(file=file, steps=arguments.steps).fulfilled()[0] for file in files]
+        manifests = [RunOptions(file=file, steps=arguments.steps).resolved()[0] for file in files]
         real = [real_swarm(file, arguments.steps, directory) for file in files]
     settings = [
         replace(Setting(manifest, REPLICAS, seed), validation_sequences=SEQUENCES)

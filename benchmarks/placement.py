@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import time
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 from reporting.report import Report, parser_of, run
 
+from bootstrap.parallel import as_they_end
 from bootstrap.placement.batch_time import Batch, batch_seconds
 from bootstrap.placement.dtfm import dtfm_problem, explain
 from bootstrap.placement.method_names import DEFAULT
@@ -32,6 +31,7 @@ from bootstrap.placement.methods import METHODS
 from bootstrap.placement.plan import WARM_UP
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, run_search
+from protocol.errors import DataError
 
 SCENARIOS = Path(__file__).parent.parent / "tests" / "data" / "scenarios"
 NAMES = ("case3_multidc", "case4_regional", "case5_worldwide")
@@ -80,25 +80,32 @@ def with_cost(search: Search) -> tuple[Search, float]:
 
 
 def kept(path: Path | None) -> dict[Search, float]:
-    """What an earlier run wrote to the file."""
+    """What an earlier run wrote to the file. Raises `DataError` for anything else."""
     if path is None or not path.exists():
         return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {Search(**{k: v for k, v in row.items() if k != "cost"}): row["cost"] for row in rows}
+    costs = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            cost = float(row.pop("cost"))
+            costs[Search(**row)] = cost
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DataError(
+                f"{path}, line {number}, is not a search of this benchmark. Name another file, or remove that line."
+            ) from None
+    return costs
 
 
 def costs_of(searches: list[Search], keep: Path | None, workers: int, report: Report) -> dict[Search, float]:
     """The cost of each; those that `keep` does not hold are run and added to it as they end."""
     costs = kept(keep)
     missing = [search for search in searches if search not in costs]
-    with ExitStack() as stack:
-        file = stack.enter_context(keep.open("a")) if keep else None
-        pool = stack.enter_context(multiprocessing.Pool(workers))
-        for search, cost in pool.imap_unordered(with_cost, missing):
-            costs[search] = cost
-            if file:
-                print(json.dumps(asdict(search) | {"cost": cost}), file=file, flush=True)
-            report.tell_row(asdict(search) | {"cost": round(cost, 3)})
+    for search, cost in as_they_end(with_cost, missing, workers):
+        costs[search] = cost
+        if keep:
+            with keep.open("a", encoding="utf-8") as lines:
+                print(json.dumps(asdict(search) | {"cost": cost}), file=lines)
+        report.tell_row(asdict(search) | {"cost": round(cost, 3)})
     return costs
 
 
@@ -187,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, DataError)

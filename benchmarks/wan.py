@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 from statistics import median
 from typing import Any
 
@@ -63,7 +64,7 @@ def measure(
             chain.wait_for_steps(WARM_UP_STEPS)
             before = chain.steady_steps(arguments.repeats)
             links.reshape(Shape(max(arguments.mbit), latency / 1e3))
-            chain.tokens_per_second(SETTLE_SECONDS)
+            time.sleep(SETTLE_SECONDS)
             shaped = []
             for mbit in arguments.mbit:
                 links.reshape(Shape(mbit, latency / 1e3))

@@ -58,7 +58,7 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    from bootstrap.founding.choosing import Wish
+    from bootstrap.founding.choosing import RunOptions
     from bootstrap.founding.run import found
     from bootstrap.founding.seed_serving import keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
@@ -67,7 +67,7 @@ def bootstrap(
     try:
         wanted, raw = None, None
         if preset or manifest or from_checkpoint or tokenizer:
-            wanted, raw = Wish(preset, manifest, tokenizer, end_of_text, from_checkpoint).fulfilled()
+            wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         founded = found(directory, wanted, raw)
         if port and not port_is_free(host, port):
             raise ResourceError(

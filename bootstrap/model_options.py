@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
+PresetToTrain = Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")]
 OwnManifest = Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")]
 RunTokenizer = Annotated[
     str, typer.Option(help="The run's tokenizer.json, or hub:NAME; default: bytes are tokens.")

@@ -23,6 +23,7 @@ from bootstrap.model_options import (
     FromCheckpoint,
     Join,
     OwnManifest,
+    PresetToTrain,
     RunTokenizer,
     TextFieldOption,
 )
@@ -59,7 +60,7 @@ def swarm(
     stages: Annotated[
         int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
+    preset: PresetToTrain = None,
     manifest: OwnManifest = None,
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
@@ -81,14 +82,14 @@ def swarm(
     import torch
     from rich.console import Console
 
-    from bootstrap.founding.choosing import Wish
+    from bootstrap.founding.choosing import RunOptions
     from bootstrap.local.swarm import Plan, run_swarm
 
     torch.set_num_threads(1)  # the nodes need the cores
     console = Console()
     try:
-        wish = Wish(preset, manifest, tokenizer, "", from_checkpoint, stages, steps)
-        wanted, raw = wish.fulfilled()
+        options = RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps)
+        wanted, raw = options.resolved()
     except NolocoError as error:
         fail(error)
     place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))

@@ -174,9 +174,10 @@ class Chain:
         """When the first stage's inner steps ended, in seconds."""
         return [float(event["time"]) for event in self.events("step")]
 
-    def share_computed(self, stage: int, begin: float, end: float) -> float:
-        """Of the time of the inner steps that ended in a stage from `begin` to `end`, but the first: computing."""
-        steps = [event for event in self.events("step", stage) if begin <= event["time"] <= end]
+    def share_computed(self, stage: int, first: int, last: int) -> float:
+        """Of the time from the end of a stage's inner step `first` to that of `last`: computing."""
+        self._wait_for(lambda: len(self.events("step", stage)) > last)
+        steps = self.events("step", stage)[first : last + 1]
         seconds = steps[-1]["time"] - steps[0]["time"]
         return float((steps[-1]["computed"] - steps[0]["computed"]) / seconds)
 
@@ -200,13 +201,13 @@ class Chain:
     def steady_steps(self, count: int) -> Steps:
         """The next `count` inner steps, after the present one and another."""
         first = len(self.step_times()) + 1
-        for steps in range(first, first + count + 1):  # each has START_SECONDS
+        last = first + count
+        for steps in range(first, last + 1):  # each has START_SECONDS
             self.wait_for_steps(steps + 1)
-        times = self.step_times()[first : first + count + 1]
+        times = self.step_times()[first : last + 1]
         tokens = self._manifest.inner.microbatches * self._manifest.tokens_per_microbatch
         speeds = [tokens / (end - begin) for begin, end in pairwise(times)]
-        last = self._manifest.stages - 1
-        return Steps(speeds, self.share_computed(last, times[0] - 1.0, times[-1] + 1.0))
+        return Steps(speeds, self.share_computed(self._manifest.stages - 1, first, last))
 
     def tokens_per_second(self, seconds: float) -> float:
         """Of the inner steps of the first stage that begin and end within about `seconds` from now."""

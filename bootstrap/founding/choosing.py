@@ -13,7 +13,7 @@ from protocol.manifest import Manifest, load_preset, load_toml, manifest_from, t
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunOptions:
     """Options as they were given; all may be left out."""
 
     preset: str | None = None  # tiny, if there is no file either
@@ -21,12 +21,12 @@ class Wish:
     tokenizer: str = ""  # a file or hub:NAME
     end_of_text: str = ""
     from_checkpoint: str | None = (
-        None  # a directory or a name on the hub, whose model and weights it starts from
+        None  # whose model and weights it starts from: a directory or a name on the hub
     )
     stages: int | None = None
     steps: int | None = None  # inner ones, which the learning rate follows
 
-    def fulfilled(self) -> tuple[Manifest, bytes | None]:
+    def resolved(self) -> tuple[Manifest, bytes | None]:
         """The manifest, and its tokenizer.json unless bytes are tokens. All weights of the checkpoint are read.
 
         Raises `ManifestError`, `CheckpointError` or `TokenizerError`.

@@ -152,7 +152,7 @@ def _of_bytes(point: Point) -> str:
     )
 
 
-def as_json(points: Sequence[Point], conditions: Conditions) -> dict[str, Any]:
+def json_of(points: Sequence[Point], conditions: Conditions) -> dict[str, Any]:
     return {
         "simulation": "latency",
         "conditions": asdict(conditions),

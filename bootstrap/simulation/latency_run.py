@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bootstrap.simulation.latency_points import simulated
-from bootstrap.simulation.latency_report import Conditions, as_json, explanation, idle_table, sync_table
+from bootstrap.simulation.latency_report import Conditions, explanation, idle_table, json_of, sync_table
 
 
 def simulate_and_show(
@@ -18,7 +18,7 @@ def simulate_and_show(
     conditions: Conditions,
     seed: int,
     plot: Path | None,
-    is_for_a_program: bool,
+    as_json: bool,
 ) -> None:
     """Raises `UserError` when the picture cannot be written."""
     points = simulated(sizes, sigmas, conditions, seed)
@@ -27,8 +27,8 @@ def simulate_and_show(
         from bootstrap.simulation.latency_plot import plot_latency
 
         plot_latency(points, plot)
-    if is_for_a_program:
-        print(json.dumps(as_json(points, conditions), indent=2))
+    if as_json:
+        print(json.dumps(json_of(points, conditions), indent=2))
         return
     console = Console()
     console.print(sync_table(points, conditions), "", idle_table(points, conditions), "", sep="\n")

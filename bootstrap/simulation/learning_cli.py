@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
+from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import fail
 from protocol.errors import NolocoError
 
 
 def learning(
-    preset: Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="A manifest of your own (TOML).")] = None,
+    preset: PresetToTrain = None,
+    manifest: OwnManifest = None,
     method: Annotated[
         str, typer.Option(help="noloco, diloco, average, local, all-reduce (in every step).")
     ] = "noloco",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bootstrap.founding.choosing import Wish
+from bootstrap.founding.choosing import RunOptions
 from bootstrap.simulation.learning import Setting
 from bootstrap.simulation.learning_settings import combinations, one_setting
 from bootstrap.simulation.learning_table import table_of, tell
@@ -30,7 +30,7 @@ class Study:
 
     def settings(self) -> list[Setting]:
         """Raises `NolocoError` for what cannot be run."""
-        base, _ = Wish(self.preset, self.manifest).fulfilled()
+        base, _ = RunOptions(self.preset, self.manifest).resolved()
         return [
             one_setting(
                 base,

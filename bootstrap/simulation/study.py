@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from bootstrap.parallel import as_they_end
 from bootstrap.simulation.learning import LATER_FACTS, Outcome, Setting, simulate
 from protocol.errors import DataError
 
@@ -27,7 +26,7 @@ def run_study(settings: Sequence[Setting], file: Path | None, jobs: int, told: T
     wanted = {setting.key: setting for setting in settings}
     missing = [setting for key, setting in wanted.items() if key not in known]
     done = len(wanted) - len(missing)
-    for outcome in _simulated(missing, jobs):
+    for outcome in as_they_end(simulate, missing, jobs):
         known[outcome.key] = outcome
         if file is not None:
             with file.open("a", encoding="utf-8") as lines:
@@ -35,21 +34,6 @@ def run_study(settings: Sequence[Setting], file: Path | None, jobs: int, told: T
         done += 1
         told(outcome, done, len(wanted))
     return [known[setting.key] for setting in settings]
-
-
-def _simulated(settings: Sequence[Setting], jobs: int) -> Iterator[Outcome]:
-    if jobs == 1 or len(settings) < 2:
-        yield from map(simulate, settings)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(settings)), mp_context=spawn) as pool:
-        running = [pool.submit(simulate, setting) for setting in settings]
-        try:
-            for future in as_completed(running):
-                yield future.result()
-        finally:
-            for future in running:
-                future.cancel()
 
 
 def read_outcomes(file: Path) -> list[Outcome]:

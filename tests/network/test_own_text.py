@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from daemons import NodeDaemon, SeedDaemon, run_tool
-from test_wrong_inputs import refused, run
+from test_wrong_inputs import assert_refused, run
 
 from tests.unit.corpora import as_hub_layout, as_jsonl, made_up
 from tests.unit.tokenizers_made_here import bpe
@@ -41,7 +41,9 @@ def test_a_run_on_json_lines_with_a_bpe_goes_on_after_a_stop_and_is_evaluated(tm
     other = tmp_path / "other.json"
     other.write_bytes(bpe(special=("<|endoftext|>", "<|more|>")))
     wrong = ("--host", "127.0.0.1", "--no-relay", "--stage", "0", "--tokenizer", str(other))
-    refused(run("node.cli", *join, *data, *wrong, cwd=tmp_path), "not the tokenizer of run", "--tokenizer")
+    assert_refused(
+        run("node.cli", *join, *data, *wrong, cwd=tmp_path), "not the tokenizer of run", "--tokenizer"
+    )
     seed.kill()
 
 
@@ -50,9 +52,11 @@ def test_wrong_data_and_tokenizers_end_a_local_swarm_before_it_starts(tmp_path: 
     (tmp_path / "tokenizer.json").write_bytes(bpe())
     place = as_hub_layout(tmp_path / "dataset", DOCUMENTS)
     swarm = ("swarm", "--dir", "run", "--summary", "summary.json")
-    refused(
+    assert_refused(
         run("bootstrap.tools_cli", *swarm, "--tokenizer", "no.json", cwd=tmp_path), "no tokenizer", "Give"
     )
     wrong_field = ("--data", place, "--text-field", "body", "--tokenizer", "tokenizer.json")
-    refused(run("bootstrap.tools_cli", *swarm, *wrong_field, cwd=tmp_path), "no column 'body'", "id, text")
+    assert_refused(
+        run("bootstrap.tools_cli", *swarm, *wrong_field, cwd=tmp_path), "no column 'body'", "id, text"
+    )
     assert not json.loads((tmp_path / "summary.json").read_text())["complete"]

@@ -29,7 +29,7 @@ def run(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[
     )
 
 
-def refused(result: subprocess.CompletedProcess[str], *said: str) -> None:
+def assert_refused(result: subprocess.CompletedProcess[str], *said: str) -> None:
     """The command failed, said why and what to do, and showed no traceback."""
     output = result.stdout + result.stderr
     assert result.returncode not in (0, 1), output
@@ -76,7 +76,7 @@ def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeedDaemon]:
 def test_a_node_that_cannot_join_says_what_to_do(
     arguments: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
 ) -> None:
-    refused(run("node.cli", "--host", "127.0.0.1", "--no-relay", *arguments, cwd=tmp_path), *said)
+    assert_refused(run("node.cli", "--host", "127.0.0.1", "--no-relay", *arguments, cwd=tmp_path), *said)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_no_run_can_start_from(
     if config is not None:
         (tmp_path / "no-such-model").mkdir()
         (tmp_path / "no-such-model" / "config.json").write_text(config, encoding="utf-8")
-    refused(run("bootstrap.found_cli", "--from-checkpoint", "no-such-model", cwd=tmp_path), *said)
+    assert_refused(run("bootstrap.found_cli", "--from-checkpoint", "no-such-model", cwd=tmp_path), *said)
     assert not (tmp_path / "noloco-run").exists()
 
 
@@ -103,9 +103,9 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         other.listen()
         port = str(other.getsockname()[1])
         joining = ("--join", NOBODY, "--host", "127.0.0.1", "--port", port)
-        refused(run("node.cli", *joining, cwd=tmp_path), port, "in use", "--port")
+        assert_refused(run("node.cli", *joining, cwd=tmp_path), port, "in use", "--port")
         founding = ("--preset", "tiny", "--host", "127.0.0.1", "--port", port)
-        refused(run("bootstrap.found_cli", *founding, cwd=tmp_path), port, "in use", "--port")
+        assert_refused(run("bootstrap.found_cli", *founding, cwd=tmp_path), port, "in use", "--port")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_member_with_wrong_settings(
 ) -> None:
     (tmp_path / "short.txt").write_text("too short to train on")
     common = ("--join", seed.join_address(), "--host", "127.0.0.1", "--no-relay", "--stage", "0")
-    refused(run("node.cli", *common, *arguments, cwd=tmp_path), *said)
+    assert_refused(run("node.cli", *common, *arguments, cwd=tmp_path), *said)
 
 
 def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
         result = run("node.cli", *arguments, cwd=tmp_path)
     finally:
         seed.kill()
-    refused(result, "GiB of memory", "larger machine")
+    assert_refused(result, "GiB of memory", "larger machine")
 
 
 def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
 
     (tmp_path / "steep.toml").write_text(preset_text("tiny").replace("gamma = 0.7", "gamma = 1.9"))
     result = run("bootstrap.found_cli", "--manifest", "steep.toml", cwd=tmp_path)
-    refused(result, "steep.toml", "gamma", "1.500")
+    assert_refused(result, "steep.toml", "gamma", "1.500")
 
     founding = SeedDaemon(tmp_path / "run", "--preset", "tiny")
     founding.join_address()
@@ -150,7 +150,7 @@ def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
     raw = bytearray(manifest.read_bytes())
     raw[len(raw) // 2] ^= 1
     manifest.write_bytes(raw)
-    refused(run("bootstrap.found_cli", "--dir", "run", "--port", "0", cwd=tmp_path), "signature")
+    assert_refused(run("bootstrap.found_cli", "--dir", "run", "--port", "0", cwd=tmp_path), "signature")
 
 
 def test_the_first_interrupt_leaves_and_the_second_ends_at_once(seed: SeedDaemon, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootstrap.looking.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.corpus import Corpus
@@ -178,6 +179,13 @@ async def guest_of(swarm: SimulatedSwarm, name: str = "guest") -> Rpc:
     transport = MemoryTransport(swarm.network, Identity.from_seed(name))
     await transport.start()
     return Rpc(transport)
+
+
+async def observer_of(swarm: SimulatedSwarm, name: str = "visitor") -> Observer:
+    """A visitor that has reached the seed peer, as `noloco status` and its sisters are."""
+    rpc = await guest_of(swarm, name)
+    await rpc.transport.connect(swarm.seed_peer.transport.addresses(), 5.0)
+    return Observer(rpc.transport, rpc, swarm.seed_peer.signed)
 
 
 def peer_of(node: Node) -> PeerId:

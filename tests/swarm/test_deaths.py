@@ -144,6 +144,7 @@ def test_both_sides_of_a_partition_train_and_meet_again() -> None:
         here, there = ({peer_of(node) for node in side} for side in sides)
         await until(lambda: any(there & set(node.context.counters.partners) for node in sides[0]), 600)
         await until(lambda: any(here & set(node.context.counters.partners) for node in sides[1]), 600)
+        assert all(step_of(node) > 0 for node in swarm.nodes.values())
         await swarm.leave()
 
     run_swarm(main())
@@ -156,6 +157,7 @@ def test_the_seed_peer_may_die_and_a_plain_member_welcomes_newcomers() -> None:
         await everyone_goes_on(swarm)
         newcomer = swarm.add(9, stage=1, join=memory_address(peer_of(swarm.nodes[2])))
         await until(lambda: step_of(newcomer) > 0 and newcomer.context.counters.partners != {})
+        assert set(newcomer.context.counters.partners) <= {peer_of(node) for node in swarm.nodes.values()}
         await swarm.leave()
 
     run_swarm(main())

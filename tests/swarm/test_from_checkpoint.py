@@ -15,14 +15,12 @@ from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.founding.pretrained import model_of, unread_start, with_digests
-from bootstrap.looking.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.families import parts_of
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, manifest_from
 from protocol.model import Family
-from protocol.transport.memory import memory_address
 from tests.pretrained import saved_model
 from tests.swarm.micro import (
     FOREVER,
@@ -30,12 +28,10 @@ from tests.swarm.micro import (
     events_of,
     everyone_goes_on,
     fails_to_join,
-    guest_of,
     micro_corpus,
     micro_manifest,
-    peer_of,
+    observer_of,
     run_swarm,
-    stage_nodes,
     until,
 )
 
@@ -63,12 +59,6 @@ def swarm_for(manifest: Manifest) -> SimulatedSwarm:
 
 async def all_are(swarm: SimulatedSwarm, state: str) -> None:
     await until(lambda: all(node.public_state == state for node in swarm.nodes.values()))
-
-
-async def observer_of(swarm: SimulatedSwarm) -> Observer:
-    guest = await guest_of(swarm)
-    await guest.transport.connect([memory_address(peer_of(stage_nodes(swarm, 0)[0]))], 5.0)
-    return Observer(guest.transport, guest, swarm.seed_peer.signed)
 
 
 def text_of(manifest: Manifest) -> MeasuredText:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from bootstrap.looking.link_map import link_map, scenario_of, seen_from_outside, seen_in_simulation
-from bootstrap.looking.observer import Observer
 from bootstrap.placement.scenario import scenario_from
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
@@ -25,9 +24,8 @@ from protocol.errors import Refused
 from protocol.messages import MAX_PROBE_BYTES, Done, Probe, Probed
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
-from protocol.transport.memory import memory_address
 from protocol.transport.memory_link import Link
-from tests.swarm.micro import FOREVER, guest_of, micro_swarm, peer_of, run_swarm, training, until
+from tests.swarm.micro import FOREVER, guest_of, micro_swarm, observer_of, peer_of, run_swarm, training, until
 
 JITTER = 0.002
 LATENCY_WITHIN = 0.2  # relative
@@ -213,17 +211,15 @@ def test_records_and_numbers_tell_the_links() -> None:
         assert published.peer == peer_of(b)[-16:]
         assert 0.02 < published.round_trip < 0.03
         assert a.links.told()[0].peer == published.peer
-        guest = await guest_of(swarm)
-        await guest.transport.connect([memory_address(peer_of(a))], 5.0)
-        observer = Observer(guest.transport, guest, a.signed)
+        observer = await observer_of(swarm)
         found = link_map(seen_from_outside(await observer.look(), observer.manifest))
         assert found.peers == (peer_of(a), peer_of(b))
         assert found.stages == (0, 1)
         assert 0.01 < found.latency_s[0, 1] == found.latency_s[1, 0] < 0.015
         assert found.measured == 1
         assert (found.throughput > 0).all()
-        await guest.close()
-        await guest.transport.close()
+        await observer.rpc.close()
+        await observer.transport.close()
         await swarm.leave()
 
     run_swarm(main())

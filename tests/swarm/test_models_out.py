@@ -33,22 +33,11 @@ from node.model.replica import Replica
 from node.state.transfer import StateService
 from protocol.codec import encode
 from protocol.errors import JoinError, Refused
-from protocol.identity import Identity
 from protocol.messages import GetStatePiece, Predict, Predicted
 from protocol.rpc import Answer, Request, Traffic
-from protocol.signed_manifest import SignedManifest
-from protocol.transport.memory import memory_address
-from tests.swarm.micro import guest_of, micro_swarm, peer_of, run_swarm, stage_nodes, until
+from tests.swarm.micro import micro_swarm, observer_of, peer_of, run_swarm, stage_nodes, until
 
 PROMPT = "ethe sin"
-
-
-async def observer_of(swarm: SimulatedSwarm, name: str = "visitor") -> Observer:
-    rpc = await guest_of(swarm, name)
-    await rpc.transport.connect([memory_address(swarm.seed_peer.transport.peer_id)], 5.0)
-    return Observer(
-        rpc.transport, rpc, SignedManifest.sign(swarm.manifest, Identity.from_seed("run", swarm.seed))
-    )
 
 
 async def finished(replicas: int, **settings: Any) -> SimulatedSwarm:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.looking.observer import Observer
 from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.search import Budget
@@ -17,7 +16,7 @@ from protocol.identity import Identity
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
-from tests.swarm.micro import events_of, guest_of, peer_of, run_swarm, stage_nodes, until
+from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, all_train_on, kill_half, settled, somebody_moved
 
 
@@ -105,20 +104,18 @@ def test_a_plan_that_deaths_have_overtaken_keeps_nobody_in_place() -> None:
 def test_a_running_swarm_is_planned_for_and_keeps_copies_of_the_plan(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = await settled(2, 3)
-        guest = await guest_of(swarm)
-        await guest.start()
-        await guest.transport.connect(swarm.seed_peer.transport.addresses(), 5.0)
-        seen = await seen_by(Observer(guest.transport, guest, swarm.seed_peer.signed))
+        visitor = await observer_of(swarm)
+        seen = await seen_by(visitor)
         assert [peer.peer for peer in seen.peers] == [
             peer for stage in places(swarm) for peer in sorted(stage)
         ]
         sealed = planned_by(seen, owner_of(swarm), tmp_path)
         await publish(swarm, sealed)
         await asyncio.sleep(3 * LIFETIME)
-        copies = await guest.transport.get(plan_key(seen.signed.run_id), 5.0)
+        copies = await visitor.transport.get(plan_key(seen.signed.run_id), 5.0)
         assert 3 <= len(copies) <= 5
         await asyncio.sleep(3700)
-        assert await guest.transport.get(plan_key(seen.signed.run_id), 5.0)  # longer than a record lives
+        assert await visitor.transport.get(plan_key(seen.signed.run_id), 5.0)  # longer than a record lives
         await swarm.leave()
 
     run_swarm(main())

@@ -12,7 +12,6 @@ from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.looking.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.flat import layout
 from node.model.stage import parameter_shapes
@@ -21,7 +20,6 @@ from protocol.codec import encode
 from protocol.errors import Refused
 from protocol.messages import Gradient, Return
 from protocol.rpc import Traffic
-from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,
@@ -30,6 +28,7 @@ from tests.swarm.micro import (
     mean_losses,
     micro_swarm,
     numbers_of_stage,
+    observer_of,
     peer_of,
     run_swarm,
     stage_nodes,
@@ -68,6 +67,8 @@ def test_the_last_stage_soon_sees_who_comes_to_the_first_one() -> None:
         first = swarm.add(1, stage=0)
         await until(lambda: first.public_state == "serving")
         await until(lambda: bool(last.view.members(0, last.transport.now())), seconds=LONELY_SECONDS + 0.5)
+        (seen,) = last.view.members(0, last.transport.now())
+        assert seen.peer == peer_of(first)
 
     run_swarm(main())
 
@@ -91,13 +92,11 @@ def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path:
         await swarm.start(2)
         await until(lambda: all(node.public_state == "finished" for node in swarm.nodes.values()))
         assert_exact_admission(swarm)
-        guest = await guest_of(swarm)
-        await guest.transport.connect([memory_address(peer_of(stage_nodes(swarm, 0)[0]))], 5.0)
-        observer = Observer(guest.transport, guest, swarm.seed_peer.signed)
+        observer = await observer_of(swarm)
         route = (await observer.routes())[0]
         own = await evaluate_route(observer, text_of(swarm), route)
         await export(observer, Order(tmp_path / "model", route=route))
-        await guest.close()
+        await observer.rpc.close()
         await swarm.finish()
         return swarm, own.nats
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bootstrap.founding.choosing import Wish
+from bootstrap.founding.choosing import RunOptions
 from bootstrap.founding.run import found
 from node.model.passes import evaluate_through
 from node.model.pretrained import Pretrained, load_stage
@@ -54,7 +54,7 @@ def run_of(directory: Path, stages: int = 2) -> Manifest:
     text = preset_text("tiny").replace("stages = 2", f"stages = {stages}")
     before, _, rest = text.partition("[model]")
     file.write_text(before + rest[rest.index("[data]") :], encoding="utf-8")
-    return Wish(file=file, from_checkpoint=str(directory)).fulfilled()[0]
+    return RunOptions(file=file, from_checkpoint=str(directory)).resolved()[0]
 
 
 def replicas_of(directory: Path, manifest: Manifest) -> list[Replica]:
@@ -250,14 +250,14 @@ def test_a_model_of_the_hub_that_was_fetched_before_needs_no_connection(
     snapshot = kept / "snapshots" / ("a" * 40)
     saved_model(snapshot, max_shard_size="8KB", vocab_size=320)
     (snapshot / "tokenizer.json").write_bytes(bpe())
-    manifest, tokenizer = Wish("tiny", from_checkpoint="somebody/model").fulfilled()
+    manifest, tokenizer = RunOptions("tiny", from_checkpoint="somebody/model").resolved()
     assert tokenizer is not None
     assert manifest.start is not None
     assert manifest.start.name == "somebody/model"
     next(kept.rglob("model-00002*")).unlink()
     for name in ("somebody/model", "somebody/else"):
         with pytest.raises(CheckpointError, match="The hub cannot be reached, and not all of"):
-            Wish("tiny", from_checkpoint=name).fulfilled()
+            RunOptions("tiny", from_checkpoint=name).resolved()
 
 
 def test_more_stages_than_layers_are_refused_as_in_any_manifest(tmp_path: Path) -> None:
@@ -268,11 +268,11 @@ def test_more_stages_than_layers_are_refused_as_in_any_manifest(tmp_path: Path) 
 
 def test_the_weights_are_those_of_as_many_stages_as_are_asked_for(tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
-    wish = Wish("tiny", from_checkpoint=str(tmp_path / "model"), stages=3, steps=40)
-    manifest, _ = wish.fulfilled()
+    options = RunOptions("tiny", from_checkpoint=str(tmp_path / "model"), stages=3, steps=40)
+    manifest, _ = options.resolved()
     assert (manifest.stages, manifest.inner.total_steps) == (3, 40)
     with pytest.raises(ManifestError, match=r"stages 4 exceeds model\.layers 3"):
-        replace(wish, stages=4).fulfilled()
+        replace(options, stages=4).resolved()
     replicas_of(tmp_path / "model", manifest)  # checks the weights of each stage
 
 
@@ -281,4 +281,4 @@ def test_a_manifest_with_a_model_of_its_own_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(preset_text("tiny"), encoding="utf-8")
     with pytest.raises(ManifestError, match=r"has a \[model\] section"):
-        Wish(file=file, from_checkpoint=str(tmp_path / "model")).fulfilled()
+        RunOptions(file=file, from_checkpoint=str(tmp_path / "model")).resolved()

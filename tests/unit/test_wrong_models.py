@@ -46,7 +46,7 @@ def noloco(*arguments: str, stdin: str | None = None) -> Result:
     return CliRunner().invoke(app, list(arguments), input=stdin)
 
 
-def refused(*arguments: str, says: str) -> None:
+def assert_refused(*arguments: str, says: str) -> None:
     """One sentence or two on what is wrong and what to do, and no traceback."""
     result = noloco(*arguments)
     assert result.exit_code == 2, result.output
@@ -70,60 +70,60 @@ def test_a_good_model_generates_and_is_measured(saved: Path, tmp_path: Path) -> 
 
 
 def test_directories_that_hold_no_model(model: Path, tmp_path: Path) -> None:
-    refused("generate", "a", "--model", str(tmp_path / "none"), says="There is no directory")
-    refused("eval", "--model", str(tmp_path / "none"), says="There is no directory")
+    assert_refused("generate", "a", "--model", str(tmp_path / "none"), says="There is no directory")
+    assert_refused("eval", "--model", str(tmp_path / "none"), says="There is no directory")
     (tmp_path / "empty").mkdir()
-    refused("generate", "a", "--model", str(tmp_path / "empty"), says="no config.json")
+    assert_refused("generate", "a", "--model", str(tmp_path / "empty"), says="no config.json")
     weights = model / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    assert_refused("generate", "a", "--model", str(model), says="cannot be loaded")
     weights.unlink()
-    refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    assert_refused("generate", "a", "--model", str(model), says="cannot be loaded")
     weights.write_bytes(whole)
     (model / "config.json").write_text("{")
-    refused("generate", "a", "--model", str(model), says="cannot be loaded")
+    assert_refused("generate", "a", "--model", str(model), says="cannot be loaded")
 
 
 def test_tokenizers_that_are_missing_or_unknown(model: Path) -> None:
     tokenizer = model / "tokenizer.json"
     tokenizer.write_text('{"version": "1.0", "model": {"type": "Telepathy"}}')
-    refused("generate", "a", "--model", str(model), says="unknown or damaged")
+    assert_refused("generate", "a", "--model", str(model), says="unknown or damaged")
     tokenizer.unlink()
     (model / "tokenizer_config.json").unlink()
-    refused("generate", "a", "--model", str(model), says="no tokenizer.json")
+    assert_refused("generate", "a", "--model", str(model), says="no tokenizer.json")
 
 
 def test_prompts_and_settings_that_cannot_be(saved: Path) -> None:
     there = ("--model", str(saved))
-    refused("generate", "a" * CONTEXT, *there, says="The prompt has 32 tokens")
-    refused("generate", "a", *there, "--temperature", "-1", says="--temperature")
-    refused("generate", "a", *there, "--top-k", "5", says="--temperature above 0")
-    refused("generate", "a", *there, "--tokens", "0", says="--tokens")
-    refused("generate", "a", says="Tell which model")
-    refused("generate", "a", *there, "--join", NOBODY, says="Tell which model")
-    refused("eval", says="Tell which model")
+    assert_refused("generate", "a" * CONTEXT, *there, says="The prompt has 32 tokens")
+    assert_refused("generate", "a", *there, "--temperature", "-1", says="--temperature")
+    assert_refused("generate", "a", *there, "--top-k", "5", says="--temperature above 0")
+    assert_refused("generate", "a", *there, "--tokens", "0", says="--tokens")
+    assert_refused("generate", "a", says="Tell which model")
+    assert_refused("generate", "a", *there, "--join", NOBODY, says="Tell which model")
+    assert_refused("eval", says="Tell which model")
 
 
 def test_texts_that_cannot_be_measured(saved: Path, tmp_path: Path) -> None:
     there = ("eval", "--model", str(saved))
-    refused(*there, says="does not tell which text its run holds out")
-    refused(*there, "--data", str(tmp_path / "missing.txt"), says="missing.txt")
+    assert_refused(*there, says="does not tell which text its run holds out")
+    assert_refused(*there, "--data", str(tmp_path / "missing.txt"), says="missing.txt")
     (tmp_path / "short.txt").write_text("x")
-    refused(*there, "--data", str(tmp_path / "short.txt"), says="nothing to predict")
+    assert_refused(*there, "--data", str(tmp_path / "short.txt"), says="nothing to predict")
     (tmp_path / "binary.txt").write_bytes(bytes(range(128, 256)))
-    refused(*there, "--data", str(tmp_path / "binary.txt"), says="not UTF-8")
+    assert_refused(*there, "--data", str(tmp_path / "binary.txt"), says="not UTF-8")
     (saved / "noloco.json").write_text(json.dumps({"manifest": {"name": "none"}}))
-    refused(*there, says="does not tell which text its run holds out")
+    assert_refused(*there, says="does not tell which text its run holds out")
     (saved / "noloco.json").unlink()
 
 
 def test_exports_that_cannot_be_written(saved: Path, tmp_path: Path) -> None:
     there = ("export", "--join", NOBODY, "--out")
     (tmp_path / "file").write_text("")
-    refused(*there, str(tmp_path / "file"), says="is a file")
-    refused(*there, str(tmp_path / "file" / "below"), says="Choose another --out")
-    refused(*there, "/proc/model", says="Cannot write to /proc/model")
-    refused(*there, str(saved), says="holds a model that is no export of a run")
-    refused(*there, str(tmp_path / "new"), "--shard-size", "large", says="--shard-size 2GB")
-    refused(*there, str(tmp_path / "new"), "--dtype", "int4", says="--dtype")
+    assert_refused(*there, str(tmp_path / "file"), says="is a file")
+    assert_refused(*there, str(tmp_path / "file" / "below"), says="Choose another --out")
+    assert_refused(*there, "/proc/model", says="Cannot write to /proc/model")
+    assert_refused(*there, str(saved), says="holds a model that is no export of a run")
+    assert_refused(*there, str(tmp_path / "new"), "--shard-size", "large", says="--shard-size 2GB")
+    assert_refused(*there, str(tmp_path / "new"), "--dtype", "int4", says="--dtype")
