@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.generation.exported import load_exported
 from bootstrap.looking.observed_tokenizer import tokenizer_file
 from bootstrap.looking.observer import visit
+from node.data.background import in_background
 from node.data.opening import LOCAL, DataPlan, open_data
 from node.data.sources import places_of
 from node.data.tokenizer import FILE_NAME
@@ -66,7 +66,8 @@ async def evaluate_swarm(join: list[str], wanted: Wanted, every_replica: bool, o
     async with visit(join) as observer:
         manifest = observer.manifest
         raw = await tokenizer_file(observer, own)
-        text = await asyncio.to_thread(
+        text = await in_background(
+            "data",
             wanted.text,
             manifest,
             raw,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -23,6 +24,7 @@ from bootstrap.looking.observer import Observer, Sighting
 from bootstrap.looking.spread import measure_spread
 from bootstrap.looking.table import Picture, display, save_svg, tokens_trained
 from bootstrap.traces.merge import FILE_NAME, merge_traces, require_writable
+from node.data.background import in_background
 from node.data.batches import TrainingData
 from node.data.corpus import Corpus
 from node.data.opening import DataPlan, open_data, token_name
@@ -111,14 +113,10 @@ class LocalSwarm:
             founded.tokenizer,
         )
         try:
-            self._data = await asyncio.to_thread(self._open_data)
-            await seed.start()
-            await self._start_nodes(seed.transport.addresses()[0])
-            await self._prepare()
             observer = Observer(seed.transport, seed.rpc, founded.signed)
+            await self._until(self._begin(seed))
             await self._until(self._watch(observer))
-            if not self._stopping.is_set():
-                await self._until(self._conclude(observer))
+            await self._until(self._conclude(observer))
         finally:
             self._summary.wall_seconds = round(self._elapsed, 3)
             self._summary.write(plan.summary)
@@ -126,6 +124,12 @@ class LocalSwarm:
             await seed.close()
             await self._gather_traces()
         return self._summary
+
+    async def _begin(self, seed: SeedPeer) -> None:
+        self._data = await in_background("data", self._open_data)
+        await seed.start()
+        await self._start_nodes(seed.transport.addresses()[0])
+        await self._prepare()
 
     def _open_data(self) -> TrainingData:
         """Before the nodes do, so that wrong data are told of at once."""
@@ -150,8 +154,11 @@ class LocalSwarm:
                 f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev.", soft_wrap=True
             )
 
-    async def _until(self, work: Awaitable[None]) -> None:
-        """Do the work unless Ctrl-C comes first."""
+    async def _until(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work unless Ctrl-C comes first or has come."""
+        if self._stopping.is_set():
+            work.close()
+            return
         task = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -197,7 +204,7 @@ class LocalSwarm:
     async def _prepare(self) -> None:
         """While the nodes start: the text, its entropies, and the loss of the weights that all start from."""
         summary, data = self._summary, self._data
-        loss = await asyncio.to_thread(self._starting_loss)
+        loss = await in_background("loss", self._starting_loss)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
         self._console.print(f"The model starts at {loss.nats:.3f} nats per {summary.unit}.")
         if isinstance(data, Corpus):

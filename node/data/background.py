@@ -1,10 +1,12 @@
 """A thread that does one thing after another, and that nobody waits for at the end of the process.
 
-What makes microbatches may wait for the network for minutes; `ThreadPoolExecutor` would keep a node that leaves.
+What makes microbatches may wait for the network for minutes, and to read a large corpus for the first time takes as
+long; `ThreadPoolExecutor`, which `asyncio.to_thread` uses, would keep a node that leaves.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -47,3 +49,12 @@ class BackgroundThread(Executor):
                 future.set_result(work())
             except Exception as error:  # noqa: BLE001  it belongs to whoever asked
                 future.set_exception(error)
+
+
+async def in_background(name: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `asyncio.to_thread`, in a thread called `name`; when this is cancelled, nobody waits for it to end."""
+    thread = BackgroundThread(name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, partial(work, *args, **kwargs))
+    finally:
+        thread.shutdown(wait=False)

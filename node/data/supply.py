@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.config import NodeConfig
+from node.data.background import in_background
 from node.data.batches import Position, TrainingData
 from node.data.feed import Feed
 from node.data.opening import DataPlan, open_data
@@ -47,7 +47,7 @@ class DataSupply:
         """Read the data, the first time, in a thread. Raises `UserError` with what to do."""
         if self._data is None:
             began = time.monotonic()
-            self._data = await asyncio.to_thread(self._open, tokenizer)
+            self._data = await in_background("data", self._open, tokenizer)
             self._events.emit("data-open", seconds=round(time.monotonic() - began, 3))
 
     def _open(self, tokenizer: bytes | None) -> TrainingData:
