@@ -2,8 +2,8 @@
 
 Two `noloco-node` processes as they ship, one stage each, and a seed peer, each in a network namespace of its own. The
 links are shaped to 1000, 300, 100 and 30 Mbit/s each way and 10, 50 and 150 ms one way, for each codec of activations
-and gradients. A swarm lives with one latency; before and after that its links are not shaped at all, and each step on
-a shaped link is compared with the median one of those. Needs root. The bound of a shape is the unshaped speed, or
+and gradients. Before and after each latency they are not shaped at all, and each step on a shaped link is compared
+with the median one of those. Needs root. The bound of a shape is the unshaped speed, or
 what the codec's bytes leave of the bandwidth if that is less.
 
 An inner step has 16,384 tokens, and nothing of the next one runs before it is applied (staleness 0), so each step
@@ -19,10 +19,11 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pipelines.chain import Chain, ChainFailed, manifest_of
+from pipelines.chain import Chain, ChainFailed, Steps, manifest_of
 from reporting.report import Report, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
@@ -46,10 +47,31 @@ def bandwidth_bound(codec: str, hidden: int, mbit: float) -> float:
     return mbit * 1e6 / 8 / bytes_per_token
 
 
-def measure(
-    codec: str, latency: float, arguments: argparse.Namespace, report: Report
-) -> list[dict[str, Any]]:
-    """All bandwidths with one codec and one latency, beside the same swarm's unshaped runs."""
+@dataclass(frozen=True)
+class Shaped:
+    """What was measured on one link."""
+
+    mbit: float
+    steps: Steps
+    resends: int
+
+
+def on_links(chain: Chain, links: ShapedLinks, latency: float, arguments: argparse.Namespace) -> list[Shaped]:
+    """All bandwidths, one after another, with one latency in milliseconds."""
+    links.reshape(Shape(max(arguments.mbit), latency / 1e3))
+    time.sleep(SETTLE_SECONDS)
+    found = []
+    for mbit in arguments.mbit:
+        links.reshape(Shape(mbit, latency / 1e3))
+        resends = len(chain.events("resend"))
+        steps = chain.steady_steps(arguments.repeats)
+        found.append(Shaped(mbit, steps, len(chain.events("resend")) - resends))
+    links.reshape(UNSHAPED)
+    return found
+
+
+def measure(codec: str, arguments: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
+    """All latencies and bandwidths with one codec, in one swarm."""
     manifest = manifest_of(
         arguments.hidden,
         arguments.microbatches,
@@ -58,47 +80,43 @@ def measure(
         activations=codec,
         gradients=codec,
     )
+    results = []
     with ShapedLinks(PEERS, UNSHAPED) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(PEERS)]
         with Chain(manifest, places) as chain:
             chain.wait_for_steps(WARM_UP_STEPS)
             before = chain.steady_steps(arguments.repeats)
-            links.reshape(Shape(max(arguments.mbit), latency / 1e3))
-            time.sleep(SETTLE_SECONDS)
-            shaped = []
-            for mbit in arguments.mbit:
-                links.reshape(Shape(mbit, latency / 1e3))
-                resends = len(chain.events("resend"))
-                steps = chain.steady_steps(arguments.repeats)
-                shaped.append((mbit, steps, len(chain.events("resend")) - resends))
-            links.reshape(UNSHAPED)
-            after = chain.steady_steps(arguments.repeats)
-    usual, usual_computing = median(before.speeds + after.speeds), (before.computing + after.computing) / 2
-    report.tell(
-        f"unshaped: {', '.join(f'{speed:.0f}' for speed in before.speeds)} tokens/s before, "
-        f"{', '.join(f'{speed:.0f}' for speed in after.speeds)} after"
-    )
-    results = []
-    for mbit, steps, resends in shaped:
-        carried = bandwidth_bound(codec, arguments.hidden, mbit)
-        ratios = [speed / usual for speed in steps.speeds]
-        result = {
-            "codec": codec,
-            "mbit": mbit,
-            "one_way_ms": latency,
-            "unshaped": round(usual),
-            "shaped": round(median(steps.speeds)),
-            "bandwidth_bound": round(carried),
-            "resends": resends,
-            "has_room": carried >= SPARE * usual,
-            "of_each_step": [round(ratio, 3) for ratio in ratios],
-            "vs_unshaped": round(median(ratios), 3),
-            "vs_bound": round(median(steps.speeds) / min(usual, carried), 3),
-            "computing_vs_unshaped": round(steps.computing / usual_computing, 3),
-        }
-        report.tell_row(result)
-        results.append(result)
+            for latency in arguments.latency:
+                found = on_links(chain, links, latency, arguments)
+                after = chain.steady_steps(arguments.repeats)
+                report.tell(
+                    f"unshaped: {', '.join(f'{speed:.0f}' for speed in before.speeds)} tokens/s before, "
+                    f"{', '.join(f'{speed:.0f}' for speed in after.speeds)} after"
+                )
+                for shaped in found:
+                    carried = bandwidth_bound(codec, arguments.hidden, shaped.mbit)
+                    facts = {"codec": codec, "mbit": shaped.mbit, "one_way_ms": latency}
+                    results.append(facts | result_of(shaped, carried, before, after))
+                    report.tell_row(results[-1])
+                before = after
     return results
+
+
+def result_of(shaped: Shaped, carried: float, before: Steps, after: Steps) -> dict[str, Any]:
+    """Beside the unshaped steps before and after, and what the bandwidth carries, in tokens per second."""
+    usual, computing = median(before.speeds + after.speeds), (before.computing + after.computing) / 2
+    ratios = [speed / usual for speed in shaped.steps.speeds]
+    return {
+        "unshaped": round(usual),
+        "shaped": round(median(shaped.steps.speeds)),
+        "bandwidth_bound": round(carried),
+        "resends": shaped.resends,
+        "has_room": carried >= SPARE * usual,
+        "of_each_step": [round(ratio, 3) for ratio in ratios],
+        "vs_unshaped": round(median(ratios), 3),
+        "vs_bound": round(median(shaped.steps.speeds) / min(usual, carried), 3),
+        "computing_vs_unshaped": round(shaped.steps.computing / computing, 3),
+    }
 
 
 def main() -> None:
@@ -115,8 +133,7 @@ def main() -> None:
     report = Report("wan", arguments.json)
     rows = []
     for codec in arguments.codec:
-        for latency in arguments.latency:
-            rows += measure(codec, latency, arguments, report)
+        rows += measure(codec, arguments, report)
     ratios = {"worst_vs_bound": min(row["vs_bound"] for row in rows)}
     with_room = [row["vs_unshaped"] for row in rows if row["has_room"]]
     if with_room:

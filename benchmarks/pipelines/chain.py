@@ -199,8 +199,8 @@ class Chain:
         self._wait_for(lambda: len(self.step_times()) >= steps)
 
     def steady_steps(self, count: int) -> Steps:
-        """The next `count` inner steps, after the present one and another."""
-        first = len(self.step_times()) + 1
+        """The next `count` inner steps, after the present one."""
+        first = len(self.step_times())
         last = first + count
         for steps in range(first, last + 1):  # each has START_SECONDS
             self.wait_for_steps(steps + 1)

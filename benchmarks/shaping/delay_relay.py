@@ -26,9 +26,11 @@ _SO_RCVBUFFORCE = 33
 _RECEIVE_BUFFER = 32 << 20  # frames that arrive while this process does not run must not be lost
 _LARGEST_FRAME = 70_000  # a segment of 64 KiB with its headers
 _VNET_HEADER = 10  # bytes that stand before the Ethernet header
-_TURN = 0.001  # seconds between two looks at the interfaces: a wake-up for each frame would take a whole core
+_LEAST_TURN = (
+    0.001  # seconds between two looks at the interfaces: a wake-up for each frame would take a whole core
+)
+_TURN_SHARE = 0.05  # of the delay: what this process computes is taken from the peers that share the machine
 _LONGEST_WAIT = 1.0  # seconds until it is noticed that the parent has died
-_MEAN_LATENESS = _TURN  # half a turn until a frame is seen, half until it is sent
 
 Mac = bytes
 
@@ -37,8 +39,9 @@ class DelayRelay:
     """Mutable state: frames under way, oldest first, and behind which interface each station was seen."""
 
     def __init__(self, ports: list[socket.socket], delay: float) -> None:
-        self._ports = ports
-        self._delay = max(0.0, delay - _MEAN_LATENESS)
+        self._ports = {port.fileno(): port for port in ports}
+        self._delay = delay
+        self._turn = max(_LEAST_TURN, _TURN_SHARE * delay)
         # due, from, with virtio-net header
         self._under_way: deque[tuple[float, socket.socket, bytes]] = deque()
         self._stations: dict[Mac, socket.socket] = {}
@@ -46,16 +49,17 @@ class DelayRelay:
 
     def run(self) -> None:
         poll, parent = select.epoll(), os.getppid()
-        for port in self._ports:
-            poll.register(port.fileno(), select.EPOLLIN)
+        for number in self._ports:
+            poll.register(number, select.EPOLLIN)
         while os.getppid() == parent:
+            late = self._turn / 2  # until a frame is sent; and until it is seen, unless this waits for it
             if self._under_way:
-                time.sleep(_TURN)
-            else:
-                poll.poll(_LONGEST_WAIT)
+                time.sleep(self._turn)
+                late += self._turn / 2
+            waiting = poll.poll(0 if self._under_way else _LONGEST_WAIT)
             now = time.monotonic()
-            for port in self._ports:
-                self._take(port, now + self._delay)
+            for number, _ in waiting:
+                self._take(self._ports[number], now + max(0.0, self._delay - late))
             self._deliver(now)
 
     def _take(self, port: socket.socket, due: float) -> None:
@@ -69,7 +73,7 @@ class DelayRelay:
         while self._under_way and self._under_way[0][0] <= now:
             _, source, data = self._under_way.popleft()
             destination = self._stations.get(data[_VNET_HEADER : _VNET_HEADER + 6])
-            for target in [destination] if destination is not None else self._ports:
+            for target in [destination] if destination is not None else self._ports.values():
                 if target is not source:
                     self._send(target, data)
 
