@@ -81,7 +81,7 @@ def measure(codec: str, arguments: argparse.Namespace, report: Report) -> list[d
         gradients=codec,
     )
     results = []
-    with ShapedLinks(PEERS, UNSHAPED) as links:
+    with ShapedLinks(PEERS, UNSHAPED, arguments.packet_bytes) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(PEERS)]
         with Chain(manifest, places) as chain:
             chain.wait_for_steps(WARM_UP_STEPS)
@@ -123,9 +123,10 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="inner steps measured on each link")
     parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--microbatches", type=int, default=32, help="of an inner step")
-    parser.add_argument("--sequences", type=int, default=2, help="of 256 tokens, in a microbatch")
+    parser.add_argument("--microbatches", type=int, default=64, help="of an inner step")
+    parser.add_argument("--sequences", type=int, default=1, help="of 256 tokens, in a microbatch")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--packet-bytes", type=int, default=1500, help="at most")
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")
     parser.add_argument("--codec", nargs="+", default=CODECS)

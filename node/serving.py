@@ -102,5 +102,4 @@ def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
         announce=announced(config.announce, port),
         relay=config.relay,
         nat_port_map=config.relay,
-        shares_cores=torch.device(config.device).type == "cpu",
     )

@@ -47,8 +47,10 @@ class ShapedLinks:
     left behind then.
     """
 
-    def __init__(self, peers: int, shape: Shape) -> None:
+    def __init__(self, peers: int, shape: Shape, packet_bytes: int = 1500) -> None:
+        """Packets hold `packet_bytes` at most; the fewer they are, the less the links take of the processor."""
         self._peers = peers
+        self._packet_bytes = packet_bytes
         self._shape = shape
         self._stem = f"noloco-{os.getpid()}"
         self._relay: subprocess.Popen[str] | None = None
@@ -122,6 +124,7 @@ class ShapedLinks:
         for namespace, interface in ((name, "eth0"), (self._middle, far)):
             # without an IPv6 address there is no chatter about it, and the middle answers to nothing
             _run("ip", "-n", namespace, "link", "set", interface, "addrgenmode", "none")
+            _run("ip", "-n", namespace, "link", "set", interface, "mtu", str(self._packet_bytes))
             _run("ip", "-n", namespace, "link", "set", interface, "up")
             self._narrow(namespace, interface)
 

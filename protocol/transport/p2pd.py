@@ -43,7 +43,6 @@ class Libp2pConfig:
     relay: bool = False  # reach and be reached through other peers, and carry others' traffic
     nat_port_map: bool = False  # ask the home router to forward the port (UPnP, NAT-PMP)
     client_only: bool = False  # listen nowhere and store nothing for others: for observers
-    shares_cores: bool = False  # with work that leaves none idle: p2pd then waits for its turn
     startup_timeout: float = 60.0  # seconds
 
 
@@ -114,8 +113,6 @@ class P2pd:
             if isinstance(error, P2PDaemonError | OSError | EOFError | ValueError | TimeoutError):
                 raise _start_failure(error, config) from error
             raise
-        if config.shares_cores:
-            _let_wait(p2p._child.pid)
         return cls(p2p, directory)
 
     @property
@@ -144,21 +141,6 @@ class P2pd:
             for line in chunk.decode(errors="replace").splitlines():
                 logger.debug("p2pd: %s", line[:1000])
                 self._last_lines.append(line[:300])
-
-
-def _let_wait(pid: int) -> None:
-    """From now on a waking thread of the process interrupts nobody (Linux's SCHED_BATCH, sched(7)).
-
-    A link of 30 Mbit/s wakes p2pd 2,000 times a second, and each time a thread that computes loses its core and what
-    it had in the core's caches. Made to wait for its turn, at most some milliseconds, p2pd finds more at once.
-    Where that cannot be had all stays as it was.
-    """
-    if not hasattr(os, "SCHED_BATCH"):
-        return
-    for _ in range(2):  # a thread may have begun another one meanwhile; those of batch threads are such, too
-        with suppress(OSError):
-            for thread in Path(f"/proc/{pid}/task").iterdir():
-                os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def _forget_failure(task: asyncio.Task[None]) -> None:

@@ -132,26 +132,6 @@ async def test_closing_leaves_neither_a_process_nor_a_socket(tmp_path: Path) -> 
     assert sockets_of(os.getpid()) == []
 
 
-@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux's scheduler has batch threads")
-@pytest.mark.parametrize("shares_cores", [True, False])
-async def test_only_beside_work_on_the_same_cores_p2pd_waits_for_its_turn(
-    shares_cores: bool, tmp_path: Path
-) -> None:
-    a, b = make(tmp_path, "a", shares_cores=shares_cores), make(tmp_path, "b")
-    await a.start()
-    [child] = p2pd_of(psutil.Process())
-    await b.start()
-    await a.serve(ECHO, echo)
-    await b.connect(a.addresses(), SOON)
-    stream = await b.open(a.peer_id, ECHO, SOON)
-    await ask(stream, b"so that p2pd works")
-    stream.close()
-    expected = os.SCHED_BATCH if shares_cores else os.SCHED_OTHER
-    assert {os.sched_getscheduler(thread.id) for thread in child.threads()} == {expected}
-    await a.close()
-    await b.close()
-
-
 async def test_closing_ends_even_a_frozen_p2pd(tmp_path: Path) -> None:
     transport = make(tmp_path)
     await transport.start()
