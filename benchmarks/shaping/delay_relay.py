@@ -1,5 +1,7 @@
 """A switch that passes every frame on after a fixed time: what lies between the links of `links.py`.
 
+Never earlier, and up to two of its turns later.
+
     python delay_relay.py --delay 0.05 wan1 wan2 …
 
 Runs until it or its parent is killed, in the network namespace of the named interfaces. It reads whole segments of
@@ -27,9 +29,9 @@ _RECEIVE_BUFFER = 32 << 20  # frames that arrive while this process does not run
 _LARGEST_FRAME = 70_000  # a segment of 64 KiB with its headers
 _VNET_HEADER = 10  # bytes that stand before the Ethernet header
 _LEAST_TURN = (
-    0.001  # seconds between two looks at the interfaces: a wake-up for each frame would take a whole core
+    0.001  # seconds between two looks at the interfaces: waking up for each frame takes a whole core
 )
-_TURN_SHARE = 0.05  # of the delay: what this process computes is taken from the peers that share the machine
+_TURN_SHARE = 0.02  # of the delay: what this process computes is taken from the peers that share the machine
 _LONGEST_WAIT = 1.0  # seconds until it is noticed that the parent has died
 
 Mac = bytes
@@ -52,14 +54,12 @@ class DelayRelay:
         for number in self._ports:
             poll.register(number, select.EPOLLIN)
         while os.getppid() == parent:
-            late = self._turn / 2  # until a frame is sent; and until it is seen, unless this waits for it
             if self._under_way:
                 time.sleep(self._turn)
-                late += self._turn / 2
             waiting = poll.poll(0 if self._under_way else _LONGEST_WAIT)
             now = time.monotonic()
             for number, _ in waiting:
-                self._take(self._ports[number], now + max(0.0, self._delay - late))
+                self._take(self._ports[number], now + self._delay)
             self._deliver(now)
 
     def _take(self, port: socket.socket, due: float) -> None:
