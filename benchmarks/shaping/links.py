@@ -1,18 +1,17 @@
 """Peers on links of a given bandwidth and latency, on one machine: for benchmarks and their tests.
 
-Each peer gets a network namespace of its own. A virtual cable leads from it to a namespace in the middle; tbf bounds
-what goes through the cable in each direction, and `delay_relay.py` holds every frame back for the latency:
+Each peer gets a network namespace of its own. A virtual cable leads from it to a namespace in the middle, where
+`link_relay.py` takes every frame through two links, up and down, and holds it back for the latency between them:
 
-    peer 0 ── tbf up / tbf down ──┐
-    peer 1 ── tbf up / tbf down ──┤ delay_relay.py
-    …                             ┘
+    peer 0 ──┐
+    peer 1 ──┤ link_relay.py
+    …        ┘
 
-Needs root, the `ip` and `tc` commands, and no kernel module that Debian's cloud kernels lack: neither netem nor fq.
+Needs root and the `ip` command, and no kernel module that Debian's cloud kernels lack: neither netem nor fq.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -22,9 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-_RELAY = Path(__file__).with_name("delay_relay.py")
-_BURST_BYTES = 32 << 10  # what may pass at once; a larger segment is cut into packets by tbf
-_QUEUE_SECONDS = 0.1  # how long packets may queue in front of the narrow link before they are dropped
+_RELAY = Path(__file__).with_name("link_relay.py")
 _CLEAN_UP_SECONDS = 10.0
 
 
@@ -107,12 +104,12 @@ class ShapedLinks:
 
     def _start_relay(self) -> None:
         command = ["ip", "netns", "exec", self._middle, sys.executable, "-S", str(_RELAY)]
-        command += ["--delay", str(self._shape.one_way)]
         command += [f"wan{peer}" for peer in range(self._peers)]
-        self._relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._relay.stdout is not None
         if self._relay.stdout.readline().strip() != "ready":
-            raise LinksUnavailable("the delay relay did not start; its error is above")
+            raise LinksUnavailable("the relay did not start; its error is above")
+        self.reshape(self._shape)
 
     def _lay_cable(self, peer: int) -> None:
         name, far = self.namespace(peer), f"wan{peer}"
@@ -126,30 +123,14 @@ class ShapedLinks:
             _run("ip", "-n", namespace, "link", "set", interface, "addrgenmode", "none")
             _run("ip", "-n", namespace, "link", "set", interface, "mtu", str(self._packet_bytes))
             _run("ip", "-n", namespace, "link", "set", interface, "up")
-            self._narrow(namespace, interface)
 
     def reshape(self, shape: Shape) -> None:
-        """Other links from now on. With another latency, what was under way is lost, and TCP sends it again."""
-        same_latency = shape.one_way == self._shape.one_way
+        """Other links from now on; what is under way arrives as if nothing had changed."""
         self._shape = shape
-        if not same_latency:
-            self._stop_relay()
-        for peer in range(self._peers):
-            self._narrow(self.namespace(peer), "eth0")
-            self._narrow(self._middle, f"wan{peer}")
-        if not same_latency:
-            self._start_relay()
-
-    def _narrow(self, namespace: str, interface: str) -> None:
-        if math.isinf(self._shape.mbit):
-            with suppress(subprocess.CalledProcessError):  # it was not narrow
-                _run("tc", "-n", namespace, "qdisc", "delete", "dev", interface, "root")
-            return
-        _run(
-            "tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root",
-            "tbf", "rate", f"{self._shape.mbit}mbit", "burst", str(_BURST_BYTES),
-            "latency", f"{_QUEUE_SECONDS * 1e3:g}ms",
-        )  # fmt: skip
+        assert self._relay is not None
+        assert self._relay.stdin is not None
+        self._relay.stdin.write(f"{shape.mbit} {shape.one_way}\n")
+        self._relay.stdin.flush()
 
     def _tear_down(self) -> None:
         self._stop_relay()
@@ -160,9 +141,8 @@ class ShapedLinks:
     def _stop_relay(self) -> None:
         if self._relay is not None:
             self._relay.terminate()
-            self._relay.wait(_CLEAN_UP_SECONDS)
-            assert self._relay.stdout is not None
-            self._relay.stdout.close()
+            with self._relay:  # closes its pipes
+                self._relay.wait(_CLEAN_UP_SECONDS)
             self._relay = None
 
 
@@ -172,9 +152,8 @@ def why_unavailable() -> str:
         return "shaped links need Linux's network namespaces"
     if os.geteuid() != 0:
         return "shaped links need root, to make network namespaces"
-    missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
-    if missing:
-        return f"shaped links need the commands ip and tc (Debian: apt-get install iproute2); no {missing[0]}"
+    if shutil.which("ip") is None:
+        return "shaped links need the command ip (Debian: apt-get install iproute2)"
     return ""
 
 
