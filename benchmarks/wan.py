@@ -3,13 +3,13 @@
 Two `noloco-node` processes as they ship, one stage each, and a seed peer, each in a network namespace of its own. The
 links are shaped to 1000, 300, 100 and 30 Mbit/s each way and 10, 50 and 150 ms one way, for each codec of activations
 and gradients. Before and after each latency they are not shaped at all, and each step on a shaped link is compared
-with the median one of those. Needs root. The bound of a shape is the unshaped speed, or
-what the codec's bytes leave of the bandwidth if that is less.
+with the median one of those. Needs root. The bound of a shape is the unshaped speed, or what the codec's bytes leave
+of the bandwidth if that is less.
 
 An inner step has 16,384 tokens, and nothing of the next one runs before it is applied (staleness 0), so each step
 waits once for a round trip and for a microbatch's bytes each way: `--sequences` says how many those are. With
-`--hidden 128 --microbatches 128` the stages compute so little for each byte that the packets' own processor time,
-which the namespaces share with the stages, decides. Ratios, medians over the steps: `worst_vs_unshaped` among the
+`--hidden 128` the stages compute so little for each byte that the packets' own processor time, which the namespaces
+share with the stages, decides. Ratios, medians over the steps: `worst_vs_unshaped` among the
 shapes whose bandwidth allows 1.3 times the unshaped speed, and `worst_vs_bound` among all. `computing vs unshaped`
 compares the shares of time in which the last stage computes: what waiting alone costs, however fast the machine is.
 """

@@ -175,7 +175,7 @@ class Chain:
         return [float(event["time"]) for event in self.events("step")]
 
     def share_computed(self, stage: int, first: int, last: int) -> float:
-        """Of the time from the end of a stage's inner step `first` to that of `last`: computing."""
+        """Of the time from the end of a stage's inner step `first`, counted from 0, to that of `last`: computing."""
         self._wait_for(lambda: len(self.events("step", stage)) > last)
         steps = self.events("step", stage)[first : last + 1]
         seconds = steps[-1]["time"] - steps[0]["time"]

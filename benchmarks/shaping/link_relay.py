@@ -26,7 +26,6 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from dataclasses import dataclass, field
 
@@ -37,13 +36,11 @@ _PACKET_IGNORE_OUTGOING = 23
 _SO_RCVBUFFORCE = 33
 _RECEIVE_BUFFER = 32 << 20  # frames that arrive while this process does not run must not be lost
 _LARGEST_FRAME = 70_000  # a segment of 64 KiB with its headers
-_VNET_HEADER = struct.Struct(
-    "=BBHHHH"
-)  # flags, kind of segment, -, payload of each of its packets, checksum's place
+# flags, kind of segment, length of headers, payload of each of its packets, place of the checksum (two fields)
+_VNET_HEADER = struct.Struct("=BBHHHH")
 _HEADERS = 66  # of Ethernet, IPv4 and TCP with timestamps
-_LEAST_TURN = (
-    0.001  # seconds between two looks at the interfaces: waking up for each frame takes a whole core
-)
+# seconds between two looks at the interfaces: waking up for each frame would take a whole core
+_LEAST_TURN = 0.001
 _TURN_SHARE = 0.02  # of the delay
 _QUEUE_SECONDS = 0.1  # how long frames may wait in front of a narrow link before they are lost
 _INPUT = 0
@@ -77,6 +74,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Frame:
+    """As it was read, and whose link it is on."""
+
     source: Link
     data: bytes  # behind a virtio-net header
     target: Link | None = None  # once it is in that one's link
@@ -107,7 +106,6 @@ class LinkRelay:
         self._under_way: list[tuple[float, int, Frame]] = []
         self._numbers = itertools.count()  # frames of the same time keep their order
         self._stations: dict[Mac, Link] = {}
-        self.lost = 0
 
     def run(self) -> None:
         poll = select.epoll()
@@ -144,27 +142,20 @@ class LinkRelay:
     def _pass(self, frame: Frame, direction: Direction, arrives: float, then: float) -> None:
         """Through one direction of a link; its next event is `then` seconds after that."""
         passed = direction.passed(frame.nbytes, arrives, self._bytes_per_second)
-        if passed is None:
-            self.lost += 1
-        else:
+        if passed is not None:
             heapq.heappush(self._under_way, (passed + then, next(self._numbers), frame))
 
     def _deliver(self, now: float) -> None:
         while self._under_way and self._under_way[0][0] <= now:
             due, _, frame = heapq.heappop(self._under_way)
             if frame.target is not None:
-                self._send(frame.target.port, frame.data)
+                with contextlib.suppress(OSError):  # the receiver's own queue is full: lost
+                    frame.target.port.send(frame.data)
                 continue
             known = self._stations.get(frame.receiver)
             for link in [known] if known is not None else self._links.values():
                 if link is not frame.source:
                     self._pass(Frame(frame.source, frame.data, link), link.down, due, 0.0)
-
-    def _send(self, port: socket.socket, data: bytes) -> None:
-        try:
-            port.send(data)
-        except OSError:
-            self.lost += 1
 
 
 def open_port(interface: str) -> socket.socket:
@@ -188,7 +179,6 @@ def main() -> None:
     print("ready", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         relay.run()
-    print(f"lost {relay.lost}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -125,12 +125,18 @@ class ShapedLinks:
             _run("ip", "-n", namespace, "link", "set", interface, "up")
 
     def reshape(self, shape: Shape) -> None:
-        """Other links from now on; what is under way arrives as if nothing had changed."""
+        """Other links from now on; what is under way arrives as if nothing had changed.
+
+        Raises `LinksUnavailable` when the relay has ended.
+        """
         self._shape = shape
         assert self._relay is not None
         assert self._relay.stdin is not None
-        self._relay.stdin.write(f"{shape.mbit} {shape.one_way}\n")
-        self._relay.stdin.flush()
+        try:
+            self._relay.stdin.write(f"{shape.mbit} {shape.one_way}\n")
+            self._relay.stdin.flush()
+        except BrokenPipeError:
+            raise LinksUnavailable("the relay ended; its error is above") from None
 
     def _tear_down(self) -> None:
         self._stop_relay()

@@ -99,6 +99,21 @@ def test_four_peers_in_a_ring_get_the_bandwidth_and_the_latency_at_the_same_time
     assert links.bytes_sent() > sum(rates) * 1e6 / 8 * (SECONDS - START)
 
 
+@pytest.mark.timeout(110)
+def test_links_that_were_reshaped_are_as_narrow_and_as_long_as_they_now_say(links: ShapedLinks) -> None:
+    """The relay takes each segment through two links one after the other: neither may let more through."""
+    narrow, one_way = 30.0, 0.15
+    links.reshape(Shape(narrow, one_way))
+    for _ in range(ATTEMPTS):
+        trips, rates = send_in_a_ring(links)
+        assert min(trips) >= 2 * one_way, trips
+        assert max(rates) < 1.02 * narrow, rates
+        if max(trips) < 2 * one_way + 0.03 and min(rates) > 0.5 * narrow:
+            break
+    else:
+        pytest.fail(f"the links are worse than they should be: {trips} s, {rates} Mbit/s")
+
+
 def test_links_leave_nothing_behind(links: ShapedLinks) -> None:
     namespaces = [links.namespace(peer) for peer in range(PEERS)]
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
