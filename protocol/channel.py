@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from protocol.codec import Encoded
@@ -14,6 +15,10 @@ from protocol.messages import Message
 from protocol.transport.base import Stream
 
 logger = logging.getLogger(__name__)
+
+# What a frame has at least once it has begun, whatever the deadline of its request: cut short, it ends the stream and
+# with it every other request under way.
+FRAME_SECONDS = 10.0
 
 
 @dataclass
@@ -35,15 +40,20 @@ class Channel:
 
     # --- calling ------------------------------------------------------------------------------
 
-    async def ask(self, request: Message, tensors: Sequence[Encoded]) -> Frame:
-        """Send a request and wait for its reply or refusal, without a deadline. Raises what ended the stream."""
+    async def ask(self, request: Message, tensors: Sequence[Encoded], due: float) -> Frame:
+        """Send a request and wait for its reply or refusal until `due` on the loop's clock.
+
+        Raises what ended the stream, and `TimeoutError`: at `due`, or if the request was half sent then, once it is
+        sent.
+        """
         request_id = self.next_id
         self.next_id += 1
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.waiting[request_id] = future
         try:
-            await self.send(FrameType.REQUEST, request_id, request, tensors)
-            return await future
+            await self.send(FrameType.REQUEST, request_id, request, tensors, due)
+            async with asyncio.timeout_at(due):
+                return await future
         finally:
             self.waiting.pop(request_id, None)
             if future.done() and not future.cancelled():
@@ -68,18 +78,27 @@ class Channel:
     # --- frames -------------------------------------------------------------------------------
 
     async def send(
-        self, frame_type: FrameType, request_id: int, message: Message, tensors: Sequence[Encoded]
+        self,
+        frame_type: FrameType,
+        request_id: int,
+        message: Message,
+        tensors: Sequence[Encoded],
+        due: float | None = None,
     ) -> None:
-        """Write one frame. A write that is cut short (a deadline) leaves the stream out of step: close it."""
+        """Write one frame. Raises `TimeoutError` when its turn has not come by `due`: nothing of it was sent then.
+
+        One that has begun gets `FRAME_SECONDS` at least. What is cut short after them, or because its task is
+        cancelled, leaves the stream out of step and closes it.
+        """
         try:
-            async with self.write_lock:
-                if self.broken:
-                    raise PeerUnreachable("the stream was closed")
+            async with self._turn(due):
                 whole, began = False, self.watch.now()
+                ends = None if due is None else max(due, asyncio.get_running_loop().time() + FRAME_SECONDS)
                 try:
-                    nbytes = await write_frame(
-                        self.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
-                    )
+                    async with asyncio.timeout_at(ends):
+                        nbytes = await write_frame(
+                            self.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
+                        )
                     whole = True
                     self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
                 finally:
@@ -89,12 +108,23 @@ class Channel:
             self.fail(PeerUnreachable("the stream broke while sending"))
             raise
 
+    @asynccontextmanager
+    async def _turn(self, due: float | None = None) -> AsyncIterator[None]:
+        """The stream for one frame, once those before are out. Raises as `send`, when it does not come."""
+        async with asyncio.timeout_at(due):
+            await self.write_lock.acquire()
+        try:
+            if self.broken:
+                raise PeerUnreachable("the stream was closed")
+            yield
+        finally:
+            self.write_lock.release()
+
     async def refuse(self, request: Frame, code: str, reason: str) -> None:
         """Answer `request` with a refusal; a peer that cannot be reached any more does without."""
         try:
-            async with self.write_lock:
-                if not self.broken:
-                    await write_frame(self.stream, FrameType.REFUSAL, request.request_id, code, reason[:200])
+            async with self._turn():
+                await write_frame(self.stream, FrameType.REFUSAL, request.request_id, code, reason[:200])
         except (PeerUnreachable, TransportDown):
             logger.debug("A refusal could not be sent")
 

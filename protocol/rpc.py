@@ -145,13 +145,15 @@ class Rpc:
         """Ask `peer` and wait for its answer.
 
         Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after `deadline`
-        seconds; the request may have been carried out, so repeat only what is harmless when repeated),
-        `WireError` when the answer is nonsense (counts against the peer).
+        seconds, or up to `protocol.channel.FRAME_SECONDS` more where the request is half sent by then; it may have
+        been carried out, so repeat only what is harmless when repeated), `WireError` when the answer is nonsense
+        (counts against the peer).
         """
+        due = asyncio.get_running_loop().time() + deadline
         try:
-            async with asyncio.timeout(deadline):
+            async with asyncio.timeout_at(due):
                 channel = await self._channel(peer, traffic, deadline)
-                frame = await channel.ask(request, tensors)
+            frame = await channel.ask(request, tensors, due)
         except TimeoutError:
             raise DeadlineExceeded(f"no answer to {request.kind} within {deadline:.1f} s") from None
         try:

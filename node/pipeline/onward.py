@@ -73,7 +73,9 @@ class Onward:
     ) -> tuple[float, torch.Tensor]:
         """To random peers of the next stage until one answers; returns its loss and the gradient.
 
-        Each failure costs one resend to another peer. With no live peer this waits for one to appear.
+        Each failure costs one resend to another peer. With no live peer this waits for one to appear. A peer has
+        the time that answers usually take, or all that the manifest allows if it is the last one left to ask: asked
+        again over the same connection it would not be faster.
         """
         context, tried = self._context, set[PeerId]()
         pause = RETRY_SECONDS
@@ -87,9 +89,10 @@ class Onward:
                 pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
-            asked = context.transport.now()
+            asked, others = context.transport.now(), set(peers) - tried - {peer}
+            deadline = self._deadline.seconds() if others else context.manifest.limits.microbatch_deadline
             try:
-                answer = await self._ask(peer, microbatch, parcel, home)
+                answer = await self._ask(peer, microbatch, parcel, home, deadline)
             except Refused as refusal:
                 logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
                 tried.add(peer)
@@ -107,8 +110,9 @@ class Onward:
                 return answer
 
     async def _ask(
-        self, peer: PeerId, microbatch: str, parcel: list[Encoded], home: Home | None
+        self, peer: PeerId, microbatch: str, parcel: list[Encoded], home: Home | None, deadline: float
     ) -> tuple[float, torch.Tensor]:
+        """`deadline` is for each of the stages behind this one."""
         context = self._context
         stages_behind = context.manifest.hops - 1 - context.stage
         began = asyncio.get_running_loop().time()
@@ -118,7 +122,7 @@ class Onward:
             self._message(microbatch[-64:], home),
             Gradient,
             parcel,
-            deadline=self._deadline.seconds() * stages_behind,
+            deadline=deadline * stages_behind,
         )
         try:
             if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:

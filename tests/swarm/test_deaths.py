@@ -92,10 +92,29 @@ def test_a_frozen_peer_only_costs_deadlines() -> None:
     run_swarm(main())
 
 
-def test_the_only_peer_is_asked_again_at_once_when_it_answers_after_a_stall() -> None:
+def test_the_only_peer_may_stall_and_nothing_is_sent_twice() -> None:
+    async def main() -> None:
+        swarm = await training(1, inner__total_steps=FOREVER, inner__microbatches=16)
+        silent = peer_of(stage_nodes(swarm, 1)[0])
+        swarm.network.freeze(silent)
+        await asyncio.sleep(8)
+        swarm.network.thaw(silent)
+        goal = step_of(swarm.nodes[0]) + 2
+        await until(lambda: step_of(swarm.nodes[0]) >= goal, seconds=10)
+        assert not events_of(swarm, "resend")
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_the_only_peer_is_asked_again_at_once_when_it_answers_after_the_manifests_deadline() -> None:
     async def main() -> None:
         swarm = await training(
-            1, inner__total_steps=FOREVER, inner__microbatches=16, limits__record_lifetime=60.0
+            1,
+            inner__total_steps=FOREVER,
+            inner__microbatches=16,
+            limits__record_lifetime=60.0,
+            limits__microbatch_deadline=5.0,
         )
         silent = peer_of(stage_nodes(swarm, 1)[0])
         swarm.network.freeze(silent)

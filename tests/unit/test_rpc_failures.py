@@ -7,7 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from protocol.codec import encode
+from protocol.channel import FRAME_SECONDS
+from protocol.codec import Encoded, encode
 from protocol.errors import (
     DeadlineExceeded,
     PeerUnreachable,
@@ -59,30 +60,58 @@ async def test_a_peer_that_dies_during_a_call_is_unreachable_at_once() -> None:
             await two.ask()
 
 
+SLOW = Link(latency=0.01, bandwidth=1e6)  # bytes a second
+
+
+def megabytes(count: int) -> list[Encoded]:
+    return [encode(torch.zeros(count * 250_000), "fp32")]
+
+
 @in_virtual_time
-async def test_a_write_cut_short_by_a_deadline_closes_the_stream_and_the_next_call_works() -> None:
-    async with two_peers(Link(latency=0.01, bandwidth=1e6)) as two:
+async def test_a_frame_that_has_begun_is_sent_whole_and_its_deadline_costs_nobody_else() -> None:
+    async with two_peers(SLOW) as two:
+        two.server.limit({Traffic.GOSSIP: 64_000_000})
+        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: float(request.message.stage)))
+        other = asyncio.create_task(two.ask(forward(8), Accept, deadline=50.0))
+        await asyncio.sleep(0.5)
+        bulk = asyncio.create_task(two.ask(forward(1), Accept, tensors=megabytes(6), deadline=1.0))
+        await asyncio.sleep(0.5)
+        with pytest.raises(DeadlineExceeded):  # it waits for its turn, and nothing of it is sent
+            await two.ask(forward(2), Accept, deadline=2.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(3.0, abs=0.1)
+        with pytest.raises(DeadlineExceeded):
+            await bulk
+        assert asyncio.get_running_loop().time() < 7
+        reply, _ = await other
+        assert reply.round == 8
+        reply, _ = await two.ask(forward(3), Accept)
+        assert reply.round == 3
+
+
+@in_virtual_time
+async def test_a_frame_cut_short_closes_the_stream_and_the_next_call_works() -> None:
+    async with two_peers(SLOW) as two:
         two.server.limit({Traffic.GOSSIP: 64_000_000})
         two.server.handle(Traffic.GOSSIP, Ready, say_done)
         await two.ask()
         with pytest.raises(DeadlineExceeded):
-            await two.ask(tensors=[encode(torch.zeros(4_000_000), "fp32")], deadline=1.0)
+            await two.ask(tensors=megabytes(16), deadline=1.0)
         await two.ask()
         assert not two.server.is_banned(two.caller.transport.peer_id)
 
 
 @in_virtual_time
 async def test_others_on_a_stream_that_was_cut_short_learn_it_at_once() -> None:
-    async with two_peers(Link(latency=0.01, bandwidth=1e6)) as two:
+    async with two_peers(SLOW) as two:
         two.server.limit({Traffic.GOSSIP: 64_000_000})
         two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
         other = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
         await asyncio.sleep(0.5)
         with pytest.raises(DeadlineExceeded):
-            await two.ask(forward(2), tensors=[encode(torch.zeros(4_000_000), "fp32")], deadline=1.0)
+            await two.ask(forward(2), tensors=megabytes(16), deadline=1.0)
         with pytest.raises(PeerUnreachable):
             await other
-        assert asyncio.get_running_loop().time() < 5
+        assert asyncio.get_running_loop().time() == pytest.approx(0.5 + FRAME_SECONDS, abs=0.1)
 
 
 @in_virtual_time
