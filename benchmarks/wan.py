@@ -11,7 +11,10 @@ waits once for a round trip and for a microbatch's bytes each way: `--sequences`
 `--hidden 128` the stages compute so little for each byte that the packets' own processor time, which the namespaces
 share with the stages, decides. Ratios, medians over the steps: `worst_vs_unshaped` among the
 shapes whose bandwidth allows 1.3 times the unshaped speed, and `worst_vs_bound` among all. `computing vs unshaped`
-compares the shares of time in which the last stage computes: what waiting alone costs, however fast the machine is.
+compares the shares of time in which the last stage computes: what waiting alone costs. `processor vs unshaped`
+compares what both stages' threads get of the processor time that the machine has: what waiting and packets cost
+together, however fast the machine is at the time. Where other guests of its hypervisor take more than 2 % of it,
+steps are measured again.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from pipelines.chain import Chain, ChainFailed, Steps, manifest_of
+from pipelines.chain import Chain, ChainFailed, Step, manifest_of
 from reporting.report import Report, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
@@ -52,7 +55,7 @@ class Shaped:
     """What was measured on one link."""
 
     mbit: float
-    steps: Steps
+    steps: list[Step]
     resends: int
 
 
@@ -90,32 +93,38 @@ def measure(codec: str, arguments: argparse.Namespace, report: Report) -> list[d
                 found = on_links(chain, links, latency, arguments)
                 after = chain.steady_steps(arguments.repeats)
                 report.tell(
-                    f"unshaped: {', '.join(f'{speed:.0f}' for speed in before.speeds)} tokens/s before, "
-                    f"{', '.join(f'{speed:.0f}' for speed in after.speeds)} after"
+                    f"unshaped: {', '.join(f'{step.speed:.0f}' for step in before)} tokens/s before, "
+                    f"{', '.join(f'{step.speed:.0f}' for step in after)} after"
                 )
                 for shaped in found:
                     carried = bandwidth_bound(codec, arguments.hidden, shaped.mbit)
                     facts = {"codec": codec, "mbit": shaped.mbit, "one_way_ms": latency}
-                    results.append(facts | result_of(shaped, carried, before, after))
+                    results.append(facts | result_of(shaped, carried, before + after))
                     report.tell_row(results[-1])
                 before = after
     return results
 
 
-def result_of(shaped: Shaped, carried: float, before: Steps, after: Steps) -> dict[str, Any]:
+def result_of(shaped: Shaped, carried: float, unshaped: list[Step]) -> dict[str, Any]:
     """Beside the unshaped steps before and after, and what the bandwidth carries, in tokens per second."""
-    usual, computing = median(before.speeds + after.speeds), (before.computing + after.computing) / 2
-    ratios = [speed / usual for speed in shaped.steps.speeds]
+    usual = median(step.speed for step in unshaped)
+    ratios = [step.speed / usual for step in shaped.steps]
     return {
         "unshaped": round(usual),
-        "shaped": round(median(shaped.steps.speeds)),
+        "shaped": round(median(step.speed for step in shaped.steps)),
         "bandwidth_bound": round(carried),
         "resends": shaped.resends,
         "has_room": carried >= SPARE * usual,
+        "stolen": round(max(step.stolen for step in shaped.steps + unshaped), 3),
         "of_each_step": [round(ratio, 3) for ratio in ratios],
         "vs_unshaped": round(median(ratios), 3),
-        "vs_bound": round(median(shaped.steps.speeds) / min(usual, carried), 3),
-        "computing_vs_unshaped": round(shaped.steps.computing / computing, 3),
+        "vs_bound": round(median(ratios) * usual / min(usual, carried), 3),
+        "computing_vs_unshaped": round(
+            median(step.computing for step in shaped.steps) / median(step.computing for step in unshaped), 3
+        ),
+        "processor_vs_unshaped": round(
+            median(step.processor for step in shaped.steps) / median(step.processor for step in unshaped), 3
+        ),
     }
 
 

@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import psutil
 
 from protocol.manifest import Manifest
 from protocol.manifest_text import as_toml
@@ -22,6 +23,7 @@ from protocol.manifest_text import as_toml
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
+MOST_STOLEN = 0.02
 
 Place = tuple[str, list[str]]  # the address to listen on, and what to put before a command to run it there
 
@@ -62,11 +64,22 @@ def manifest_of(
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Inner steps one after another."""
+class Step:
+    """One inner step of the first stage."""
 
-    speeds: list[float]  # tokens per second of each
-    computing: float  # the share of their time in which the last stage computed
+    speed: float  # tokens per second
+    computing: float  # the share of its time in which the last stage computed
+    processor: float  # of the processor time that this machine had, what the stages' busiest threads got
+    stolen: float  # of the machine's processor time, what its hypervisor gave to others instead
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds, and processor seconds of the stages' busiest threads and of the hypervisor's other guests."""
+
+    wall: float
+    stages: float
+    stolen: float
 
 
 class Chain:
@@ -198,16 +211,43 @@ class Chain:
         """Until the first stage has done so many in all."""
         self._wait_for(lambda: len(self.step_times()) >= steps)
 
-    def steady_steps(self, count: int) -> Steps:
-        """The next `count` inner steps, after the present one."""
+    def steady_steps(self, count: int) -> list[Step]:
+        """The next `count` inner steps, after the present one.
+
+        Where a hypervisor takes more than `MOST_STOLEN` of the machine's processor time from some of them: of up to
+        twice as many, those from which it took least.
+        """
         first = len(self.step_times())
-        last = first + count
-        for steps in range(first, last + 1):  # each has START_SECONDS
-            self.wait_for_steps(steps + 1)
-        times = self.step_times()[first : last + 1]
+        clocks = []
+        steps: list[Step] = []
+        while sum(step.stolen <= MOST_STOLEN for step in steps) < count and len(steps) < 2 * count:
+            self.wait_for_steps(first + len(clocks) + 1)
+            clocks.append(self._clock())
+            if len(clocks) > 1:
+                steps.append(self._step(first + len(steps), *clocks[-2:]))
+        undisturbed = sorted(steps, key=lambda step: step.stolen)[:count]
+        return [step for step in steps if step in undisturbed]
+
+    def _step(self, first: int, began: _Clock, ended: _Clock) -> Step:
+        """From the end of the step `first`, counted from 0, to that of the next."""
+        begin, end = self.step_times()[first : first + 2]
         tokens = self._manifest.inner.microbatches * self._manifest.tokens_per_microbatch
-        speeds = [tokens / (end - begin) for begin, end in pairwise(times)]
-        return Steps(speeds, self.share_computed(self._manifest.stages - 1, first, last))
+        had = psutil.cpu_count() * (ended.wall - began.wall)
+        stolen = ended.stolen - began.stolen
+        return Step(
+            speed=tokens / (end - begin),
+            computing=self.share_computed(self._manifest.stages - 1, first, first + 1),
+            processor=(ended.stages - began.stages) / (had - stolen),
+            stolen=stolen / had,
+        )
+
+    def _clock(self) -> _Clock:
+        stages = [psutil.Process(process.pid) for process, _ in self._processes[1:]]
+        busiest = [
+            max(thread.user_time + thread.system_time for thread in stage.threads()) for stage in stages
+        ]
+        stolen = getattr(psutil.cpu_times(), "steal", 0.0)  # only Linux tells
+        return _Clock(time.monotonic(), sum(busiest), stolen)
 
     def tokens_per_second(self, seconds: float) -> float:
         """Of the inner steps of the first stage that begin and end within about `seconds` from now."""
