@@ -90,23 +90,18 @@ class Channel:
         One that has begun gets `FRAME_SECONDS` at least. What is cut short after them, or because its task is
         cancelled, leaves the stream out of step and closes it.
         """
-        try:
-            async with self._turn(due):
-                whole, began = False, self.watch.now()
-                ends = None if due is None else max(due, asyncio.get_running_loop().time() + FRAME_SECONDS)
-                try:
-                    async with asyncio.timeout_at(ends):
-                        nbytes = await write_frame(
-                            self.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
-                        )
-                    whole = True
-                    self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
-                finally:
-                    if not whole:
-                        self.fail(PeerUnreachable("the stream broke while sending"))
-        except PeerUnreachable:
-            self.fail(PeerUnreachable("the stream broke while sending"))
-            raise
+        async with self._turn(due):
+            began = self.watch.now()
+            ends = None if due is None else max(due, asyncio.get_running_loop().time() + FRAME_SECONDS)
+            try:
+                async with asyncio.timeout_at(ends):
+                    nbytes = await write_frame(
+                        self.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
+                    )
+            except BaseException:
+                self.fail(PeerUnreachable("the stream broke while sending"))
+                raise
+            self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
 
     @asynccontextmanager
     async def _turn(self, due: float | None = None) -> AsyncIterator[None]:

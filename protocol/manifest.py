@@ -167,7 +167,7 @@ class Wire(Section):
 
 
 class Limits(Section):
-    """Times in seconds; the starting points of deadlines that then adapt to what the swarm shows."""
+    """Times in seconds; deadlines begin with them, then adapt to what the swarm shows and never exceed them."""
 
     microbatch_deadline: Positive = 30.0
     gossip_deadline: Positive = 30.0

@@ -23,7 +23,7 @@ from protocol.manifest_text import as_toml
 START_SECONDS = 180.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.1
-MOST_STOLEN = 0.02
+MOST_STOLEN = 0.02  # of the processor time, by other guests of a hypervisor, in a step that counts
 
 Place = tuple[str, list[str]]  # the address to listen on, and what to put before a command to run it there
 

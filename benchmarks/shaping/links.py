@@ -129,7 +129,6 @@ class ShapedLinks:
 
         Raises `LinksUnavailable` when the relay has ended.
         """
-        self._shape = shape
         assert self._relay is not None
         assert self._relay.stdin is not None
         try:

@@ -92,40 +92,33 @@ def test_a_frozen_peer_only_costs_deadlines() -> None:
     run_swarm(main())
 
 
-def test_the_only_peer_may_stall_and_nothing_is_sent_twice() -> None:
-    async def main() -> None:
-        swarm = await training(1, inner__total_steps=FOREVER, inner__microbatches=16)
-        silent = peer_of(stage_nodes(swarm, 1)[0])
-        swarm.network.freeze(silent)
-        await asyncio.sleep(8)
-        swarm.network.thaw(silent)
-        goal = step_of(swarm.nodes[0]) + 2
-        await until(lambda: step_of(swarm.nodes[0]) >= goal, seconds=10)
-        assert not events_of(swarm, "resend")
-        await swarm.leave()
+async def resends_of_a_stall(**changes: Any) -> tuple[int, int]:
+    """One node for each stage; the second one freezes for 8 s, and then both go on at once.
 
-    run_swarm(main())
+    Returns how many resends there were until it thawed, and until they had done two more steps.
+    """
+    swarm = await training(1, inner__total_steps=FOREVER, inner__microbatches=16, **changes)
+    silent = peer_of(stage_nodes(swarm, 1)[0])
+    swarm.network.freeze(silent)
+    await asyncio.sleep(8)
+    swarm.network.thaw(silent)
+    meanwhile = len(events_of(swarm, "resend"))
+    goal = step_of(swarm.nodes[0]) + 2
+    await until(lambda: step_of(swarm.nodes[0]) >= goal, seconds=10)
+    in_all = len(events_of(swarm, "resend"))
+    await swarm.leave()
+    return meanwhile, in_all
+
+
+def test_the_only_peer_may_stall_and_nothing_is_sent_twice() -> None:
+    assert run_swarm(resends_of_a_stall()) == (0, 0)
 
 
 def test_the_only_peer_is_asked_again_at_once_when_it_answers_after_the_manifests_deadline() -> None:
-    async def main() -> None:
-        swarm = await training(
-            1,
-            inner__total_steps=FOREVER,
-            inner__microbatches=16,
-            limits__record_lifetime=60.0,
-            limits__microbatch_deadline=5.0,
-        )
-        silent = peer_of(stage_nodes(swarm, 1)[0])
-        swarm.network.freeze(silent)
-        await asyncio.sleep(8)
-        swarm.network.thaw(silent)
-        assert len(events_of(swarm, "resend")) > 4  # so many were under way
-        goal = step_of(swarm.nodes[0]) + 2
-        await until(lambda: step_of(swarm.nodes[0]) >= goal, seconds=10)
-        await swarm.leave()
-
-    run_swarm(main())
+    meanwhile, _ = run_swarm(
+        resends_of_a_stall(limits__record_lifetime=60.0, limits__microbatch_deadline=5.0)
+    )
+    assert meanwhile > 4  # so many were under way
 
 
 def test_a_network_daemon_that_restarts_pauses_its_node_and_does_not_end_it() -> None:

@@ -21,6 +21,12 @@ from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
+SLOW = Link(latency=0.01, bandwidth=1e6)  # bytes a second
+
+
+def megabytes(count: int) -> list[Encoded]:
+    return [encode(torch.zeros(count * 250_000), "fp32")]
+
 
 @in_virtual_time
 async def test_a_deadline_passes_and_the_late_answer_harms_nobody() -> None:
@@ -58,13 +64,6 @@ async def test_a_peer_that_dies_during_a_call_is_unreachable_at_once() -> None:
         assert asyncio.get_running_loop().time() < 2
         with pytest.raises(PeerUnreachable):
             await two.ask()
-
-
-SLOW = Link(latency=0.01, bandwidth=1e6)  # bytes a second
-
-
-def megabytes(count: int) -> list[Encoded]:
-    return [encode(torch.zeros(count * 250_000), "fp32")]
 
 
 @in_virtual_time
