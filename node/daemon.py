@@ -26,7 +26,7 @@ from node.places.greeting import serve_greeting
 from node.places.joining import find_run
 from node.places.membership import View
 from node.places.moving import Mover
-from node.places.newcomer import find_stage
+from node.places.newcomer import found_stage
 from node.places.owners_plan import OwnersPlan
 from node.rounds.rounds import Rounds
 from node.service import Service, attempt
@@ -112,18 +112,25 @@ class Node:
         member.data = DataSupply(config, manifest, state, member.events, around.corpus)
         member.data.return_to(checkpoint.position if checkpoint else None)
         member.abilities = Abilities(config, manifest, state, member.data)
-        await self._serve(await self._find_stage(checkpoint.stage if checkpoint else None), checkpoint)
+        await self._serve_where_needed(checkpoint)
 
-    async def _find_stage(self, previous: int | None = None) -> int:
-        member = self._member
-        return await find_stage(
+    async def _serve_where_needed(self, checkpoint: Checkpoint | None = None) -> None:
+        """The claim to the stage stands until the service has its own record."""
+        member, previous = self._member, checkpoint.stage if checkpoint else None
+        async with found_stage(
             member.config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,
             member.abilities.serveable, previous, member.events,
-        )  # fmt: skip
+        ) as stage:  # fmt: skip
+            await self._make_service(stage)
+        await self._serving.start(checkpoint)
 
-    async def _serve(self, stage: int, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
+    async def _make_service(self, stage: int) -> None:
         self._service = Service(self._member, stage, self._seconds_left())
-        await self._service.start(checkpoint, is_move)
+        await self._service.make()
+
+    async def _serve(self, stage: int, *, is_move: bool) -> None:
+        await self._make_service(stage)
+        await self._serving.start(is_move=is_move)
 
     def _seconds_left(self) -> float:
         """Of the time that the volunteer gave, which begins with training; 0 is no limit."""
@@ -229,8 +236,10 @@ class Node:
             if self._serving.is_announced:
                 await self._serving.withdraw()
             await self._give_up_stage()
-            is_too_large = isinstance(failure, ResourceError)
-            await self._serve(source if is_too_large else await self._find_stage())
+            if isinstance(failure, ResourceError):
+                await self._serve(source, is_move=False)
+            else:
+                await self._serve_where_needed()
         arrived = self._serving.stage
         events.say(f"Moved from stage {source} to stage {arrived}.", "moved", source=source, target=arrived)
         await attempt(self.checkpoints.save, "saving the state")

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """Mutable state: the parts, made one after another by `start`, and what others are told of them."""
+    """Mutable state: the parts, made one after another by `make`, and what others are told of them."""
 
     def __init__(self, member: Member, stage: int, seconds_left: float) -> None:
         """`seconds_left` is what the volunteer still gives; 0 is no limit."""
@@ -79,12 +79,8 @@ class Service:
 
     # --- taking the stage ---------------------------------------------------------------------
 
-    async def start(self, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
-        """Take the stage: its replica, its state, a record. Raises `UserError` with what to do.
-
-        A node that moves does not begin with a state of its own where there are replicas to take it from: it
-        raises `JoinError` instead.
-        """
+    async def make(self) -> None:
+        """The stage's replica and all that works on it. Raises `UserError` with what to do."""
         member, stage = self._member, self.stage
         config, manifest, device = member.config, member.signed.manifest, torch.device(member.config.device)
         member.abilities.require(stage)
@@ -103,7 +99,6 @@ class Service:
         self.replica.passes.execute(execution)
         await self._rehearse(self._compute)
         self._make_parts()
-        await self._take_up_training(checkpoint, is_move)
 
     async def _rehearse(self, compute: Compute) -> None:
         """Find out and say how microbatches are computed. Raises `ResourceError` when they cannot be."""
@@ -202,8 +197,12 @@ class Service:
         rpc.handle(Traffic.STATE, GetStatePiece, state.on_piece)
         self._member.tokenizer.serve()
 
-    async def _take_up_training(self, checkpoint: Checkpoint | None, is_move: bool) -> None:
-        """Get the stage's state, then answer peers and say so in the DHT."""
+    async def start(self, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
+        """With all parts made: get the stage's state, then answer peers and say so in the DHT.
+
+        Raises `UserError` with what to do. A node that moves does not begin with a state of its own where there
+        are replicas to take it from: it raises `JoinError` instead.
+        """
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
         if not await self._load_state(checkpoint, is_move):

@@ -14,6 +14,7 @@ from node.places.membership import Member, View
 from node.places.owners_plan import OwnersPlan
 from node.places.plan_moves import next_move
 from node.places.rebalance import Move, Patience
+from node.places.renewal import Renewal
 from node.watch.events import Events
 from protocol.announcement import Claim, moving_key, parse_claim
 from protocol.errors import NolocoError, RecordError, UserError
@@ -30,14 +31,13 @@ SETTLE_SECONDS = 6.0  # for claims of the same moment to be seen by each other: 
 PROMPT_PEERS = (
     50  # with more, looks are rarer in proportion: a node reads as much in a minute as with so many
 )
-RENEWALS_PER_LIFETIME = 3
 LONGEST_CLAIM = (
     1800.0  # a download that hangs must not keep everyone in place; who joins a stage counts for it
 )
 
 
 class Mover:
-    """Mutable state: how long the same stage has been short, the claim of this node, and the task that renews it."""
+    """Mutable state: how long the same stage has been short, and the claim of this node, which it renews."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Mover:
         self._rng = rng
         self._patience = Patience(PATIENCE * lifetime)
         self._claim: Claim | None = None
-        self._holding: asyncio.Task[None] | None = None
+        self._renewal = Renewal(self._put, lifetime)
 
     async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
         """Return the stage to move to once that is called for; this node then holds the lease.
@@ -160,26 +160,14 @@ class Mover:
             await asyncio.sleep(SETTLE_SECONDS)
             mine = (self._claim.since, self._transport.peer_id)
             if all(mine < (claim.since, peer) for peer, claim in await self._claims()):
-                self._holding = loop.create_task(self._hold())
+                self._renewal.begin()
                 return True
         await self._withdraw()
         return False
 
-    async def _hold(self) -> None:
-        """For ever: keep the lease while this node moves. Without this it ends after a record's lifetime."""
-        while True:
-            await asyncio.sleep(self._lifetime / RENEWALS_PER_LIFETIME)
-            try:
-                await self._put()
-            except NolocoError as problem:
-                logger.debug("The lease could not be renewed: %s", problem)
-
     async def let_go(self) -> None:
         """The move is over. The lease stands for up to a record's lifetime more: others see this node by then."""
-        if self._holding is not None:
-            self._holding.cancel()
-            await asyncio.gather(self._holding, return_exceptions=True)
-            self._holding = None
+        await self._renewal.end()
 
     async def _withdraw(self) -> None:
         """Let others move instead. A claim that cannot be withdrawn ends after a record's lifetime."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 
 from node.config import NodeConfig
 from node.links.links import Links
@@ -16,6 +17,7 @@ from node.places.greeting import silent
 from node.places.link_cost import LinkTable, Volumes, excess_seconds
 from node.places.membership import Member, View
 from node.places.owners_plan import OwnersPlan
+from node.places.renewal import Renewal
 from node.places.stage_choice import Arrival, better_stage, choose_stage, poorest_stages
 from node.watch.events import Events
 from protocol.announcement import Announcement, State, joining_key, parse_announcement, stage_key
@@ -36,7 +38,10 @@ VISITS_DEADLINE = 10.0
 
 
 class Newcomer:
-    """Mutable state: the view of all stages, the links measured on the way, and the claim of this node."""
+    """Mutable state: the view of all stages, the links measured on the way, and the claim of this node.
+
+    The claim is renewed until `let_go`: whoever looks while this node still makes its parts must see it.
+    """
 
     def __init__(
         self,
@@ -64,11 +69,12 @@ class Newcomer:
         self._dead: set[PeerId] = set()
         self._alive: set[PeerId] = set()
         self._claim: Announcement | None = None
+        self._renewal = Renewal(self._put_claim, signed.manifest.limits.record_lifetime)
 
     async def choose(self) -> int:
         """The stage that the owner's plan has for this node, or the one that the swarm needs most.
 
-        Takes some seconds: those that start together have to see each other. The claim stands when this returns.
+        Takes some seconds: those that start together have to see each other. The claim stands until `let_go`.
         """
         stage = await self.planned()
         if stage is not None:
@@ -197,7 +203,8 @@ class Newcomer:
             if better is None and (len(alone) == 1 or look):
                 break
             if better is not None:
-                await self._put_claim(stage, "leaving")
+                self._make_claim(stage, "leaving")
+                await self._put_claim()
                 self._events.say(
                     f"Others came to stage {stage}, too; taking stage {better}.", "chose-stage", stage=better
                 )
@@ -210,20 +217,29 @@ class Newcomer:
         loop = asyncio.get_running_loop()
         for _ in range(LOOKS):
             began = loop.time()
-            await self._put_claim(stage, "joining")
+            self._make_claim(stage, "joining")
+            await self._put_claim()
+            self._renewal.begin()
             if loop.time() - began < SETTLE_SECONDS:
                 return
 
-    async def _put_claim(self, stage: int, state: State) -> None:
+    def _make_claim(self, stage: int, state: State) -> None:
         self._claim = Announcement(
             stage=stage,
             state=state,
             since=self._transport.now(),
             addresses=self._transport.addresses()[:8],
         )
+
+    async def _put_claim(self) -> None:
+        assert self._claim is not None
         lifetime = self._manifest.limits.record_lifetime
-        key = stage_key(self._run_id, stage)
+        key = stage_key(self._run_id, self._claim.stage)
         await self._transport.put(key, self._claim.to_bytes(), lifetime, DHT_DEADLINE)
+
+    async def let_go(self) -> None:
+        """This node's own record takes the claim's place, or the claim ends after a record's lifetime."""
+        await self._renewal.end()
 
     def _as_peer(self, stage: int) -> Peer:
         assert self._claim is not None
@@ -241,7 +257,8 @@ class Newcomer:
         )
 
 
-async def find_stage(
+@asynccontextmanager
+async def found_stage(
     config: NodeConfig,
     transport: Transport,
     rpc: Rpc,
@@ -252,10 +269,11 @@ async def find_stage(
     may_serve: Collection[int],
     previous: int | None,
     events: Events,
-) -> int:
+) -> AsyncIterator[int]:
     """The stage asked for, the one planned, the one served before, or the one that the run needs most.
 
-    `may_serve`: the stages that this machine can hold. Raises `JoinError` for a stage that does not exist.
+    A stage that was chosen is claimed until the context ends. `may_serve`: the stages that this machine can hold.
+    Raises `JoinError` for a stage that does not exist.
     """
     stages = signed.manifest.stages
     if config.stage >= stages:
@@ -263,10 +281,15 @@ async def find_stage(
     for stage in range(stages):
         await read_stage(transport, signed.run_id, stage, view)
     if config.stage >= 0:
-        return config.stage
-    if previous is not None:
-        return previous
-    return await Newcomer(transport, rpc, signed, view, links, plan, may_serve, events).choose()
+        yield config.stage
+    elif previous is not None:
+        yield previous
+    else:
+        newcomer = Newcomer(transport, rpc, signed, view, links, plan, may_serve, events)
+        try:
+            yield await newcomer.choose()
+        finally:
+            await newcomer.let_go()
 
 
 def volumes_of(manifest: Manifest) -> Volumes:

@@ -36,20 +36,22 @@ async def end(swarm: SimulatedSwarm) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("within", "making", "jitter"),
+    ("within", "making", "jitter", "record_lifetime"),
     [
-        (0.1, 0.01, 0.005),  # six terminals at once
-        (
-            10.0,
-            10.0,
-            0.005,
-        ),  # a few seconds apart, with seconds of building the model between claim and record
-        (3.0, 0.01, 0.8),  # messages overtake each other
+        (0.1, 0.01, 0.005, 60.0),  # six terminals at once
+        # a few seconds apart, with seconds of building the model between claim and record
+        (10.0, 10.0, 0.005, 60.0),
+        (10.0, 10.0, 0.005, 3.0),  # and records end before that
+        (3.0, 0.01, 0.8, 60.0),  # messages overtake each other
     ],
 )
-def test_newcomers_of_the_same_moment_spread_evenly(within: float, making: float, jitter: float) -> None:
+def test_newcomers_of_the_same_moment_spread_evenly(
+    within: float, making: float, jitter: float, record_lifetime: float
+) -> None:
+    swarm_options = EVEN | {"limits__record_lifetime": record_lifetime}
+
     async def main(seed: int) -> list[int]:
-        swarm = micro_swarm(seed=seed, link=Link(latency=0.02, jitter=jitter), **EVEN)
+        swarm = micro_swarm(seed=seed, link=Link(latency=0.02, jitter=jitter), **swarm_options)
         swarm.seconds = lambda stage, priority: making if priority is Priority.SERVE else 1.0
         await swarm.seed_peer.start()
         rng, began = random.Random(seed), 0.0
