@@ -16,6 +16,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 os.environ["USE_LEGACY_BFLOAT16"] = "0"  # hivemind reads it when it is imported
@@ -42,6 +43,7 @@ from hops.serving import serve_commands
 
 HEADROOM = 64 * 1024  # of a unary message, for its envelope
 ACKNOWLEDGEMENT = bytes(8)
+TRIES = 3  # at most, of a protobuf stream
 
 
 class TlsP2P(P2P):
@@ -154,7 +156,14 @@ class HivemindHop:
             for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE):
                 yield runtime_pb2.ExpertRequest(uid="1", tensors=[part])
 
-        await self._p2p.call_protobuf_handler(self._other, "stream", parts(), runtime_pb2.ExpertResponse)
+        for _ in range(TRIES):
+            with suppress(ValueError):  # rarely hivemind ends the stream without its answer
+                await self._p2p.call_protobuf_handler(
+                    self._other, "stream", parts(), runtime_pb2.ExpertResponse
+                )
+                return
+            print("hivemind left a protobuf stream without an answer: sending it again", file=sys.stderr)
+        raise ConnectionError(f"hivemind left a protobuf stream without an answer {TRIES} times")
 
     async def _on_parts(self, requests: Any, context: object) -> runtime_pb2.ExpertResponse:
         parts = [request.tensors[0] async for request in requests]
