@@ -115,7 +115,7 @@ class Node:
         await self._serve_where_needed(checkpoint)
 
     async def _serve_where_needed(self, checkpoint: Checkpoint | None = None) -> None:
-        """The claim to the stage stands until the service has its own record."""
+        """At the stage found. A claim to it is renewed until the service can announce itself."""
         member, previous = self._member, checkpoint.stage if checkpoint else None
         async with found_stage(
             member.config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,

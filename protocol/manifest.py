@@ -167,7 +167,10 @@ class Wire(Section):
 
 
 class Limits(Section):
-    """Times in seconds; deadlines begin with them, then adapt to what the swarm shows and never exceed them."""
+    """Times in seconds; deadlines begin with them, then adapt to what the swarm shows and never exceed them.
+
+    A frame that is half sent may take longer: see `FRAME_SECONDS` in protocol/channel.py.
+    """
 
     microbatch_deadline: Positive = 30.0
     gossip_deadline: Positive = 30.0

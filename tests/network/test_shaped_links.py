@@ -113,7 +113,9 @@ def test_links_that_were_reshaped_are_as_narrow_and_as_long_as_they_now_say(link
     """The relay takes each segment through two links one after the other: neither may let more through."""
     narrow = Shape(30.0, 0.15)
     links.reshape(narrow)
-    require_shape(links, narrow, later=0.03, least_share=0.5)
+    trips, rates = require_shape(links, narrow, later=0.03, least_share=0.5)
+    assert max(rates) < 0.5 * SHAPE.mbit
+    assert min(trips) > 3 * 2 * SHAPE.one_way
 
 
 def test_links_leave_nothing_behind(links: ShapedLinks) -> None:
