@@ -12,6 +12,7 @@ from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc
+from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Transport
 
 RATE_STEPS = 20  # inner steps over which tokens per second are measured
@@ -84,6 +85,7 @@ class Context:
     counters: Counters
     trace: Trace = NO_TRACE
     links: Links = field(default_factory=Links)
+    supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service
 
     @property
     def is_last(self) -> bool:

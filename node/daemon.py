@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -34,9 +33,10 @@ from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint
 from node.watch.health import reached_at
 from protocol.announcement import State
-from protocol.errors import NolocoError, ResourceError
+from protocol.errors import NodeFailed, NolocoError, ResourceError
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import Supervisor, cancelled, until_event
 from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,11 @@ class Node:
     """Mutable state: the service at the present stage, and whether the node is to leave or where it is to move."""
 
     def __init__(self, config: NodeConfig, surroundings: Surroundings) -> None:
-        rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames())
-        self._member = Member(config, surroundings, rpc)
+        self._failure: NodeFailed | None = None  # of a part that this node cannot go on without
+        self._failed = asyncio.Event()
+        supervisor = Supervisor(surroundings.events.warn, self._fail)
+        rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
+        self._member = Member(config, surroundings, rpc, supervisor)
         self._service: Service | None = None
         self._leaving = asyncio.Event()
         self._patience = LEAVE_SECONDS
@@ -64,13 +67,22 @@ class Node:
     async def run(self) -> None:
         """The whole life. Raises `UserError` with what to do when the node cannot join."""
         try:
-            await self._unless_leaving(self.join())
-            while (end := await self.train()) == "moving":
-                await self.move()
-            if end == "complete":
-                await self.stay_available()
+            await until_event(self._live(), self._failed)
+            if self._failure is not None:
+                raise self._failure
         finally:
             await self.leave()
+
+    async def _live(self) -> None:
+        await until_event(self.join(), self._leaving)
+        while (end := await self.train()) == "moving":
+            await self.move()
+        if end == "complete":
+            await self.stay_available()
+
+    def _fail(self, failure: NodeFailed) -> None:
+        self._failure = self._failure or failure
+        self._failed.set()
 
     def stop(self, patience: float = LEAVE_SECONDS) -> None:
         """Leave gracefully, within `patience` seconds: finish what is in flight, save, withdraw."""
@@ -144,9 +156,10 @@ class Node:
         if self._leaving.is_set():
             return "left"
         service = self._serving
-        training = asyncio.get_running_loop().create_task(service.trainer.run())
-        leaving = asyncio.get_running_loop().create_task(self._leaving.wait())
-        moving = asyncio.get_running_loop().create_task(self._called_away())
+        start = self._member.supervisor.start
+        training = start(service.trainer.run(), "training")
+        leaving = start(self._leaving.wait(), "waiting to leave")
+        moving = start(self._called_away(), "waiting to move")
         try:
             await asyncio.wait([training, leaving, moving], return_when=asyncio.FIRST_COMPLETED)
             if training.done():
@@ -165,7 +178,7 @@ class Node:
             await asyncio.wait([training], timeout=self._patience * FINISH_SHARE)
             return "complete" if training.done() and training.result() else "left"
         finally:
-            await _cancel(training, leaving, moving)
+            await cancelled([training, leaving, moving])
 
     async def stay_available(self) -> None:
         """The run is complete here: save, say so, and serve the model until told to leave."""
@@ -213,18 +226,8 @@ class Node:
         assert self._mover is not None
         source = self._serving.stage
         await self._give_up_stage()
-        await self._unless_leaving(self._arrive(source, self._target))
+        await until_event(self._arrive(source, self._target), self._leaving)
         await self._mover.let_go()
-
-    async def _unless_leaving(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        leaving = asyncio.get_running_loop().create_task(self._leaving.wait())
-        try:
-            await asyncio.wait([task, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-        finally:
-            await _cancel(task, leaving)
 
     async def _arrive(self, source: int, target: int) -> None:
         """Serve the stage; when that fails, choose one as a newcomer does. Raises `UserError` if that fails, too."""
@@ -264,16 +267,32 @@ class Node:
         if self._service is not None:
             await self._service.close()
             self._member.data.close()
+        await attempt(member.supervisor.close, "ending what ran in the background", member.time_to_end())
 
     # --- for those who watch ------------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
         """For whoever asks on this machine, see `node.watch.health`: well is a node that has its network."""
         report: dict[str, Any] = {"peer": self.transport.peer_id, "state": self.public_state}
+        report["parts"] = self._parts()
         if self._service is not None and self._service.is_announced:
             service = self._service
             report |= {"stage": service.stage, "step": service.replica.step, "round": service.replica.round}
         return report | reached_at(self.transport)
+
+    def _parts(self) -> list[dict[str, Any]]:
+        """What runs in the background: since how many seconds, how often it was started again, why the last time."""
+        now = asyncio.get_running_loop().time()
+        return [
+            {
+                "part": part.name,
+                "state": part.state,
+                "seconds": round(now - part.since, 1),
+                "restarts": part.restarts,
+                "failure": part.failure,
+            }
+            for part in self._member.supervisor.parts()
+        ]
 
     @property
     def transport(self) -> Transport:
@@ -324,9 +343,3 @@ class Node:
     @property
     def rounds(self) -> Rounds:
         return self._serving.rounds
-
-
-async def _cancel(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,6 +21,7 @@ from node.watch.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 
 CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
@@ -49,6 +50,7 @@ class Member:
     config: NodeConfig
     surroundings: Surroundings
     rpc: Rpc
+    supervisor: Supervisor
     view: View = field(default_factory=View)
     links: Links = field(default_factory=Links)
     since: float = 0.0  # when it joined, in transport time

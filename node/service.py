@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
@@ -51,6 +50,7 @@ from protocol.messages import (
     SitOut,
 )
 from protocol.rpc import Answer, Request, Traffic
+from protocol.supervision import all_of
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,8 @@ class Service:
         self._since = member.transport.now()
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
         self._compute: Compute | None = None
-        self._background: list[asyncio.Task[Any]] = []
+        self._supervisor = member.supervisor.group()  # of all parts
+        self._background = self._supervisor.group()  # of those that run for ever
 
     # --- taking the stage ---------------------------------------------------------------------
 
@@ -141,6 +142,7 @@ class Service:
             counters=Counters(),
             trace=trace,
             links=member.links,
+            supervisor=self._supervisor,
         )
 
     def _make_parts(self) -> None:
@@ -214,9 +216,15 @@ class Service:
         probes = LinkProbes(context)
         probes.serve()
         checkpoint_seconds = member.config.checkpoint_minutes * 60
-        saving = self.checkpoints.save_regularly(checkpoint_seconds)
-        for task in (discovery.run(), probes.run(), saving, member.tokenizer.get_in_time()):
-            self._in_background(task)
+        self._keep_discovery()
+        keep = self._background.keep
+        keep("measuring links", probes.run, "Nobody learns how fast this node's links are.")
+        keep(
+            "saving checkpoints",
+            lambda: self.checkpoints.save_regularly(checkpoint_seconds),
+            "Without checkpoints a restart goes on from an older state.",
+        )
+        keep("getting the tokenizer", member.tokenizer.get_in_time, "Others cannot get it from this node.")
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
             f"({replica.parameters:,} parameters) from step {replica.step}, round {replica.round}.",
@@ -232,14 +240,15 @@ class Service:
         first_state = FirstState(
             self.context, self.replica, self.checkpoints, discovery, self.trainer, source
         )
-        self._in_background(discovery.run())
+        self._keep_discovery()
         try:
             return await first_state.load(checkpoint, is_move)
         finally:
-            await self._end_background()
+            await self._background.close()
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        self._background.append(asyncio.get_running_loop().create_task(work))
+    def _keep_discovery(self) -> None:
+        consequence = "Others stop seeing this node, and it stops seeing them."
+        self._background.keep("discovery", self._discovery.run, consequence)
 
     def _tell_addresses(self) -> None:
         member = self._member
@@ -277,14 +286,14 @@ class Service:
     async def end(self) -> None:
         """For good: save, withdraw, finish what is in flight. Each step is tried whatever becomes of the others."""
         if self.is_announced:
-            await self._end_background()
+            await self._background.close()
             member = self._member
             await attempt(self.rounds.close, "stopping the gossip", member.time_to_end())
             unsaved = self._is_whole and self.public_state != "finished"
             saving = (
                 [attempt(self.checkpoints.save, "saving the state", member.time_to_end())] if unsaved else []
             )
-            await asyncio.gather(self.withdraw(), *saving)
+            await all_of(self.withdraw(), *saving)
             await attempt(self._pipeline.close, "closing the pipeline", member.time_to_end())
             replica = self.replica
             self.context.events.say("Left the swarm.", "left", step=replica.step, round=replica.round)
@@ -293,26 +302,22 @@ class Service:
         """End the compute thread; also after a start that failed."""
         if self._compute is not None:
             await attempt(self._compute.close, "ending the compute thread", self._member.time_to_end())
+        await attempt(self._supervisor.close, "ending what ran in the background", self._member.time_to_end())
 
     async def give_up(self) -> None:
         """To serve another stage: end everything that belongs to this one, and let go of its memory."""
         if not self.is_announced:
             await self.close()
             return
-        await self._end_background()
+        await self._background.close()
         self.is_announced = self._is_whole = False
         await attempt(self.rounds.close, "stopping the gossip")
         await attempt(self._pipeline.close, "closing the pipeline")
         rpc = self._member.rpc
         rpc.stop_handling(Traffic.PIPELINE, Traffic.PAIRING, Traffic.GOSSIP, Traffic.STATE)
         await attempt(self._finish_computing, "ending the compute thread")
+        await attempt(self._supervisor.close, "ending what ran in the background")
         del self._pipeline, self.rounds, self.trainer, self.checkpoints, self.replica
-
-    async def _end_background(self) -> None:
-        for task in self._background:
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        self._background.clear()
 
     async def _finish_computing(self) -> None:
         assert self._compute is not None

@@ -82,3 +82,7 @@ class Refused(NolocoError):
 
 class TransportDown(NolocoError):
     """The local transport is closed or restarting; nothing can be sent at present."""
+
+
+class NodeFailed(NolocoError):
+    """A part that this node cannot go on without has failed; the text says which, and what to do."""

@@ -29,6 +29,7 @@ from protocol.errors import (
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Message
 from protocol.places import Places, places_for
+from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Stream, Transport
 
 logger = logging.getLogger(__name__)
@@ -81,8 +82,8 @@ Reply = TypeVar("Reply", bound=Message)
 class Rpc:
     """Both sides of the conversation of one peer with all others.
 
-    Mutable state: one outgoing channel per (peer, traffic), the tasks that serve incoming streams, and the
-    strikes of peers that broke the protocol.
+    Mutable state: one outgoing channel per (peer, traffic), the answers under way, and the strikes of peers that
+    broke the protocol.
 
     What one peer makes this one hold is bounded, whether or not it reads its answers. For each class of traffic:
     `places_for(payload)` requests with their answers, and one more request for each of its streams, of which
@@ -94,8 +95,10 @@ class Rpc:
         transport: Transport,
         payloads: dict[Traffic, int] | None = None,
         watch: FrameWatch = UNWATCHED,
+        supervisor: Supervisor | None = None,
     ) -> None:
         self.transport = transport
+        self._supervisor = supervisor or Supervisor()
         self._watch = watch
         self._payloads = DEFAULT_PAYLOADS | (payloads or {})
         self._handlers: dict[tuple[Traffic, str], tuple[type[Message], RequestHandler]] = {}
@@ -104,7 +107,6 @@ class Rpc:
         self._streams_from: dict[PeerId, int] = {}
         self._places: dict[tuple[PeerId, Traffic], Places] = {}
         self._bans = Bans()
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict keeps their order: closing is deterministic
 
     def handle(self, traffic: Traffic, request: type[Message], handler: RequestHandler) -> None:
         self._handlers[traffic, request.kind] = (request, handler)
@@ -126,9 +128,7 @@ class Rpc:
         for channel in list(self._channels.values()):
             channel.close(TransportDown("this node is leaving"))
         self._channels.clear()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._supervisor.close()
 
     # --- calling ------------------------------------------------------------------------------
 
@@ -170,9 +170,8 @@ class Rpc:
                 return channel
             stream = await self.transport.open(peer, traffic.protocol, deadline)
             channel = Channel(stream, traffic, self._watch)
-            channel.reader = self._spawn(
-                channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
-            )
+            reading = channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
+            channel.reader = self._supervisor.spawn(reading, "reading answers")
             self._channels[key] = channel
             channel.reader.add_done_callback(lambda _: self._drop(key, channel))
             return channel
@@ -225,7 +224,8 @@ class Rpc:
             while not self.is_banned(stream.remote):
                 frame = await answers.read(self._payloads[traffic])
                 await places.take(places_for(self._payloads[traffic]))
-                self._spawn(self._answer(answers, traffic, frame)).add_done_callback(answered)
+                answering = self._answer(answers, traffic, frame)
+                self._supervisor.spawn(answering, "answering a request").add_done_callback(answered)
                 del frame  # or the last request would be held until the next one comes
         finally:
             answers.broken = True
@@ -276,12 +276,6 @@ class Rpc:
 
     def is_banned(self, peer: PeerId) -> bool:
         return self._bans.is_banned(peer, asyncio.get_running_loop().time())
-
-    def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return task
 
 
 def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.Tensor]]:

@@ -132,7 +132,7 @@ async def test_nothing_is_kept_for_peers_that_came_and_went() -> None:
             await transport.close()
         await asyncio.sleep(1)
         assert not two.server._streams_from
-        assert not two.server._tasks
+        assert not two.server._supervisor.running()
 
 
 @in_virtual_time
@@ -148,4 +148,4 @@ async def test_a_caller_keeps_nothing_for_peers_that_died() -> None:
             two.network.kill(transport.peer_id)
         await asyncio.sleep(1)
         assert not two.caller._channels
-        assert not two.caller._tasks
+        assert not two.caller._supervisor.running()
