@@ -36,7 +36,7 @@ from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
-from protocol.supervision import Supervisor, cancelled, until_event
+from protocol.supervision import Supervisor, cancelled, node_failed, until_event
 from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,10 @@ class Node:
             await until_event(self._live(), self._failed)
             if self._failure is not None:
                 raise self._failure
+        except NolocoError:
+            raise
+        except Exception as bug:
+            raise node_failed("training", bug, "") from bug
         finally:
             await self.leave()
 
@@ -159,13 +163,16 @@ class Node:
         start = self._member.supervisor.start
         training = start(service.trainer.run(), "training")
         leaving = start(self._leaving.wait(), "waiting to leave")
-        moving = start(self._called_away(), "waiting to move")
+        watching, called = self._member.supervisor.group(), asyncio.Event()
+        watching.keep(
+            "watching for stages in need", lambda: self._called_away(called), "This node does not move."
+        )
+        moving = start(called.wait(), "waiting to move")
         try:
             await asyncio.wait([training, leaving, moving], return_when=asyncio.FIRST_COMPLETED)
             if training.done():
                 return "complete" if training.result() else "left"
             if moving.done():
-                self._target = moving.result()
                 self._tell_move(service.stage, self._target)
                 await service.withdraw()
                 service.trainer.stop()
@@ -178,6 +185,7 @@ class Node:
             await asyncio.wait([training], timeout=self._patience * FINISH_SHARE)
             return "complete" if training.done() and training.result() else "left"
         finally:
+            await watching.close()
             await cancelled([training, leaving, moving])
 
     async def stay_available(self) -> None:
@@ -195,11 +203,11 @@ class Node:
 
     # --- moving -------------------------------------------------------------------------------
 
-    async def _called_away(self) -> int:
-        """The stage to move to, once that is called for; never for a node that stays where it is."""
+    async def _called_away(self, called: asyncio.Event) -> None:
+        """Set `called` and the stage to move to, once that is called for; never where a node stays."""
         abilities, source = self._member.abilities, self._serving.stage
         if not abilities.may_serve:
-            await asyncio.Event().wait()
+            return
         if self._mover is None:
             manifest = self.signed.manifest
             work = [work_of(manifest, stage) for stage in range(manifest.stages)]
@@ -209,9 +217,10 @@ class Node:
                 self.transport, self.rpc, self.signed.run_id, lifetime, work, self._plan, self.view, member.events,
                 member.random(),
             )  # fmt: skip
-        return await self._mover.wait(
+        self._target = await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )
+        called.set()
 
     def _tell_move(self, source: int, target: int) -> None:
         sentence = f"Moving from stage {source} to stage {target}, where this node is needed more."

@@ -119,19 +119,18 @@ class Supervisor:
     def _note_failure(self, part: Part, error: Exception, pause: float, essential: bool) -> None:
         is_new = _named(error) != part.failure
         part.state, part.failure = "failed", _named(error)
-        if is_new:
-            _show_bug(part.name, error)
-        what = f"{_capital(part.name)} failed ({part.failure}). {part.stops}"
         if not essential:
+            if is_new:
+                _show_bug(part.name, error)
             self._tell(
-                f"{what} It is started again in {pause:.0f} s.",
+                f"{_capital(part.name)} failed ({part.failure}). {part.stops} It is started again in {pause:.0f} s.",
                 "part-failed",
                 part=part.name,
                 failure=part.failure,
                 restarts=part.restarts,
             )
         elif self._end is not None:
-            self._end(NodeFailed(f"{what} This node ends; start it again to go on from its last checkpoint."))
+            self._end(node_failed(part.name, error, part.stops))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.pop(task, None)
@@ -186,6 +185,16 @@ async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+
+
+def node_failed(what: str, error: Exception, stops: str) -> NodeFailed:
+    """The error that ends a node which cannot go on without `what`."""
+    _show_bug(what, error)
+    consequence = f" {stops}" if stops else ""
+    return NodeFailed(
+        f"{_capital(what)} failed ({_named(error)}).{consequence} This node ends; start it again to go on from "
+        "its last checkpoint."
+    )
 
 
 def _show_bug(name: str, error: Exception) -> None:
