@@ -7,17 +7,17 @@ import contextlib
 import logging
 import random
 
-import torch
-
 from node.context import Context
 from node.data.feed import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
-from node.rounds.swap import cancelled
-from node.state.transfer import download_state
-from protocol.errors import JoinError, NolocoError, TransportDown
+from node.state.donors import Limits
+from node.state.download import Wanted, download_state
+from protocol.errors import NolocoError, TransportDown
+from protocol.supervision import cancelled
+from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Trainer:
         self._pipeline = pipeline
         self._rounds = rounds
         self._matchmaker = rounds.matchmaker
+        self.standing = rounds.matchmaker.standing
         self._feed = feed
         self._feed_report = FeedReport(feed, context.events) if feed is not None else None
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
@@ -123,16 +124,24 @@ class Trainer:
                     draw.result()  # a failure here ends the node with its cause, it does not hang
                 if complete.done():
                     return True
-                if not draws and (stopping.done() or self._finished_here() or self._matchmaker.is_stale):
+                if not draws and (stopping.done() or self._finished_here() or self._matchmaker.behind):
                     return await self._refreshed()
         finally:
             complete.cancel()
             stopping.cancel()
 
     async def _refreshed(self) -> bool:
-        if self._matchmaker.is_stale:
-            await self.download()
+        await self._catch_up()
         return False
+
+    async def _catch_up(self) -> None:
+        """Take the others' state when this replica missed what they did."""
+        reason = self._matchmaker.behind
+        if reason:
+            self._context.events.say(
+                f"This node is behind its stage: {reason}. It downloads their state.", "behind", reason=reason
+            )
+            await self.download()
 
     async def _step(self, began: float) -> None:
         """One inner step with the batch that has been gathered since `began`."""
@@ -149,8 +158,7 @@ class Trainer:
             if self._rounds.will_wait:
                 self._pipeline.hold()
             await self._rounds.finish()
-        if self._matchmaker.is_stale:
-            await self.download()
+        await self._catch_up()
         self._pipeline.next_step()
         context.counters.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
         self._tell_feed()
@@ -171,28 +179,24 @@ class Trainer:
     async def download(self) -> bool:
         """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""
         context, replica = self._context, self._replica
-        self._matchmaker.is_stale = False
+        standing, clock = self.standing, asyncio.get_running_loop().time
 
-        def donors() -> list[str]:
+        def holders() -> list[PeerId]:
             holding = context.view.holding(context.stage, context.transport.now())
             return [peer for peer in holding if peer != context.me]
 
-        pieces: dict[int, list[torch.Tensor]] = {}  # half a download mixed with the own state is neither
-        began = asyncio.get_running_loop().time()
+        wanted = Wanted(context.stage, replica.parameters, Limits.of(context.manifest))
+        began, self._matchmaker.behind = clock(), ""
         try:
-            progress = await download_state(
-                context.rpc,
-                context.stage,
-                replica.parameters,
-                donors,  # type: ignore[arg-type]
-                pieces.__setitem__,
-            )
-        except (JoinError, NolocoError) as failure:
+            pieces, progress = await download_state(context.rpc, wanted, holders)
+        except NolocoError as failure:
+            standing.download_failed(clock())
             context.events.warn(f"{failure}", "download-failed")
             return False
         await self._rounds.abandon()
         await context.compute.run(Priority.OPTIMIZER, replica.adopt, pieces, progress.step, progress.round)
-        seconds = asyncio.get_running_loop().time() - began
+        standing.downloaded()
+        seconds = clock() - began
         context.events.say(
             f"Downloaded stage {context.stage} at step {progress.step} in {seconds:.1f} s.",
             "downloaded",

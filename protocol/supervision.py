@@ -180,11 +180,15 @@ async def until_event(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T
 
 async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
     """Cancel them and return when they have ended; what they raise is dropped."""
+    tasks = list(tasks)
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen
 
 
 def node_failed(what: str, error: Exception, stops: str) -> NodeFailed:

@@ -17,13 +17,14 @@ from node.pipeline.deadlines import AdaptiveDeadline
 from node.rounds.contribution import Buffers, Contribution, weights_of
 from node.rounds.offer import Offer, sample_stride
 from node.rounds.pairing import Pair
-from node.rounds.swap import Swap, all_of, cancelled
+from node.rounds.swap import Swap
 from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
 from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
+from protocol.supervision import all_of, cancelled
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
 # of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
@@ -58,7 +59,7 @@ class Exchange:
         if swap is None:
             offer = Offer(self._replica, self._weights, self._context.manifest.wire)
             partners = Contribution(self._buffers, self._weights, self._replica.pieces)
-            swap = self._swaps[pair] = Swap(pair, offer, partners)
+            swap = self._swaps[pair] = Swap(pair, offer, partners, self._context.supervisor)
         return swap
 
     def begin(self, pair: Pair) -> None:

@@ -16,20 +16,20 @@ from node.rounds.handshake import Handshake, meeting_in
 from node.rounds.meeting import Progress
 from node.rounds.pace import Tempo, steps_of_round
 from node.rounds.pairing import Pair, Pairing
+from node.rounds.standing import FAR_AHEAD, Other, Standing
 from protocol.errors import NolocoError, Refused
 from protocol.messages import Accept, Done, Propose, SitOut
 from protocol.rpc import Answer, Request
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 
 BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
-FRESH_ROUNDS = 2  # a replica this young that meets one FAR_AHEAD of it takes its state instead of averaging
-FAR_AHEAD = 5
 
 
 class Matchmaker:
-    """Mutable state: the pairing, the search for a partner, what the partner was told, the tempo.
+    """Mutable state: the pairing, the search for a partner, what the partner was told, the tempo, the standing.
 
     Peers to `avoid` are not averaged with. `adapt` may change how many inner steps a round should have.
     `agreed` is called once for each pair of a round: when both know of it, at the earliest when the round begins.
@@ -56,11 +56,14 @@ class Matchmaker:
         self._seek_timer: asyncio.TimerHandle | None = None
         self._seeking: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks = context.supervisor.group()
         self._known: Pair | None = None  # the pair that `agreed` was called for
         self._told: Pair | None = None  # the pair whose partner knows that this round ends
         self._tempo = Tempo(self._now())
-        self.is_stale = False  # this replica is far behind the others: it should download its stage again
+        self.standing = Standing(context.manifest.limits.record_lifetime)
+        self.behind = (
+            ""  # why this replica should download its stage before it averages; empty when it belongs
+        )
         self.accepting = True
 
     @property
@@ -79,6 +82,9 @@ class Matchmaker:
         """An inner step ended after `seconds`: look for a partner, or tell it that this round must end soon."""
         self._tempo.step_done(seconds, self._now())
         here, pair = self._here(), self.pair
+        self.standing.step_done(here.now, self._pairing.bounds.nominal * here.step_seconds, self._others())
+        if self._is_behind():
+            return
         self._seek_when_due()
         if pair is not None and self._told != pair and self._pairing.is_ready(here):
             self._told = pair
@@ -89,7 +95,21 @@ class Matchmaker:
     @property
     def must_end(self) -> bool:
         """Whether this end of an inner step is also the end of the round."""
-        return self._pairing.must_end(self._here())
+        return not self.behind and self._pairing.must_end(self._here())
+
+    def _is_behind(self) -> bool:
+        rate = self._context.counters.tokens_per_second()
+        self.behind = self.standing.why_behind(self._now(), self._replica.round, rate, self._others())
+        return bool(self.behind)
+
+    def _others(self) -> list[Other]:
+        """The other replicas of the stage that train, as their records show them."""
+        context = self._context
+        return [
+            Other(member.peer, member.announcement.round, member.announcement.tokens_per_second)
+            for member in context.view.members(context.stage, context.transport.now())
+            if member.peer != context.me and member.announcement.state == "serving"
+        ]
 
     async def seek_last(self) -> None:
         """Look for a partner for the last round of a run, whatever the step count, until there is one."""
@@ -126,14 +146,9 @@ class Matchmaker:
         self._seek_when_due()
 
     def _next_steps(self) -> int:
-        context = self._context
-        rates = [
-            member.announcement.tokens_per_second
-            for member in context.view.members(context.stage, context.transport.now())
-            if member.peer != context.me and member.announcement.state == "serving"
-        ]
-        outer = context.manifest.outer
-        own_rate = context.counters.tokens_per_second()
+        rates = [other.tokens_per_second for other in self._others()]
+        outer = self._context.manifest.outer
+        own_rate = self._context.counters.tokens_per_second()
         return self._adapt(steps_of_round(outer.pace, outer.inner_steps, own_rate, rates))
 
     def _here(self) -> Progress:
@@ -212,7 +227,6 @@ class Matchmaker:
             self._spawn(self._handshake.release(pair))  # it may have agreed
             answer = Refusal("lost")
         if isinstance(answer, Refusal):
-            self.is_stale = self.is_stale or answer.code == "stale"
             pairing.refused(proposal, answer, self._here())
             return answer.code
         if not pairing.accepted(proposal, answer, self._here()):
@@ -239,11 +253,7 @@ class Matchmaker:
             raise Refused("other-stage" if self.accepting else "finished")
         if self._avoid(request.peer):
             raise Refused("unwanted", "contributions of this replica were out of all proportion")
-        mine, theirs = self._replica.round, message.round
-        if theirs <= FRESH_ROUNDS and mine - theirs >= FAR_AHEAD:
-            raise Refused("stale", "download this stage's state first")
-        if mine <= FRESH_ROUNDS and theirs - mine >= FAR_AHEAD:
-            self.is_stale = True
+        if self._must_look_first(request.peer, message.round):
             raise Refused("early")
         pair = Pair(request.peer, message.pair)
         if self._is_stalled() and not self._pairing.is_ending:
@@ -255,6 +265,13 @@ class Matchmaker:
             raise Refused(answer.code, answer.engaged_with or "")
         self._note_agreement()
         return Answer(Accept(round=self._replica.round, **asdict(answer)))
+
+    def _must_look_first(self, peer: PeerId, round_: int) -> bool:
+        """Whether to average with nobody, or not with this one: others' records may ask for a download first."""
+        if not self.standing.is_unsettled:
+            return bool(self.behind)
+        is_unknown = not self._context.view.knows(peer)
+        return self._is_behind() or (is_unknown and round_ - self._replica.round >= FAR_AHEAD)
 
     async def on_ready(self, request: Request) -> Answer:
         if not self._pairing.on_ready(Pair(request.peer, request.message.pair)):
@@ -276,24 +293,22 @@ class Matchmaker:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
-        return task
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.spawn(work, "finding a partner", "This round may end alone.")
 
-    async def retire(self) -> None:
-        """No more rounds: whoever expected to meet this replica can look for another partner."""
-        self.accepting = False
-        self._stop_timer()
+    async def let_go(self) -> None:
+        """Whoever expected to meet this replica can look for another partner."""
         pairs = [agreement.pair for agreement in self._pairing.agreements]
         for pair in pairs:
             self._pairing.drop(pair)
-        await asyncio.gather(*(self._handshake.release(pair) for pair in pairs))
+        await all_of(*(self._handshake.release(pair) for pair in pairs))
+
+    async def retire(self) -> None:
+        """No more rounds, for nobody's sake."""
+        self.accepting = False
+        self._stop_timer()
+        await self.let_go()
 
     async def close(self) -> None:
         await self.retire()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()

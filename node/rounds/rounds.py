@@ -22,11 +22,12 @@ from node.rounds.judgement import Judgement, Seen
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.offer import sampled
 from node.rounds.pairing import Pair
-from node.rounds.swap import Swap, cancelled
+from node.rounds.swap import Swap
 from node.watch.trace import Track
 from protocol.errors import CodecError, Refused
 from protocol.messages import Contribute, Done
 from protocol.rpc import Answer, Request
+from protocol.supervision import cancelled
 from protocol.transport.base import PeerId
 
 
@@ -153,6 +154,7 @@ class Rounds:
             await cancelled([pending.exchange])
         self._exchange.end_all()
         await self._exchange.still()
+        await self.matchmaker.let_go()
         self._begin_next()
 
     async def on_contribute(self, request: Request) -> Answer:
@@ -182,7 +184,9 @@ class Rounds:
         except CodecError:
             await self._take_step(None, False, began)
             return
-        exchange = asyncio.get_running_loop().create_task(self._exchange.finish(swap, urgent=False))
+        exchange = self._context.supervisor.start(
+            self._exchange.finish(swap, urgent=False), "averaging with the partner"
+        )
         self._pending = Pending(swap, exchange, asyncio.get_running_loop().time() - began)
 
     def _work_leave_round(self, swap: Swap) -> None:
@@ -234,6 +238,7 @@ class Rounds:
         context.counters.partner = partner or ""
         if partner is not None:
             context.view.trust(partner)
+            self.matchmaker.standing.met()
             context.counters.partners[partner] = context.counters.partners.get(partner, 0) + 1
         self._tell(partner, blocked_seconds, swap.bytes_sent if swap is not None else 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 import torch
@@ -13,12 +13,14 @@ from node.rounds.contribution import Contribution
 from node.rounds.offer import Offer
 from node.rounds.pairing import Pair
 from protocol.messages import Part
+from protocol.supervision import Supervisor, cancelled
 
 
 class Swap:
     """Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ."""
 
-    def __init__(self, pair: Pair, offer: Offer, partners: Contribution) -> None:
+    def __init__(self, pair: Pair, offer: Offer, partners: Contribution, tasks: Supervisor) -> None:
+        self._tasks = tasks
         self.pair = pair
         self.offer = offer
         self.partners = partners
@@ -35,8 +37,7 @@ class Swap:
         if part in self.sending:
             sending.close()
             return
-        task = self.sending[part] = asyncio.get_running_loop().create_task(sending)
-        task.add_done_callback(_see_failure)
+        self.sending[part] = self._tasks.start(sending, "sending a contribution")
 
     async def make_way(self, seconds: float) -> None:
         """Pause for other traffic, as long as nothing waits for this exchange."""
@@ -46,16 +47,17 @@ class Swap:
 
     async def both_ways(self, watch: Coroutine[Any, Any, NoReturn]) -> None:
         """Wait until all is sent and all received. Raises what ended the sending, or what `watch` raises."""
-        watching = asyncio.get_running_loop().create_task(watch)
-        working = asyncio.get_running_loop().create_task(self._work_done())
+        watching = self._tasks.start(watch, "watching the partner")
+        receiving = self._tasks.start(self.received.wait(), "waiting for the partner's contribution")
+        working: set[asyncio.Task[Any]] = {receiving, *self.sending.values()}
         try:
-            await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-            await (working if working.done() else watching)
+            while working:
+                done, _ = await asyncio.wait({*working, watching}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                working -= done
         finally:
-            await cancelled([working, watching])
-
-    async def _work_done(self) -> None:
-        await asyncio.gather(*self.sending.values(), self.received.wait())
+            await cancelled([receiving, watching])
 
     def end(self) -> list[asyncio.Task[None]]:
         """Stop sending; once the returned tasks have ended, nothing refers to the weights any more."""
@@ -63,25 +65,3 @@ class Swap:
         for task in self.sending.values():
             task.cancel()
         return list(self.sending.values())
-
-
-async def all_of(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run them at once. When one fails the others are cancelled; none runs any more when this returns."""
-    tasks = [asyncio.get_running_loop().create_task(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await cancelled(tasks)
-
-
-async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel them and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _see_failure(task: asyncio.Task[None]) -> None:
-    """Whoever waits for the exchange is told of it; one that is dropped has nobody to tell."""
-    if not task.cancelled():
-        task.exception()

@@ -58,6 +58,7 @@ class FirstState:
         if checkpoint is not None and checkpoint.stage == stage:
             if self._furthest() - checkpoint.state.round < OLD_ROUNDS:
                 await self._checkpoints.restore(checkpoint)
+                self._note_alone()
                 return True
             events.say("The saved state is far behind the other replicas; taking theirs.", "checkpoint-old")
         if await (self._take_after_move() if is_move else self._take()):
@@ -81,6 +82,7 @@ class FirstState:
             return await self._wait_for_weights(context.manifest.start.name)
         sentence = f"First replica of stage {context.stage}: starting from {source}."
         context.events.say(sentence, "initialised", stage=context.stage)
+        self._note_alone()
         return True
 
     async def _read_pretrained(self) -> None:
@@ -107,6 +109,11 @@ class FirstState:
             await self._discovery.refresh()
             if self._holders() and await self._trainer.download():
                 return True
+
+    def _note_alone(self) -> None:
+        """Should there be others whom this node cannot see, it finds out later."""
+        if not self._holders():
+            self._trainer.standing.began_alone()
 
     # --- other replicas -----------------------------------------------------------------------
 

@@ -1,25 +1,25 @@
 """State of a stage from its replicas, in pieces: for late joiners, for export and for measuring the spread.
 
 A piece holds the same range of φ, δ and AdamW's moments of one replica and is complete in itself. Replicas of
-a stage are near each other, so pieces of several of them together are a valid start: a donor that dies or
-moves on costs one piece, never the download, and no donor is locked.
+a stage are near each other, so pieces of several of them together are a valid start (`download`): a donor that dies
+or moves on costs one piece, never the download, and no donor is locked.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 
 from node.model.compute import Compute, Priority
 from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
+from node.state.donors import Progress
 from protocol.codec import encode, require_finite
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.messages import GetStateIndex, GetStatePiece, StateIndex, StatePiece
 from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
@@ -28,16 +28,6 @@ PIECE_DEADLINE = 60.0
 INDEX_DEADLINE = 10.0
 PIECES_IN_FLIGHT = 4
 TRIES_PER_PIECE = 6
-
-Store = Callable[[int, list[torch.Tensor]], None]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the donors were: the furthest of them counts."""
-
-    step: int
-    round: int
 
 
 class StateService:
@@ -77,15 +67,23 @@ class StateService:
         return Answer(reply, [encode(tensor, "fp32") for tensor in tensors])
 
 
-async def download_state(
-    rpc: Rpc, stage: int, parameters: int, donors: Callable[[], Sequence[PeerId]], store: Store
-) -> Progress:
-    """Fetch φ, δ and moments of every piece from the live donors in turn and `store` each.
+def piece_count(parameters: int) -> int:
+    return -(-parameters // PIECE_PARAMETERS)
 
-    Raises `JoinError` when a piece could not be had from anyone after several tries. The download may be
-    repeated; what was stored until then must not be mixed with weights of another origin.
+
+async def fetch_piece(
+    rpc: Rpc, peer: PeerId, stage: int, parameters: int, number: int, *, moments: bool
+) -> tuple[StatePiece, list[torch.Tensor]]:
+    """One replica's φ over one piece, with `moments` also δ and AdamW's moments, each [entries of the piece].
+
+    Deadline: `PIECE_DEADLINE`. May be repeated. Raises as `Rpc.call`, and `CodecError` when what came is damaged, not
+    finite or of another shape.
     """
-    return await _fetch_all(rpc, stage, parameters, donors, store, moments=True)
+    request = GetStatePiece(stage=stage, index=number, moments=moments)
+    piece, tensors = await rpc.call(peer, Traffic.STATE, request, StatePiece, deadline=PIECE_DEADLINE)
+    size = min(PIECE_PARAMETERS, parameters - number * PIECE_PARAMETERS)
+    _check(piece, tensors, number, size, moments)
+    return piece, tensors
 
 
 async def fetch_slow_weights(rpc: Rpc, stage: int, peer: PeerId) -> tuple[torch.Tensor, Progress]:
@@ -98,17 +96,20 @@ async def fetch_slow_weights(rpc: Rpc, stage: int, peer: PeerId) -> tuple[torch.
         raise JoinError(f"Peer {peer} does not serve stage {stage} any more. Try again.")
     for _ in range(TRIES_PER_PIECE):
         flat = torch.empty(index.parameters)
+        numbers = iter(range(piece_count(index.parameters)))
+        seen: list[Progress] = []
 
-        def keep(number: int, tensors: list[torch.Tensor], flat: torch.Tensor = flat) -> None:
-            start = number * PIECE_PARAMETERS
-            flat[start : start + PIECE_PARAMETERS].copy_(tensors[0])
+        async def work_off(
+            flat: torch.Tensor = flat, numbers: Iterator[int] = numbers, seen: list[Progress] = seen
+        ) -> None:
+            for number in numbers:
+                piece, phi = await _fetch_phi(rpc, stage, index.parameters, number, peer)
+                flat[number * PIECE_PARAMETERS :][: len(phi)].copy_(phi)
+                seen.append(Progress(piece.step, piece.round))
 
-        rounds: set[int] = set()
-        progress = await _fetch_all(
-            rpc, stage, index.parameters, lambda: [peer], keep, moments=False, rounds=rounds
-        )
-        if len(rounds) == 1:
-            return flat, progress
+        await all_of(*(work_off() for _ in range(PIECES_IN_FLIGHT)))
+        if len({progress.round for progress in seen}) == 1:
+            return flat, max(seen, key=lambda progress: progress.step)
     raise JoinError(f"Peer {peer} is too quick for this link: its rounds end before its state is here.")
 
 
@@ -116,79 +117,23 @@ async def fetch_slow_piece(
     rpc: Rpc, stage: int, parameters: int, number: int, peer: PeerId
 ) -> tuple[int, torch.Tensor]:
     """(round, φ over one piece) of one replica, the hash verified. Raises `JoinError` when it cannot be had."""
-    got: list[torch.Tensor] = []
-    piece = await _fetch_piece(
-        rpc, stage, parameters, number, lambda: [peer], lambda _, tensors: got.extend(tensors), moments=False
-    )
-    return piece.round, got[0]
+    piece, phi = await _fetch_phi(rpc, stage, parameters, number, peer)
+    return piece.round, phi
 
 
-async def _fetch_all(
-    rpc: Rpc,
-    stage: int,
-    parameters: int,
-    donors: Callable[[], Sequence[PeerId]],
-    store: Store,
-    *,
-    moments: bool,
-    rounds: set[int] | None = None,
-) -> Progress:
-    slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
-    furthest = Progress(0, 0)
-
-    async def fetch(number: int) -> None:
-        nonlocal furthest
-        async with slots:
-            piece = await _fetch_piece(rpc, stage, parameters, number, donors, store, moments)
-            furthest = Progress(max(furthest.step, piece.step), max(furthest.round, piece.round))
-            if rounds is not None:
-                rounds.add(piece.round)
-
-    count = -(-parameters // PIECE_PARAMETERS)
-    tasks = [asyncio.get_running_loop().create_task(fetch(number)) for number in range(count)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-    return furthest
-
-
-async def _fetch_piece(
-    rpc: Rpc,
-    stage: int,
-    parameters: int,
-    number: int,
-    donors: Callable[[], Sequence[PeerId]],
-    store: Store,
-    moments: bool,
-) -> StatePiece:
-    size = min(PIECE_PARAMETERS, parameters - number * PIECE_PARAMETERS)
-    failures: list[str] = []
-    for attempt in range(TRIES_PER_PIECE):
-        live = donors()
-        if not live:
-            failures.append("no live replica")
-            await asyncio.sleep(0.5)
-            continue
-        donor = live[(number + attempt) % len(live)]
+async def _fetch_phi(
+    rpc: Rpc, stage: int, parameters: int, number: int, peer: PeerId
+) -> tuple[StatePiece, torch.Tensor]:
+    """Raises `JoinError` after several tries."""
+    for _ in range(TRIES_PER_PIECE):
         try:
-            piece, tensors = await rpc.call(
-                donor,
-                Traffic.STATE,
-                GetStatePiece(stage=stage, index=number, moments=moments),
-                StatePiece,
-                deadline=PIECE_DEADLINE,
-            )
-            _check(piece, tensors, number, size, moments)
+            piece, [phi] = await fetch_piece(rpc, peer, stage, parameters, number, moments=False)
+            return piece, phi
         except NolocoError as failure:
-            failures.append(f"{donor[-8:]}: {failure}")
-            logger.debug("Piece %d from %s failed: %s", number, donor[-8:], failure)
-            continue
-        store(number, tensors)
-        return piece
+            logger.debug("Piece %d from %s failed: %s", number, peer[-8:], failure)
+            last = failure
     raise JoinError(
-        f"Could not download stage {stage}: piece {number} failed ({failures[-1]}). "
+        f"Could not download stage {stage}: piece {number} from {peer[-8:]} failed ({last}). "
         "Check the connection and start again; members keep training meanwhile."
     )
 

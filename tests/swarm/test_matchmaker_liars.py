@@ -30,7 +30,6 @@ async def liar(stage: Stage) -> Rpc:
         ({"opens_in": 9e6, "due_in": 9e6, "ends_in": 9e6}, "out-of-step"),
         ({"opens_in": 5.0, "due_in": 4.0}, "out-of-step"),
         ({"step_seconds": 9e6}, "out-of-step"),
-        ({"round": 0}, "stale"),
     ],
 )
 def test_a_proposal_that_makes_no_sense_is_refused_and_leaves_no_trace(

@@ -16,7 +16,7 @@ from node.places.capacity import Peer
 from node.places.moving import Mover
 from node.places.plan_moves import next_move
 from node.places.rebalance import Move
-from node.state.transfer import download_state
+from node.state.download import download_state
 from protocol.errors import JoinError, ResourceError
 from protocol.transport.base import PeerId
 from tests.swarm.micro import events_of, run_swarm, stage_nodes, until

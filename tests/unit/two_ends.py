@@ -16,6 +16,7 @@ from node.model.replica import Pieces, Replica
 from node.places.membership import View
 from node.rounds.pairing import Pair
 from node.rounds.rounds import Rounds
+from node.rounds.standing import Standing
 from node.watch.events import Events
 from protocol.identity import Identity
 from protocol.messages import Contribute
@@ -38,6 +39,7 @@ class Agreed:
         self.pair: Pair | None = pair
         self._next: Pair | None = None
         self._began = began
+        self.standing = Standing(1.0)
 
     def is_expected(self, name: str, peer: PeerId) -> bool:
         return Pair(peer, name) in (self.pair, self._next)
@@ -52,6 +54,9 @@ class Agreed:
         self.pair, self._next = self._next, None
         if self.pair is not None:
             self._began(self.pair)
+
+    async def let_go(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass
