@@ -55,6 +55,7 @@ class Node:
         self._failure: NodeFailed | None = None  # of a part that this node cannot go on without
         self._failed = asyncio.Event()
         supervisor = Supervisor(surroundings.events.warn, self._fail)
+        surroundings.transport.supervise(supervisor.group())
         rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
         self._member = Member(config, surroundings, rpc, supervisor)
         self._service: Service | None = None
@@ -131,7 +132,7 @@ class Node:
         member, previous = self._member, checkpoint.stage if checkpoint else None
         async with found_stage(
             member.config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,
-            member.abilities.serveable, previous, member.events,
+            member.abilities.serveable, previous, member.events, member.supervisor,
         ) as stage:  # fmt: skip
             await self._make_service(stage)
         await self._serving.start(checkpoint)
@@ -207,7 +208,7 @@ class Node:
             member = self._member
             self._mover = Mover(
                 self.transport, self.rpc, self.signed.run_id, lifetime, work, self._plan, self.view, member.events,
-                member.random(),
+                member.random(), member.supervisor,
             )  # fmt: skip
         return await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)

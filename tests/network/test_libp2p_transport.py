@@ -45,8 +45,8 @@ class OnLoopback(Network):
     def kill(self, transport: Transport) -> None:
         """Its watchdog goes too, as it would with the whole machine."""
         assert isinstance(transport, Libp2pTransport)
-        assert transport._watchdog is not None
-        transport._watchdog.cancel()
+        for task in transport._supervisor._tasks:
+            task.cancel()
         os.kill(pid_of(transport), signal.SIGKILL)
 
     def freeze(self, transport: Transport) -> None:
