@@ -58,7 +58,7 @@ class Session:
         p2pd = await P2pd.start(identity, config, port, supervisor)
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
-                dht = await Dht.create(p2pd.p2p, peer, config.client_only)
+                dht = await Dht.create(p2pd.p2p, peer, config.client_only, supervisor)
                 session = cls(p2pd, dht, on_stream, supervisor)
         except BaseException as error:
             await p2pd.stop()
@@ -124,12 +124,8 @@ class Session:
         ends = asyncio.get_running_loop().time() + deadline
         met = await all_of(*(self._meet(address, deadline) for address in addresses))
         answered = list(dict.fromkeys(peer for peer in met if peer is not None))
-        if answered:
-            try:
-                async with asyncio.timeout_at(ends):
-                    await self.dht.explore()
-            except TimeoutError:
-                logger.debug("Joining the DHT took longer than %g s; it goes on by and by", deadline)
+        if answered and not await self.dht.explore(ends - asyncio.get_running_loop().time()):
+            logger.debug("Joining the DHT took longer than %g s; it goes on by and by", deadline)
         return answered
 
     async def _meet(self, address: str, deadline: float) -> PeerId | None:
