@@ -68,9 +68,7 @@ class Dht:
 
     async def put(self, key: str, sealed: bytes, peer: PeerId, expires: float, deadline: float) -> bool:
         """Whether some member stored it in time; the rest is then still being asked or has refused."""
-        storing = self._node.store(
-            key.encode(), sealed, expires, subkey=peer, exclude_self=self._client_only
-        )
+        storing = self._node.store(key.encode(), sealed, expires, subkey=peer, exclude_self=self._client_only)
         return bool(await self._within(deadline, storing, "storing a record"))
 
     async def get(self, key: str, deadline: float) -> list[Record]:
