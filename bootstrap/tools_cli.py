@@ -17,6 +17,7 @@ from bootstrap.checking.manifest_cli import app as manifest_tools
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
+from bootstrap.looking.doctor_cli import doctor
 from bootstrap.looking.links_cli import links
 from bootstrap.model_options import (
     DataOption,
@@ -43,6 +44,7 @@ app.add_typer(simulate, name="simulate")
 app.command("trace")(show_trace)
 app.command()(plan)
 app.command()(links)
+app.command()(doctor)
 app.command()(export)
 app.command()(generate)
 app.command("eval")(evaluate)

@@ -31,7 +31,7 @@ from node.rounds.rounds import Rounds
 from node.service import Service, attempt
 from node.state.checkpoints import Checkpoints
 from node.state.directory import Checkpoint
-from node.watch.health import reached_at
+from node.watch.health import parts_told, reached_at
 from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError
 from protocol.rpc import Rpc
@@ -55,6 +55,7 @@ class Node:
         self._failure: NodeFailed | None = None  # of a part that this node cannot go on without
         self._failed = asyncio.Event()
         supervisor = Supervisor(surroundings.events.warn, self._fail)
+        surroundings.transport.supervise(supervisor.group())
         rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
         self._member = Member(config, surroundings, rpc, supervisor)
         self._service: Service | None = None
@@ -135,7 +136,7 @@ class Node:
         member, previous = self._member, checkpoint.stage if checkpoint else None
         async with found_stage(
             member.config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,
-            member.abilities.serveable, previous, member.events,
+            member.abilities.serveable, previous, member.events, member.supervisor,
         ) as stage:  # fmt: skip
             await self._make_service(stage)
         await self._serving.start(checkpoint)
@@ -215,7 +216,7 @@ class Node:
             member = self._member
             self._mover = Mover(
                 self.transport, self.rpc, self.signed.run_id, lifetime, work, self._plan, self.view, member.events,
-                member.random(),
+                member.random(), member.supervisor,
             )  # fmt: skip
         self._target = await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
@@ -283,25 +284,11 @@ class Node:
     def health(self) -> dict[str, Any]:
         """For whoever asks on this machine, see `node.watch.health`: well is a node that has its network."""
         report: dict[str, Any] = {"peer": self.transport.peer_id, "state": self.public_state}
-        report["parts"] = self._parts()
+        report["parts"] = parts_told(self._member.supervisor, asyncio.get_running_loop().time())
         if self._service is not None and self._service.is_announced:
             service = self._service
             report |= {"stage": service.stage, "step": service.replica.step, "round": service.replica.round}
         return report | reached_at(self.transport)
-
-    def _parts(self) -> list[dict[str, Any]]:
-        """What runs in the background: since how many seconds, how often it was started again, why the last time."""
-        now = asyncio.get_running_loop().time()
-        return [
-            {
-                "part": part.name,
-                "state": part.state,
-                "seconds": round(now - part.since, 1),
-                "restarts": part.restarts,
-                "failure": part.failure,
-            }
-            for part in self._member.supervisor.parts()
-        ]
 
     @property
     def transport(self) -> Transport:

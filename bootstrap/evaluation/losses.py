@@ -22,6 +22,7 @@ from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused
 from protocol.manifest import Manifest
 from protocol.messages import Evaluate, Evaluated
 from protocol.rpc import Traffic
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 EVALUATION_DEADLINE = 120.0
@@ -76,7 +77,7 @@ async def evaluate_route(
             progress(done, text.sequences)
             return evaluated
 
-    results = await asyncio.gather(*(one(inputs, labels) for inputs, labels in text.batches))
+    results = await all_of(*(one(inputs, labels) for inputs, labels in text.batches))
     return _mean([(result.loss_sum, result.tokens) for result in results], text)
 
 

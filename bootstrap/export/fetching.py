@@ -11,6 +11,7 @@ from bootstrap.export.sources import Donor
 from bootstrap.export.stage_file import StageFile
 from node.state.transfer import PIECES_IN_FLIGHT, fetch_slow_piece
 from protocol.rpc import Rpc
+from protocol.supervision import all_of
 
 
 class RoundEnded(Exception):
@@ -34,13 +35,7 @@ async def fetch_stage(rpc: Rpc, file: StageFile, progress: Callable[[int, int], 
             file.store(piece, await _mean(rpc, file, piece))
             progress(len(file.present), file.pieces)
 
-    tasks = [asyncio.get_running_loop().create_task(fetch(piece)) for piece in file.missing]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await all_of(*(fetch(piece) for piece in file.missing))
 
 
 async def _mean(rpc: Rpc, file: StageFile, piece: int) -> torch.Tensor:

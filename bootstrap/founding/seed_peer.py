@@ -6,13 +6,15 @@ Members keep the DHT among themselves, so the run goes on when it dies, and any 
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from node.data.tokenizer_exchange import serve_tokenizer
 from node.places.greeting import serve_greeting
-from node.watch.health import reached_at
+from node.watch.health import parts_told, reached_at
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 
 
@@ -21,7 +23,9 @@ class SeedPeer:
         """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens."""
         self.transport = transport
         self.signed = signed
-        self.rpc = Rpc(transport)
+        self._supervisor = Supervisor()
+        transport.supervise(self._supervisor.group())
+        self.rpc = Rpc(transport, supervisor=self._supervisor.group())
         self._tokenizer = tokenizer
 
     async def start(self) -> None:
@@ -33,7 +37,8 @@ class SeedPeer:
 
     def health(self) -> dict[str, Any]:
         """For whoever asks on this machine: see `node.watch.health`."""
-        return {"peer": self.transport.peer_id, "state": "seed", **reached_at(self.transport)}
+        parts = parts_told(self._supervisor, asyncio.get_running_loop().time())
+        return {"peer": self.transport.peer_id, "state": "seed", "parts": parts, **reached_at(self.transport)}
 
     async def close(self) -> None:
         await self.rpc.close()

@@ -20,6 +20,7 @@ from protocol.manifest import Manifest
 from protocol.messages import GetStats, NodeStats
 from protocol.rpc import Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId, Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -64,7 +65,7 @@ class Observer:
             async with slots:
                 return Sighting(member, await self._stats(member.peer))
 
-        return list(await asyncio.gather(*(ask(member) for member in members)))
+        return await all_of(*(ask(member) for member in members))
 
     async def survey(self) -> list[Sighting]:
         """Look, and for `SURVEY_SECONDS` again while a stage seems to have nobody.

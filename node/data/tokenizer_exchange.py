@@ -16,6 +16,7 @@ from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.manifest import BYTES, Manifest
 from protocol.messages import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
@@ -133,10 +134,5 @@ async def _fetch_from(rpc: Rpc, peer: PeerId) -> bytes:
     slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
     first = await piece(0)
     offsets = range(TOKENIZER_PIECE_BYTES, first.total, TOKENIZER_PIECE_BYTES)
-    tasks = [asyncio.get_running_loop().create_task(piece(offset)) for offset in offsets]
-    try:
-        rest = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+    rest = await all_of(*(piece(offset) for offset in offsets))
     return b"".join([first.contents, *(reply.contents for reply in rest)])

@@ -7,9 +7,11 @@ import ctypes
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from protocol.supervision import all_of
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_SECONDS = 30.0
@@ -70,11 +72,14 @@ class Children:
     async def stop(self) -> None:
         """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""
         self.interrupt()
-        waiting = [asyncio.ensure_future(child.process.wait()) for child in self.all]
-        if waiting:
-            await asyncio.wait(waiting, timeout=GRACE_SECONDS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                await self._ended()
         self.kill()
-        await asyncio.gather(*waiting)
+        await self._ended()
+
+    async def _ended(self) -> None:
+        await all_of(*(child.process.wait() for child in self.all))
 
     def kill(self) -> None:
         for child in self.all:

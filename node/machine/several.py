@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from node.config import ENVIRONMENT_PREFIX, NodeConfig
 from node.machine.processes import Children
 from node.machine.signals import on_interrupt
 from protocol.errors import UserError
+from protocol.supervision import all_of
 
 
 def devices_of(setting: str) -> list[str]:
@@ -52,7 +52,7 @@ async def run_several(config: NodeConfig, devices: Sequence[str]) -> None:
         for index, device in enumerate(devices):
             arguments = arguments_of(config_of(config, index, device))
             await nodes.start(device, [sys.executable, "-m", "node.cli", *arguments], environment=outside)
-        codes = await asyncio.gather(*(node.process.wait() for node in nodes.all))
+        codes = await all_of(*(node.process.wait() for node in nodes.all))
     finally:
         nodes.kill()
     failed = [node.name for node, code in zip(nodes.all, codes, strict=True) if code]

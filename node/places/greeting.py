@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ from protocol.errors import ClockError, JoinError, NolocoError
 from protocol.messages import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId, Transport
 
 HELLO_DEADLINE = 10.0
@@ -103,5 +103,5 @@ async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
         return True
 
     asked = peers[:PROBED_PEERS]
-    answered = await asyncio.gather(*(answers(peer) for peer in asked))
+    answered = await all_of(*(answers(peer) for peer in asked))
     return {peer for peer, alive in zip(asked, answered, strict=True) if not alive}

@@ -19,6 +19,7 @@ from node.watch.events import Events
 from protocol.announcement import Claim, moving_key, parse_claim
 from protocol.errors import NolocoError, RecordError, UserError
 from protocol.rpc import Rpc
+from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Transport
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Mover:
         view: View,
         events: Events,
         rng: random.Random,
+        supervisor: Supervisor,
     ) -> None:
         self._transport = transport
         self._rpc = rpc
@@ -63,7 +65,7 @@ class Mover:
         self._rng = rng
         self._patience = Patience(PATIENCE * lifetime)
         self._claim: Claim | None = None
-        self._renewal = Renewal(self._put, lifetime)
+        self._renewal = Renewal("renewing the claim to move", self._put, lifetime, supervisor)
 
     async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
         """Return the stage to move to once that is called for; this node then holds the lease.

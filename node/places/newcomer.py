@@ -26,6 +26,7 @@ from protocol.errors import JoinError, RecordError
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
+from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import PeerId, Transport
 
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims
@@ -53,6 +54,7 @@ class Newcomer:
         plan: OwnersPlan,
         may_serve: Collection[int],
         events: Events,
+        supervisor: Supervisor,
     ) -> None:
         self._transport = transport
         self._rpc = rpc
@@ -69,7 +71,8 @@ class Newcomer:
         self._dead: set[PeerId] = set()
         self._alive: set[PeerId] = set()
         self._claim: Announcement | None = None
-        self._renewal = Renewal(self._put_claim, signed.manifest.limits.record_lifetime)
+        lifetime = signed.manifest.limits.record_lifetime
+        self._renewal = Renewal("renewing the claim to a stage", self._put_claim, lifetime, supervisor)
 
     async def choose(self) -> int:
         """The stage that the owner's plan has for this node, or the one that the swarm needs most.
@@ -168,7 +171,7 @@ class Newcomer:
 
         try:
             async with asyncio.timeout(VISITS_DEADLINE):
-                await asyncio.gather(*(visit(peer) for peer in peers))
+                await all_of(*(visit(peer) for peer in peers))
         except TimeoutError:
             self._events.emit("visits-cut-short", peers=len(peers))
 
@@ -269,6 +272,7 @@ async def found_stage(
     may_serve: Collection[int],
     previous: int | None,
     events: Events,
+    supervisor: Supervisor,
 ) -> AsyncIterator[int]:
     """The stage asked for, the one planned, the one served before, or the one that the run needs most.
 
@@ -285,7 +289,7 @@ async def found_stage(
     elif previous is not None:
         yield previous
     else:
-        newcomer = Newcomer(transport, rpc, signed, view, links, plan, may_serve, events)
+        newcomer = Newcomer(transport, rpc, signed, view, links, plan, may_serve, events, supervisor)
         try:
             yield await newcomer.choose()
         finally:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from protocol.errors import NolocoError
+from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -14,24 +15,28 @@ RENEWALS_PER_LIFETIME = 3
 
 
 class Renewal:
-    """Mutable state: the task that renews. Without it the record ends after its lifetime, in seconds."""
+    """Mutable state: whether it runs. Without it the record ends after its lifetime, in seconds."""
 
-    def __init__(self, put: Callable[[], Awaitable[object]], lifetime: float) -> None:
+    def __init__(
+        self, name: str, put: Callable[[], Awaitable[object]], lifetime: float, supervisor: Supervisor
+    ) -> None:
+        """`name` says what is renewed, for those who watch this node."""
+        self._name = name
         self._put = put
         self._pause = lifetime / RENEWALS_PER_LIFETIME
-        self._task: asyncio.Task[None] | None = None
+        self._group = supervisor.group()
+        self._runs = False
 
     def begin(self) -> None:
         """For a record that was just put; may be repeated."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        if not self._runs:
+            self._runs = True
+            self._group.keep(self._name, self._run, "Others may take it for gone.")
 
     async def end(self) -> None:
         """The record stands for up to a lifetime more. May be repeated, and begun anew."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        self._runs = False
+        await self._group.close()
 
     async def _run(self) -> None:
         while True:

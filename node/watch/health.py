@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Any
 from protocol.errors import TransportDown
 
 if TYPE_CHECKING:
+    from protocol.supervision import Supervisor
     from protocol.transport.base import Transport
 
 DEADLINE = 5.0  # seconds for the daemon to answer
 SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
 MAX_ANSWER = 64 * 1024
+MAX_FAILURE = 300  # characters told of what a part failed with
 Report = dict[
     str, Any
 ]  # "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
@@ -69,8 +71,34 @@ def reached_at(transport: Transport) -> Report:
         return {"healthy": False, "reason": str(problem)}
 
 
+def parts_told(supervisor: Supervisor, now: float) -> list[Report]:
+    """What runs in the background, at loop time `now`: since how many seconds, how often it was started again, why
+    the last time.
+    """
+    return [
+        {
+            "part": part.name,
+            "state": part.state,
+            "seconds": round(now - part.since, 1),
+            "restarts": part.restarts,
+            "failure": part.failure[:MAX_FAILURE],
+        }
+        for part in supervisor.parts()
+    ]
+
+
 def ask(directory: Path, deadline: float = DEADLINE) -> Report:
-    """The report of the daemon whose state is in `directory`, within `deadline` seconds. Raises `Unwell`."""
+    """The report of the daemon whose state is in `directory`, within `deadline` seconds. Raises `Unwell`, also for a
+    report that something is wrong.
+    """
+    report = look(directory, deadline)
+    if not report.get("healthy"):
+        raise Unwell(f"the daemon of {directory} says: {report.get('reason')}")
+    return report
+
+
+def look(directory: Path, deadline: float = DEADLINE) -> Report:
+    """The report of the daemon, whatever it says. Raises `Unwell` when none comes."""
     try:
         path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
     except OSError:
@@ -90,8 +118,6 @@ def ask(directory: Path, deadline: float = DEADLINE) -> Report:
             raise ValueError("what it says is no report")
     except (OSError, ValueError) as error:
         raise Unwell(f"the daemon of {directory} does not answer ({error})") from None
-    if not report.get("healthy"):
-        raise Unwell(f"the daemon of {directory} says: {report.get('reason')}")
     return report
 
 

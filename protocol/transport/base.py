@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
+from protocol.supervision import Supervisor
+
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -60,6 +62,13 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def now(self) -> float:
         """Wall-clock seconds since the epoch; virtual in the in-memory network."""
+
+    @abc.abstractmethod
+    def supervise(self, supervisor: Supervisor) -> None:
+        """Whose the background work is from now on, a supervisor of the transport's own until then.
+
+        To be called before `start`; `close` ends what runs in it.
+        """
 
     @abc.abstractmethod
     async def start(self) -> None:

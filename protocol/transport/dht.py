@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
-from contextlib import suppress
-from typing import Any
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
 
 from protocol.errors import RecordError
 from protocol.records import key_digest
+from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Record
 from protocol.transport.dht_validator import RecordStorage, RecordValidator
 from protocol.transport.hivemind_api import DHTID, DHTNode, DictionaryDHTValue, PeerID, traverse_dht
+
+T = TypeVar("T")
 
 _RPC_TIMEOUT = 3.0  # seconds after which one member counts as silent; hivemind's default
 
@@ -20,13 +22,16 @@ _RPC_TIMEOUT = 3.0  # seconds after which one member counts as silent; hivemind'
 class Dht:
     """This peer's part of the DHT. Dies with its p2pd; make a new one then."""
 
-    def __init__(self, node: Any, client_only: bool, validator: RecordValidator) -> None:
+    def __init__(
+        self, node: Any, client_only: bool, validator: RecordValidator, supervisor: Supervisor
+    ) -> None:
         self._node = node
         self._client_only = client_only
         self._validator = validator
+        self._supervisor = supervisor
 
     @classmethod
-    async def create(cls, p2p: Any, peer: PeerId, client_only: bool) -> Dht:
+    async def create(cls, p2p: Any, peer: PeerId, client_only: bool, supervisor: Supervisor) -> Dht:
         """A DHT of one, until `join` meets others. The node id follows from the peer id, so that a peer that
         restarts is found where it was."""
         validator = RecordValidator()
@@ -44,7 +49,7 @@ class Dht:
         )
         node.protocol.storage = RecordStorage()
         node.protocol.cache = RecordStorage()
-        return cls(node, client_only, validator)
+        return cls(node, client_only, validator, supervisor)
 
     async def greet(self, peer: PeerId) -> bool:
         """Make a connected peer known to the routing table, and this peer to its; whether it answered.
@@ -56,33 +61,35 @@ class Dht:
         )
         return known is not None
 
-    async def explore(self) -> None:
-        """Fill the routing table with the neighbours of this peer. No deadline of its own."""
-        await self._node.find_nearest_nodes([self._node.node_id])
+    async def explore(self, deadline: float) -> bool:
+        """Fill the routing table with the neighbours of this peer; False when that goes on after the deadline."""
+        search = self._node.find_nearest_nodes([self._node.node_id])
+        return await self._within(deadline, search, "looking for neighbours") is not None
 
     async def put(self, key: str, sealed: bytes, peer: PeerId, expires: float, deadline: float) -> bool:
         """Whether some member stored it in time; the rest is then still being asked or has refused."""
-        try:
-            async with asyncio.timeout(deadline):
-                stored: bool = await self._node.store(
-                    key.encode(), sealed, expires, subkey=peer, exclude_self=self._client_only
-                )
-                return stored
-        except TimeoutError:
-            return False
+        storing = self._node.store(key.encode(), sealed, expires, subkey=peer, exclude_self=self._client_only)
+        return bool(await self._within(deadline, storing, "storing a record"))
 
     async def get(self, key: str, deadline: float) -> list[Record]:
         """Valid records, sorted by peer id: all that were found when the search or the time was over."""
         found: dict[PeerId, Record] = {}
         # members that do not answer take 3 s each; what the others had is in `found` all the same
-        with suppress(TimeoutError):
-            async with asyncio.timeout(deadline):
-                await self._search(key_digest(key), found)
+        await self._within(deadline, self._search(key_digest(key), found), "searching for records")
         now = time.time()
         return [found[peer] for peer in sorted(found) if found[peer].expires > now]
 
+    async def _within(self, deadline: float, work: Coroutine[Any, Any, T], name: str) -> T | None:
+        """The result of `work`, or None after `deadline` seconds: it then ends by itself, as its requests run out.
+
+        hivemind's searches leave tasks behind when they are cancelled, which asyncio complains of on the screen.
+        """
+        task = self._supervisor.start(work, name)
+        await asyncio.wait([task], timeout=max(0.0, deadline))
+        return task.result() if task.done() else None
+
     async def _search(self, digest: bytes, found: dict[PeerId, Record]) -> None:
-        """hivemind's `get`, except that what was found until it is cancelled is kept."""
+        """hivemind's `get`, except that what is found is there at once."""
         node, wanted = self._node, DHTID.from_bytes(digest)
         own = node.protocol.storage.get(wanted)
         if own is not None:

@@ -21,6 +21,7 @@ from protocol.addresses import check_address, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
 from protocol.records import key_digest, open_record, seal_record
+from protocol.supervision import Supervisor
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
 from protocol.transport.libp2p_session import Session
 from protocol.transport.libp2p_stream import Libp2pStream
@@ -42,6 +43,7 @@ _BOOK_SIZE = 64  # peers redialled at most; the DHT knows the others
 _REJOIN_DEADLINE = 15.0  # seconds
 _RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled whom it knew
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
+WATCHDOG = "watching the network process"
 
 
 class Libp2pTransport(Transport):
@@ -61,17 +63,20 @@ class Libp2pTransport(Transport):
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
         self._restarting = False  # p2pd has been stopped on purpose
         self._revived = asyncio.Event()  # and runs again
-        self._watchdog: asyncio.Task[None] | None = None
         self._rejoining: asyncio.Task[None] | None = None
+        self.supervise(Supervisor())
+
+    def supervise(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._life = supervisor.group()  # of one p2pd after another
 
     def now(self) -> float:
         return time.time()
 
     async def start(self) -> None:
-        if self._watchdog is None:
-            session = await self._new_session()
-            self._session = session
-            self._watchdog = asyncio.create_task(self._watch(session), name="p2pd watchdog")
+        if self._latest is None:
+            self._session = await self._new_session()
+            self._supervisor.keep(WATCHDOG, self._watch, "Should p2pd die meanwhile, no peer can be reached.")
 
     def addresses(self) -> list[str]:
         session = self._up()
@@ -173,13 +178,8 @@ class Libp2pTransport(Transport):
 
     async def close(self) -> None:
         """As `Transport.close`; takes 3 s at most, if p2pd is frozen."""
-        tasks = [task for task in (self._watchdog, self._rejoining) if task is not None]
         self._session = None
-        # Once is not enough: in Python 3.11, asyncio.wait_for, which hivemind uses, may swallow a cancellation.
-        while not all(task.done() for task in tasks):
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks, timeout=0.5)
+        await self._supervisor.close()
         if self._latest is not None:
             await self._latest.stop()
 
@@ -187,7 +187,7 @@ class Libp2pTransport(Transport):
 
     async def _new_session(self) -> Session:
         session = await Session.start(
-            self._identity_path, self.peer_id, self._config, self._port, self._handle
+            self._identity_path, self.peer_id, self._config, self._port, self._handle, self._life
         )
         self._latest = session
         for protocol in list(self._handlers):
@@ -195,22 +195,27 @@ class Libp2pTransport(Transport):
         self._port = self._port or _port_in(session.addresses)
         return session
 
-    async def _watch(self, session: Session) -> None:
+    async def _watch(self) -> None:
+        """For ever. May be begun anew at any point: it goes on with the p2pd that runs, or starts one."""
         while True:
-            while not session.exited.done():
-                await asyncio.wait([session.exited], timeout=_LOOK_AROUND)
-                await self._look_around(session)
-            self._session = None
-            if not self._restarting:
-                logger.warning(
-                    "The network process p2pd stopped (%s). Starting it again.", session.exited.result()
+            if self._session is None:
+                self._session = await self._revive()
+                self._rejoining = self._supervisor.spawn(
+                    self._rejoin(self._session), "rejoining the swarm", "Others are met by and by."
                 )
-            self._restarting = False
-            await session.stop()
-            session = await self._revive()
-            self._session = session
-            self._rejoining = asyncio.create_task(self._rejoin(session), name="rejoin")
-            self._revived.set()
+                self._revived.set()
+            await self._until_exit(self._session)
+
+    async def _until_exit(self, session: Session) -> None:
+        while not session.exited.done():
+            await asyncio.wait([session.exited], timeout=_LOOK_AROUND)
+            await self._look_around(session)
+        self._session = None
+        if not self._restarting:
+            logger.warning(
+                "The network process p2pd stopped (%s). Starting it again.", session.exited.result()
+            )
+        self._restarting = False
 
     async def _look_around(self, session: Session) -> None:
         try:
@@ -222,11 +227,11 @@ class Libp2pTransport(Transport):
 
     async def _revive(self) -> Session:
         for attempt in itertools.count():
+            if self._latest is not None:
+                await self._latest.stop()
             try:
                 return await self._new_session()
             except NolocoError as error:
-                if self._latest is not None:
-                    await self._latest.stop()
                 pause = min(_LONGEST_PAUSE, 0.5 * 2**attempt)
                 logger.warning("p2pd cannot be started (%s). Next attempt in %g s.", error, pause)
                 await asyncio.sleep(pause)
@@ -248,8 +253,6 @@ class Libp2pTransport(Transport):
             await handler(stream)
         except NolocoError as error:
             logger.debug("A stream of %s from %s ended: %s", protocol, stream.remote, error)
-        except Exception:
-            logger.exception("The handler of %s failed", protocol)
 
     def _remember(self, peer: PeerId, addresses: list[str]) -> None:
         self._book.pop(peer, None)
@@ -269,11 +272,11 @@ class Libp2pTransport(Transport):
 
     async def _while_up(self, session: Session, call: Coroutine[Any, Any, T]) -> T:
         """The result of `call`; `TransportDown` as soon as p2pd dies, when hivemind would wait on."""
-        task = asyncio.create_task(call)
+        task = self._supervisor.start(call)
         try:
             await asyncio.wait([task, session.exited], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            task.cancel()  # does nothing to a task that is done
+            task.cancel()  # does nothing to a task that is done, and one that hangs is not waited for
         self._check_still_up(session)
         return task.result()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from protocol.addresses import check_address, is_loopback, peer_id_in
 from protocol.errors import NolocoError, PeerUnreachable, UserError
+from protocol.supervision import Supervisor, all_of, cancelled
 from protocol.transport.base import PeerId
 from protocol.transport.dht import Dht
 from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
@@ -30,26 +31,35 @@ OnStream = Callable[[Libp2pStream, str], Awaitable[None]]  # (stream, protocol)
 class Session:
     """Works until p2pd dies. Made by `Session.start`; `stop` is due in any case."""
 
-    def __init__(self, p2pd: P2pd, dht: Dht, on_stream: OnStream) -> None:
+    def __init__(self, p2pd: P2pd, dht: Dht, on_stream: OnStream, supervisor: Supervisor) -> None:
         self.p2pd = p2pd
         self.dht = dht
-        self.exited = asyncio.create_task(p2pd.exited(), name="wait for p2pd")  # says how it ended
+        self.exited = supervisor.start(p2pd.exited(), "waiting for p2pd")  # says how it ended
+        self._supervisor = supervisor  # of this life
         self.addresses: list[str] = []  # under which p2pd believes to be reached, without the peer id
         self._on_stream = on_stream
         self._listener = p2pd.directory / "streams.sock"
         self._server: asyncio.Server | None = None
         self._served: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()  # of incoming streams
 
     @classmethod
     async def start(
-        cls, identity: Path, peer: PeerId, config: Libp2pConfig, port: int, on_stream: OnStream
+        cls,
+        identity: Path,
+        peer: PeerId,
+        config: Libp2pConfig,
+        port: int,
+        on_stream: OnStream,
+        supervisor: Supervisor,
     ) -> Session:
-        """Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is left behind then."""
-        p2pd = await P2pd.start(identity, config, port)
+        """Closes the `supervisor` when it stops. Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is
+        left behind then.
+        """
+        p2pd = await P2pd.start(identity, config, port, supervisor)
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
-                session = cls(p2pd, await Dht.create(p2pd.p2p, peer, config.client_only), on_stream)
+                dht = await Dht.create(p2pd.p2p, peer, config.client_only, supervisor)
+                session = cls(p2pd, dht, on_stream, supervisor)
         except BaseException as error:
             await p2pd.stop()
             if isinstance(error, TimeoutError):
@@ -94,7 +104,7 @@ class Session:
     async def dial_any(self, peer: PeerId, addresses: list[str], deadline: float) -> bool:
         """Connect to the peer at whichever of its addresses answers first; False when none does in time."""
         dials = [
-            asyncio.get_running_loop().create_task(self.p2pd.control.connect(address, peer, deadline))
+            self._supervisor.start(self.p2pd.control.connect(address, peer, deadline))
             for address in addresses
         ]
         try:
@@ -107,21 +117,15 @@ class Session:
                     return True
             return False
         finally:
-            for task in dials:
-                task.cancel()
-            await asyncio.gather(*dials, return_exceptions=True)
+            await cancelled(dials)
 
     async def join(self, addresses: list[str], deadline: float) -> list[PeerId]:
         """Dial all addresses at once, then meet the neighbours in the DHT through those that answered."""
         ends = asyncio.get_running_loop().time() + deadline
-        met = await asyncio.gather(*(self._meet(address, deadline) for address in addresses))
+        met = await all_of(*(self._meet(address, deadline) for address in addresses))
         answered = list(dict.fromkeys(peer for peer in met if peer is not None))
-        if answered:
-            try:
-                async with asyncio.timeout_at(ends):
-                    await self.dht.explore()
-            except TimeoutError:
-                logger.debug("Joining the DHT took longer than %g s; it goes on by and by", deadline)
+        if answered and not await self.dht.explore(ends - asyncio.get_running_loop().time()):
+            logger.debug("Joining the DHT took longer than %g s; it goes on by and by", deadline)
         return answered
 
     async def _meet(self, address: str, deadline: float) -> PeerId | None:
@@ -164,17 +168,11 @@ class Session:
         """Break all streams, end p2pd. Takes 3 s at most."""
         if self._server is not None:
             self._server.close()
-        handlers = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in handlers:
-            task.cancel()
-        await asyncio.gather(*handlers, return_exceptions=True)
+        await self._supervisor.close()
         await self.p2pd.stop()
-        await asyncio.wait([self.exited])
 
     def _on_connection(self, connection: P2pdSocket) -> None:
-        task = asyncio.get_running_loop().create_task(self._incoming(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._supervisor.spawn(self._incoming(connection), "answering a stream")
         task.add_done_callback(lambda _: connection.close())  # also if the task is cancelled before it began
 
     async def _incoming(self, connection: P2pdSocket) -> None:

@@ -21,6 +21,7 @@ from protocol.errors import (
 )
 from protocol.identity import Identity, public_key_of
 from protocol.records import key_digest, open_record, seal_record
+from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import EPOCH, MemoryNetwork
@@ -49,11 +50,15 @@ class MemoryTransport(Transport):
         # dicts with no values instead of sets: objects in a set have an order that changes from run to run
         self._streams: dict[MemoryStream, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}  # of handlers
+        self.supervise(Supervisor())
         self._connected: dict[PeerId, None] = {}  # peers met, of which some may be dead
         self._last_expiry: dict[str, float] = {}  # of own records
 
     def now(self) -> float:
         return self._network.now(self.peer_id)
+
+    def supervise(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
 
     async def start(self) -> None:
         if not self._running:
@@ -67,7 +72,7 @@ class MemoryTransport(Transport):
         self._check_running()
         wanted = dict.fromkeys(_peer_in(address) for address in addresses)
         wanted.pop(self.peer_id, None)
-        answered = await asyncio.gather(*(self._meet(peer, deadline) for peer in wanted))
+        answered = await all_of(*(self._meet(peer, deadline) for peer in wanted))
         return [peer for peer, answer in zip(wanted, answered, strict=True) if answer]
 
     async def _meet(self, peer: PeerId, deadline: float) -> bool:
@@ -126,7 +131,7 @@ class MemoryTransport(Transport):
 
     def _accept(self, stream: MemoryStream, protocol: str) -> None:
         self._adopt(stream)
-        task = asyncio.get_running_loop().create_task(self._handle(stream, protocol))
+        task = self._supervisor.spawn(self._handle(stream, protocol), f"answering a stream of {protocol}")
         self._tasks[task] = None
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
@@ -135,8 +140,6 @@ class MemoryTransport(Transport):
             await self._handlers[protocol](stream)
         except NolocoError as error:
             logger.debug("A stream of %s from %s ended: %s", protocol, stream.remote, error)
-        except Exception:
-            logger.exception("The handler of %s failed", protocol)
         finally:
             stream.close()
 
@@ -175,11 +178,10 @@ class MemoryTransport(Transport):
         return [(peer, [memory_address(peer)]) for peer in sorted(self._connected)]
 
     async def close(self) -> None:
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         self._leave()
         for stream in list(self._streams):
             stream.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._supervisor.close()
 
     def die(self) -> None:
         """The peer is gone at once, without a word to anyone. See `MemoryNetwork.kill`."""

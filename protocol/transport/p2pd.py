@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.errors import ResourceError, UserError
+from protocol.supervision import Supervisor, cancelled
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
 from protocol.transport.p2pd_control import P2pdControl
 
@@ -49,17 +50,19 @@ class Libp2pConfig:
 class P2pd:
     """One running p2pd. `P2pd.start` makes it; `exited` tells when it is gone; `stop` ends it."""
 
-    def __init__(self, p2p: Any, directory: Path) -> None:
+    def __init__(self, p2p: Any, directory: Path, supervisor: Supervisor) -> None:
         self.p2p = p2p  # hivemind's handle, which its DHT needs
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]))
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
             task.add_done_callback(_forget_failure)
-        self._output = asyncio.create_task(self._read_output())
+        supervisor.keep(
+            "reading what p2pd says", self._read_output, "p2pd stands still once its output is full."
+        )
 
     @classmethod
-    async def start(cls, identity: Path, config: Libp2pConfig, port: int) -> P2pd:
+    async def start(cls, identity: Path, config: Libp2pConfig, port: int, supervisor: Supervisor) -> P2pd:
         """Start p2pd, listening on `port`, within `config.startup_timeout`.
 
         Raises `ResourceError` when the port is taken and `UserError` when p2pd does not start for another
@@ -104,8 +107,7 @@ class P2pd:
                     check_if_identity_free=False,  # it would start a second p2pd first
                 )
                 # hivemind's reader dies of a line over 64 KiB, and then p2pd hangs once the pipe is full
-                p2p._reader_task.cancel()
-                await asyncio.gather(p2p._reader_task, return_exceptions=True)
+                await cancelled([p2p._reader_task])
         except BaseException as error:
             for handle in handles:
                 await _end(handle)
@@ -113,7 +115,7 @@ class P2pd:
             if isinstance(error, P2PDaemonError | OSError | EOFError | ValueError | TimeoutError):
                 raise _start_failure(error, config) from error
             raise
-        return cls(p2p, directory)
+        return cls(p2p, directory, supervisor)
 
     @property
     def pid(self) -> int:
@@ -131,8 +133,6 @@ class P2pd:
 
     async def stop(self) -> None:
         """End the process, politely at first, and remove its sockets. Takes 3 s at most, if p2pd is frozen."""
-        self._output.cancel()
-        await asyncio.gather(self._output, return_exceptions=True)
         await _end(self.p2p)
         shutil.rmtree(self.directory, ignore_errors=True)
 

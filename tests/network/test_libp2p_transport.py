@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ import uvloop
 from protocol.identity import Identity
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
-from tests.transport_network import Network
+from tests.transport_network import KEY, SOON, Network
 from tests.transport_suite import TransportSuite
 
 
@@ -45,8 +46,8 @@ class OnLoopback(Network):
     def kill(self, transport: Transport) -> None:
         """Its watchdog goes too, as it would with the whole machine."""
         assert isinstance(transport, Libp2pTransport)
-        assert transport._watchdog is not None
-        transport._watchdog.cancel()
+        for task in transport._supervisor._tasks:
+            task.cancel()
         os.kill(pid_of(transport), signal.SIGKILL)
 
     def freeze(self, transport: Transport) -> None:
@@ -102,3 +103,20 @@ class TestOnUvloop(TransportSuite):
             yield network
         finally:
             await network.close()
+
+
+async def test_a_search_that_is_given_up_leaves_no_task_to_complain_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each start of a node that knew a dead peer told its volunteer "Task was destroyed but it is pending!"."""
+    network = OnLoopback(tmp_path)
+    a, b, c = await network.peers("abc")
+    assert await a.connect([*b.addresses(), *c.addresses()], SOON)
+    network.freeze(c)
+    assert await a.get(KEY, 0.2) == []
+    await a.put(KEY, b"a", 60, 0.2)
+    await asyncio.sleep(0.5)
+    gc.collect()
+    network.thaw(c)
+    await network.close()
+    assert "was destroyed" not in caplog.text

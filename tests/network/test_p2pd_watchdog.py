@@ -13,8 +13,9 @@ import pytest_asyncio
 from test_libp2p_transport import OnLoopback, pid_of
 
 from protocol.errors import PeerUnreachable, TransportDown
-from protocol.transport.base import Transport
-from protocol.transport.libp2p import Libp2pTransport
+from protocol.transport.base import PeerId, Transport
+from protocol.transport.libp2p import WATCHDOG, Libp2pTransport
+from protocol.transport.libp2p_session import Session
 from tests.transport_network import ECHO, KEY, SOON, ask, eventually
 
 
@@ -120,4 +121,27 @@ async def test_it_survives_several_deaths_in_a_row(network: OnLoopback) -> None:
     assert isinstance(a, Libp2pTransport)
     for _ in range(3):
         await kill_p2pd_and_wait(a)
+    await talk(a, b)
+
+
+async def test_the_watchdog_outlives_its_own_failure(
+    network: OnLoopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next death of p2pd is for good."""
+    a, b = await network.pair()
+    assert isinstance(a, Libp2pTransport)
+    connected, failures = Session.connected, [RuntimeError("p2pd names a peer that is none")]
+
+    async def fails_once(self: Session) -> list[PeerId]:
+        if self is a._session and failures:
+            raise failures.pop()
+        return await connected(self)
+
+    monkeypatch.setattr(Session, "connected", fails_once)
+
+    async def started_again() -> object:
+        return any(part.name == WATCHDOG and part.restarts for part in a._supervisor.parts())
+
+    await eventually(started_again, 2 * SOON)
+    await kill_p2pd_and_wait(a)
     await talk(a, b)

@@ -43,6 +43,8 @@ def modules_after(program: str) -> tuple[int, set[str]]:
         ("bootstrap.tools_cli", ["status", "--help"], 0),
         ("bootstrap.tools_cli", ["plan", "--picture", "no.jpg"], 2),
         ("bootstrap.tools_cli", ["eval"], 2),
+        ("bootstrap.tools_cli", ["doctor"], 2),
+        ("bootstrap.tools_cli", ["doctor", "--self", "/nowhere"], 1),
         ("bootstrap.tools_cli", ["generate", "--tokens", "0"], 2),
         ("bootstrap.tools_cli", ["manifest", "check"], 2),
         ("bootstrap.tools_cli", ["simulate", "latency", "--sigma", "much"], 2),
