@@ -35,6 +35,7 @@ from node.watch.portrait import announcement, statistics
 from protocol.announcement import Announcement, State
 from protocol.errors import Refused, UserError
 from protocol.messages import (
+    Assemble,
     Contribute,
     Evaluate,
     Forward,
@@ -194,6 +195,7 @@ class Service:
         rpc.handle(Traffic.PAIRING, SitOut, matchmaker.on_sit_out)
         rpc.handle(Traffic.GOSSIP, Contribute, self.rounds.on_contribute)
         if self.context.manifest.outer.method == "diloco":
+            rpc.handle(Traffic.GOSSIP, Assemble, self.rounds.all_reduce.on_assemble)
             rpc.handle(Traffic.GOSSIP, Reduce, self.rounds.all_reduce.on_reduce)
         rpc.handle(Traffic.STATE, GetStateIndex, state.on_index)
         rpc.handle(Traffic.STATE, GetStatePiece, state.on_piece)

@@ -273,21 +273,41 @@ class Contribute(Message):
     total: Natural
 
 
-class Reduce(Message):
-    """DiLoCo: a part of z, flat, from `offset`; the receiver answers `Reduced` once all replicas gave theirs.
+class Assemble(Message):
+    """DiLoCo: the sender's round ends; answered `RollCall` when the other replicas' have, or after a deadline.
 
-    Refusals: "busy" (the group is counted differently there), "bad-shape", "non-finite".
+    Refusals: "alone" (no other replica came in time), "group" (others call the roll, or the sender is unknown).
+    """
+
+    kind: ClassVar[str] = "assemble"
+
+
+class RollCall(Message):
+    """Who averages with whom, the same for all of them; `name` is that all-reduce's."""
+
+    kind: ClassVar[str] = "roll-call"
+    name: Id
+    members: Annotated[list[Id], Field(max_length=4096)]
+
+
+class Reduce(Message):
+    """DiLoCo: a part of z, flat, from `offset`; the receiver answers `Reduced` once all members gave theirs.
+
+    Refusals: "late" (the others' parts are averaged already), "alone" (no other member came in time), "bad-shape",
+    "given-up", "group".
     """
 
     kind: ClassVar[str] = "reduce"
     offset: Natural
     total: Natural
+    name: Id
 
 
 class Reduced(Message):
-    """Tensors: the mean over the group, [entries of the part]."""
+    """Tensors: the mean over so many members, [entries of the part]."""
 
     kind: ClassVar[str] = "reduced"
+    members: Natural
 
 
 class Done(Message):
@@ -359,8 +379,8 @@ MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
         Hello, Welcome, GetStats, NodeStats, Forward, Return, Gradient, Evaluate, Evaluated, Predict, Predicted,
-        Propose, Accept, Ready, Release, SitOut, Contribute, Reduce, Reduced, Done, GetStateIndex, StateIndex,
-        GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
+        Propose, Accept, Ready, Release, SitOut, Contribute, Assemble, RollCall, Reduce, Reduced, Done,
+        GetStateIndex, StateIndex, GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
     )
 }  # fmt: skip
 

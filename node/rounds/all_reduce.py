@@ -1,130 +1,253 @@
 """DiLoCo's averaging, the baseline: the mean of z over all live replicas of a stage.
 
-Each replica owns a part of the flat tensor. It gets that part of z from everyone, and answers all of them with
-the mean once everyone's is there: a reduce-scatter and an all-gather in one request and its reply. Every replica
+The first of them by peer id tells all who takes part (`assembly.py`). Then each owns every N-th part of the flat
+tensor. It gets that part of z from everyone, and answers all of them with the mean once everyone's is there
+(`gathers.py`): a reduce-scatter and an all-gather in one request and its reply. Parts go to each owner in order, a
+few at a time, so that what everyone has begun is whole before anybody goes far ahead, and memory does not grow with
+the stage. All take the mean as it was encoded, the owner too: they stay bitwise equal with any codec. Every replica
 sends and receives 2(N − 1)/N of the state, as in a ring, and waits for the slowest. NoLoCo exists to do without.
+
+A replica that is slower than the others by less than the gossip deadline sets everyone's pace. One that is slower
+than that is waited for once; then the others average without it, and it with them when its round ends within the
+deadline before theirs, else alone.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
 from node.context import Context
+from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
-from protocol.codec import as_read, encode, require_finite
+from node.rounds.assembly import Assembled, Assembly
+from node.rounds.gathers import IN_FLIGHT, Gathers, Reduction
+from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
-from protocol.messages import Reduce, Reduced
+from protocol.messages import Assemble, Reduce, Reduced, RollCall
 from protocol.rpc import Answer, Request, Traffic
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
-logger = logging.getLogger(__name__)
-
-CALL_MARGIN = 2.0  # seconds a caller waits beyond the owner's own deadline
-WAITING_PARTS = 4  # gathers a replica keeps open at once, of a few stragglers' rounds
+# gossip deadlines that a caller gives to an owner for a part, and to who calls the roll: one to carry it, two to wait
+CALL_DEADLINES = 3
+ALONE = {"alone": "nobody else came in time", "group": "another replica calls the roll"}
 
 
 @dataclass
-class _Gather:
-    """One part of z as it comes in; `mean` is set when all live replicas have given theirs, or time is up."""
+class _Share:
+    """The parts of one owner that are still to be asked for, in order; empty `given_up`: it is asked."""
 
-    parts: dict[PeerId, torch.Tensor] = field(default_factory=dict)
-    mean: asyncio.Future[torch.Tensor] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    owner: PeerId
+    rest: Iterator[slice]
+    given_up: str = ""  # why it is not
+
+
+@dataclass
+class _Round:
+    """What became of one all-reduce."""
+
+    present: Assembled
+    mean: torch.Tensor  # z where there is no mean
+    parts: int
+    fewest: int  # members in the mean of a part
+    kept: Counter[str] = field(default_factory=Counter)  # parts that stayed this replica's own, by reason
 
 
 class AllReduce:
-    """Mutable state: the parts being gathered here, by their offset in the flat tensor."""
+    """Mutable state: who waits here for an all-reduce, and the parts being gathered here."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context
         self._replica = replica
-        self._gathers: dict[int, _Gather] = {}
+        self._codec = context.manifest.wire.gossip
         self._seconds = context.manifest.limits.gossip_deadline
+        life = f"{context.me[-16:]}-{context.transport.now():.6f}"  # a restarted node calls other rolls
+        self._assembly = Assembly(life, self._seconds, self.live)
+        self.gathers = Gathers(self._codec, self._seconds)
         self.bytes_sent = 0
 
     def live(self) -> list[PeerId]:
-        """The group: this replica and all others of its stage that train, by peer id."""
+        """This replica and all others of its stage that train, by peer id."""
         context = self._context
         return sorted({*context.view.serving(context.stage, context.transport.now()), context.me})
 
     async def mean(self, z: torch.Tensor) -> torch.Tensor:
         """The mean of z [parameters] over the live replicas.
 
-        Deadline: the manifest's gossip deadline, for all parts at once. A part whose owner does not answer
-        stays this replica's own; an owner answers with what it has when a member does not come.
+        Deadline: none for the whole, since its time grows with the stage. A part takes `CALL_DEADLINES` gossip
+        deadlines at most; when its owner does not answer, that part and the owner's others stay this replica's own,
+        and the volunteer is told. An owner answers with what it has when a member does not come.
         """
-        group = self.live()
-        size = min(PIECE_PARAMETERS, max(1, -(-z.numel() // len(group))))
-        result = z.clone()
+        if len(self.live()) < 2:
+            return z.clone()
+        try:
+            present = await self._assemble()
+        except NolocoError as failure:
+            self._tell_alone(failure)
+            return z.clone()
+        self.gathers.begin(present)
+        return await self._average(z, present)
 
-        async def reduce_part(index: int) -> None:
-            bounds = slice(index * size, min((index + 1) * size, z.numel()))
-            owner = group[index % len(group)]
-            try:
-                reduced = await self._ask(owner, bounds, z[bounds])
-            except (DeadlineExceeded, PeerUnreachable):
-                self._context.view.suspect(owner, self._context.transport.now())
-                return
-            except NolocoError as failure:  # as when it counts the group differently for a moment
-                logger.debug("No mean from %s: %s", owner[-8:], failure)
-                return
-            result[bounds].copy_(reduced)
+    async def _assemble(self) -> Assembled:
+        """Who takes part. Raises when nobody else does, or the one that calls the roll does not answer."""
+        context, caller = self._context, self.live()[0]
+        if caller == context.me:
+            return await self._assembly.join(context.me)
+        deadline = CALL_DEADLINES * self._seconds
+        try:
+            told, _ = await context.rpc.call(caller, Traffic.GOSSIP, Assemble(), RollCall, deadline=deadline)
+        except (DeadlineExceeded, PeerUnreachable):
+            context.view.suspect(caller, context.transport.now())
+            raise
+        members = tuple(sorted({PeerId(member) for member in told.members}))
+        if context.me not in members or len(members) < 2:
+            raise CodecError("the roll lacks this replica")
+        return Assembled(told.name, members)
 
-        if len(group) > 1:
-            await asyncio.gather(*(reduce_part(index) for index in range(-(-z.numel() // size))))
-        return result
+    async def _average(self, z: torch.Tensor, present: Assembled) -> torch.Tensor:
+        members = present.members
+        parts = _parts_of(z.numel(), len(members))
+        outcome = _Round(present, z.clone(), len(parts), fewest=len(members))
+        shares = [_Share(owner, iter(parts[number :: len(members)])) for number, owner in enumerate(members)]
+        await all_of(*(self._work_off(share, z, outcome) for share in shares for _ in range(IN_FLIGHT)))
+        self._tell(outcome)
+        return outcome.mean
 
-    async def _ask(self, owner: PeerId, bounds: slice, part: torch.Tensor) -> torch.Tensor:
-        encoded = encode(part.cpu(), self._context.manifest.wire.gossip)
+    async def _work_off(self, share: _Share, z: torch.Tensor, outcome: _Round) -> None:
+        """Ask the owner for one part after another; after a failure that is not the part's, for none of them."""
+        for bounds in share.rest:
+            reason = share.given_up
+            if not reason:
+                try:
+                    reduction = await self._ask(share.owner, bounds, z[bounds], outcome.present.name)
+                except NolocoError as failure:
+                    reason = self._reason(share.owner, failure)
+                    if not _is_of_the_part(failure):
+                        share.given_up = reason
+                else:
+                    outcome.mean[bounds].copy_(as_read(reduction.mean))
+                    outcome.fewest = min(outcome.fewest, reduction.members)
+            if reason:
+                outcome.kept[reason] += 1
+
+    async def _ask(self, owner: PeerId, bounds: slice, part: torch.Tensor, name: str) -> Reduction:
+        """The mean of a part [entries]. Raises `CodecError` when values cannot be sent, or an answer does not fit."""
+        encoded = await self._context.compute.run(Priority.OPTIMIZER, encode, part.cpu(), self._codec)
+        require_finite_values(encoded)
         if owner == self._context.me:
-            return await self._contribute(owner, bounds.start, as_read(encoded))
+            return await self.gathers.contribute(owner, name, bounds.start, encoded)
         self.bytes_sent += 2 * encoded.nbytes  # it costs the owner as much to answer
-        _, tensors = await self._context.rpc.call(
+        reply, tensors = await self._context.rpc.call(
             owner,
             Traffic.GOSSIP,
-            Reduce(offset=bounds.start, total=self._replica.parameters),
+            Reduce(offset=bounds.start, total=self._replica.parameters, name=name),
             Reduced,
             [encoded],
-            deadline=self._seconds + CALL_MARGIN,
+            deadline=CALL_DEADLINES * self._seconds,
         )
         if len(tensors) != 1 or tensors[0].shape != part.shape:
             raise CodecError("the mean does not have the shape of the part that was sent")
-        require_finite(tensors[0])
-        return tensors[0]
+        mean = encode(tensors[0], "fp32")
+        require_finite_values(mean)
+        return Reduction(mean, reply.members)
+
+    # --- telling ------------------------------------------------------------------------------
+
+    def _reason(self, owner: PeerId, failure: NolocoError) -> str:
+        """What failed, for people; an owner that does not answer is suspected."""
+        name = owner[-8:]
+        if isinstance(failure, DeadlineExceeded | PeerUnreachable):
+            self._context.view.suspect(owner, self._context.transport.now())
+            return f"{name} did not answer"
+        if isinstance(failure, Refused) and failure.code in ("late", "alone"):
+            return (
+                f"{name} had this node's part too late"
+                if failure.code == "late"
+                else f"nobody came to {name}"
+            )
+        return f"{name}: {failure}"
+
+    def _tell_alone(self, failure: NolocoError) -> None:
+        code = failure.code if isinstance(failure, Refused) else ""
+        reason = ALONE.get(code, str(failure))
+        self._context.events.warn(
+            f"This round is averaged with no other replica ({reason}) and counts its own progress alone. "
+            "Training goes on; should it happen every round, `noloco status` shows which of them is slow or gone.",
+            "all-reduce-alone",
+            reason=reason,
+        )
+
+    def _tell(self, outcome: _Round) -> None:
+        kept, members = sum(outcome.kept.values()), len(outcome.present.members)
+        if not kept and outcome.fewest == members:
+            return
+        reasons = "; ".join(f"{count:,}: {reason}" for reason, count in outcome.kept.items())
+        without = f"{kept:,} of {outcome.parts:,} parts stayed this node's own ({reasons}). " if kept else ""
+        fewer = "" if outcome.fewest == members else f"Some are the mean of {outcome.fewest} replicas only. "
+        self._context.events.warn(
+            f"Averaging {members} replicas was incomplete. {without}{fewer}"
+            "Training goes on; should it happen every round, `noloco status` shows which of them is slow or gone.",
+            "all-reduce-incomplete",
+            parts=outcome.parts,
+            kept=kept,
+            members=members,
+            fewest=outcome.fewest,
+            reasons=dict(outcome.kept),
+        )
+
+    # --- answering ----------------------------------------------------------------------------
+
+    async def on_assemble(self, request: Request) -> Answer:
+        """Another replica's round ends: answered when all have come. Refuses who is not known to be of this stage."""
+        live = self.live()
+        if live[0] != self._context.me or not self._is_known(request.peer):
+            raise Refused("group")
+        present = await self._assembly.join(request.peer)
+        return Answer(RollCall(name=present.name, members=list(present.members)))
 
     async def on_reduce(self, request: Request) -> Answer:
         """Another replica's part of z: answered with the mean. Refuses what does not fit this stage."""
         message: Reduce = request.message
-        tensors = request.tensors()
-        if message.total != self._replica.parameters or len(tensors) != 1 or tensors[0].dim() != 1:
+        if not self._is_known(request.peer):
+            raise Refused("group")
+        part = self._checked(message, request.encoded())
+        reduction = await self.gathers.contribute(request.peer, message.name, message.offset, part)
+        return Answer(Reduced(members=reduction.members), [reduction.mean])
+
+    def _is_known(self, peer: PeerId) -> bool:
+        members = self._context.view.members(self._context.stage, self._context.transport.now())
+        return any(member.peer == peer for member in members)
+
+    def _checked(self, message: Reduce, tensors: list[Encoded]) -> Encoded:
+        """The part. Raises `CodecError` for one that does not fit; nothing is decoded before its size is known."""
+        parameters = self._replica.parameters
+        if message.total != parameters or len(tensors) != 1 or len(tensors[0].shape) != 1:
             raise CodecError("a contribution does not have the shape of this stage")
-        require_finite(tensors[0])
-        mean = await self._contribute(request.peer, message.offset, tensors[0].clone())
-        return Answer(Reduced(), [encode(mean, self._context.manifest.wire.gossip)])
+        (part,) = tensors
+        entries = part.shape[0]
+        if not 0 < entries <= min(PIECE_PARAMETERS, parameters - message.offset):
+            raise CodecError("a contribution does not lie within this stage")
+        if part.codec != self._codec:
+            raise CodecError(f"contributions do not travel in {part.codec}")
+        require_finite_values(part)
+        return part
 
-    async def _contribute(self, peer: PeerId, offset: int, part: torch.Tensor) -> torch.Tensor:
-        gather = self._gathers.get(offset)
-        if gather is None:
-            if len(self._gathers) >= WAITING_PARTS * len(self.live()):
-                raise Refused("busy")
-            gather = self._gathers[offset] = _Gather()
-            timer = asyncio.get_running_loop().call_later(self._seconds, self._close, offset, gather)
-            gather.mean.add_done_callback(lambda _: timer.cancel())
-        if any(other.shape != part.shape for other in gather.parts.values()):
-            raise Refused("busy")  # the other counts the group differently: a replica has just come or gone
-        gather.parts[peer] = part
-        if set(self.live()) <= gather.parts.keys():
-            self._close(offset, gather)
-        return await asyncio.shield(gather.mean)
+    def close(self) -> None:
+        """Refuse what waits here: this replica averages with nobody any more."""
+        self._assembly.close()
+        self.gathers.close()
 
-    def _close(self, offset: int, gather: _Gather) -> None:
-        if self._gathers.get(offset) is gather:
-            del self._gathers[offset]
-        if not gather.mean.done():
-            members = [gather.parts[peer] for peer in sorted(gather.parts)]  # one order: one rounding
-            gather.mean.set_result(torch.stack(members).mean(0))
+
+def _is_of_the_part(failure: NolocoError) -> bool:
+    """Whether the owner's next parts may fare better."""
+    return isinstance(failure, CodecError) or (isinstance(failure, Refused) and failure.code == "late")
+
+
+def _parts_of(parameters: int, members: int) -> list[slice]:
+    """In order; the n-th belongs to the (n modulo members)-th of the group."""
+    size = min(PIECE_PARAMETERS, max(1, -(-parameters // members)))
+    return [slice(start, min(start + size, parameters)) for start in range(0, parameters, size)]

@@ -271,5 +271,6 @@ class Rounds:
         return is_pending or self.matchmaker.is_expected(pair.name, pair.partner)
 
     async def close(self) -> None:
+        self.all_reduce.close()
         await self.abandon()
         await self.matchmaker.close()
