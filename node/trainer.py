@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
+from functools import partial
 
 from node.context import Context
+from node.data.batches import Batch
 from node.data.feed import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
+from node.pipeline.conduct import CONTENT
+from node.pipeline.dropped import Dropped
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
 from node.state.donors import Limits
 from node.state.download import Wanted, download_state
-from protocol.errors import NolocoError, TransportDown
+from protocol.errors import NolocoError, Refused, TransportDown
 from protocol.supervision import cancelled
 from protocol.transport.base import PeerId
 
@@ -50,7 +55,9 @@ class Trainer:
         self._max_seconds = max_seconds
         self._began = asyncio.get_running_loop().time()
         self.stopping = asyncio.Event()  # set by `stop`
-        self._drawn_ahead: list[asyncio.Task[object]] = []  # the next step's microbatches, at stage 0
+        self._draws = context.supervisor.group()
+        self._drawn_ahead: list[asyncio.Task[None]] = []  # the next step's microbatches, at stage 0
+        self._dropped = Dropped()
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
@@ -65,12 +72,13 @@ class Trainer:
         try:
             return await self._train()
         finally:
+            await self._draws.close()  # whatever ended the training, in whichever part of a step
             self._feed.stop()
 
     async def _train(self) -> bool:
         while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
-            draws: list[asyncio.Task[object]] = []
+            draws: list[asyncio.Task[None]] = []
             try:
                 await self._draw(draws)
                 whole = await self._wait_for_batch(draws)
@@ -89,7 +97,7 @@ class Trainer:
         await (self._last_round() if is_complete else self._pipeline.drain())
         return is_complete
 
-    async def _draw(self, draws: list[asyncio.Task[object]]) -> None:
+    async def _draw(self, draws: list[asyncio.Task[None]]) -> None:
         """Stage 0: the microbatches of this inner step, started by now; with staleness the next step's too."""
         if self._feed is None:
             return
@@ -100,19 +108,43 @@ class Trainer:
         if inner.staleness and not is_last:
             self._drawn_ahead = await self._draw_batch(self._feed, step + 1)
 
-    async def _draw_batch(self, feed: Feed, step: int) -> list[asyncio.Task[object]]:
-        tasks: list[asyncio.Task[object]] = []
-        for index, batch in enumerate(await feed.take(self._context.manifest.inner.microbatches)):
-            name = f"{step}-{index}-{self._life}"
-            work = self._pipeline.train(name, lambda batch=batch: batch)  # type: ignore[misc]
-            tasks.append(asyncio.get_running_loop().create_task(work))
-        return tasks
+    async def _draw_batch(self, feed: Feed, step: int) -> list[asyncio.Task[None]]:
+        batches = await feed.take(self._context.manifest.inner.microbatches)
+        return [
+            self._draws.start(self._train_one(feed, f"{step}-{index}-{self._life}", batch), "a microbatch")
+            for index, batch in enumerate(batches)
+        ]
 
-    async def _wait_for_batch(self, draws: list[asyncio.Task[object]]) -> bool:
+    async def _train_one(self, feed: Feed, name: str, batch: Batch) -> None:
+        """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
+        for attempt in itertools.count():
+            try:
+                await self._pipeline.train(f"{name}.{attempt}" if attempt else name, partial(_same, batch))
+            except Refused as refusal:
+                if refusal.code not in CONTENT:
+                    raise
+                await self._dropped_one(refusal)
+                batch = await feed.take_another()
+            else:
+                self._dropped.went_through()
+                return
+
+    async def _dropped_one(self, refusal: Refused) -> None:
+        context, pause = self._context, self._dropped.note()
+        if count := self._dropped.to_tell(asyncio.get_running_loop().time()):
+            context.events.warn(
+                f"{count} microbatches were dropped for what they hold ({refusal}); others are drawn in their place. "
+                "If none goes through, look at the log of the nodes of later stages.",
+                "microbatches-dropped",
+                count=count,
+                code=refusal.code,
+            )
+        await asyncio.sleep(pause)
+
+    async def _wait_for_batch(self, draws: list[asyncio.Task[None]]) -> bool:
         """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
-        loop = asyncio.get_running_loop()
-        complete = loop.create_task(self._pipeline.batch_complete())
-        stopping = loop.create_task(self.stopping.wait())
+        complete = self._draws.start(self._pipeline.batch_complete())
+        stopping = self._draws.start(self.stopping.wait())
         pending = list(draws)
         try:
             while True:
@@ -228,3 +260,7 @@ class Trainer:
                     await self._rounds.seek_last()
             await self._rounds.finish(is_last=True)
         await self._matchmaker.retire()
+
+
+def _same(batch: Batch) -> Batch:
+    return batch

@@ -11,53 +11,72 @@ from dataclasses import dataclass, field
 from protocol.codec import Encoded
 from protocol.errors import NolocoError, PeerUnreachable, TransportDown, WireError
 from protocol.frames import Frame, FrameType, FrameWatch, read_frame, write_frame
-from protocol.messages import Message
+from protocol.messages import Message, Progress
+from protocol.patience import FRAME_SECONDS, Patience, until
 from protocol.transport.base import Stream
 
 logger = logging.getLogger(__name__)
 
-# What a frame has at least once it has begun, whatever the deadline of its request: cut short, it ends the stream and
-# with it every other request under way.
-FRAME_SECONDS = 10.0
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request that was sent, or is being sent."""
+
+    answer: asyncio.Future[Frame]
+    patience: Patience
 
 
 @dataclass
 class Channel:
     """Either side of one stream of one class of traffic; only the calling side has requests that wait.
 
-    Mutable state: the requests that wait for their replies, the next one's number, whether the stream is of no use
-    any more, and the task that reads replies.
+    Mutable state: the requests that wait for their replies, the next one's number, when bytes were last handed to the
+    stream, whether it is of no use any more, and the task that reads replies.
     """
 
     stream: Stream
     traffic: str
     watch: FrameWatch
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: dict[int, asyncio.Future[Frame]] = field(default_factory=dict)
+    waiting: dict[int, Waiting] = field(default_factory=dict)
     next_id: int = 0
+    wrote: float = 0.0
     broken: bool = False
     reader: asyncio.Task[None] | None = None
 
     # --- calling ------------------------------------------------------------------------------
 
-    async def ask(self, request: Message, tensors: Sequence[Encoded], due: float) -> Frame:
-        """Send a request and wait for its reply or refusal until `due` on the loop's clock.
+    async def ask(
+        self,
+        request: Message,
+        tensors: Sequence[Encoded],
+        patience: Patience,
+        given_up: Callable[[int], None] = lambda _: None,
+    ) -> Frame:
+        """Send a request and wait for its reply or refusal as long as `patience` lasts.
 
-        Raises what ended the stream, and `TimeoutError`: at `due`, or if the request was half sent then, once it is
-        sent.
+        Raises what ended the stream, and `TimeoutError` when the patience ends, or if the request was half sent then,
+        once it is sent. `given_up` is called with its number when nobody waits any more for a request that was sent.
         """
         request_id = self.next_id
         self.next_id += 1
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.waiting[request_id] = future
+        self.waiting[request_id] = Waiting(future, patience)
+        is_sent = False
         try:
-            await self.send(FrameType.REQUEST, request_id, request, tensors, due)
-            async with asyncio.timeout_at(due):
-                return await future
+            await self.send(FrameType.REQUEST, request_id, request, tensors, patience)
+            patience.sent()
+            is_sent = True
+            async with until(lambda: patience.due(self.stream.heard)):
+                frame = await future
+            patience.heard()
+            return frame
         finally:
             self.waiting.pop(request_id, None)
             if future.done() and not future.cancelled():
                 future.exception()  # seen, also when sending failed first
+            elif is_sent and not self.broken:
+                given_up(request_id)
 
     async def read_replies(self, max_payload: int, breached: Callable[[], None]) -> None:
         """Hand out replies until the stream ends; calls `breached` when it ends with a malformed one."""
@@ -65,15 +84,23 @@ class Channel:
         try:
             while True:
                 frame = await self.read(max_payload)
-                future = self.waiting.pop(frame.request_id, None)
-                if future is not None and not future.done():
-                    future.set_result(frame)
+                if frame.type is FrameType.PROGRESS:
+                    self._note_progress(frame)
+                elif (waiting := self.waiting.pop(frame.request_id, None)) and not waiting.answer.done():
+                    waiting.answer.set_result(frame)
         except NolocoError as error:
             reason = error
             if isinstance(error, WireError):
                 breached()
         finally:
             self.fail(reason)
+
+    def _note_progress(self, frame: Frame) -> None:
+        progress = frame.message()
+        if not isinstance(progress, Progress):
+            raise WireError("progress of another kind")
+        if (waiting := self.waiting.get(frame.request_id)) is not None:
+            waiting.patience.note(progress)
 
     # --- frames -------------------------------------------------------------------------------
 
@@ -83,30 +110,42 @@ class Channel:
         request_id: int,
         message: Message,
         tensors: Sequence[Encoded],
-        due: float | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """Write one frame. Raises `TimeoutError` when its turn has not come by `due`: nothing of it was sent then.
+        """Write one frame. Raises `TimeoutError` when patience ends before its turn: nothing of it was sent then.
 
         One that has begun gets `FRAME_SECONDS` at least. What is cut short after them, or because its task is
         cancelled, leaves the stream out of step and closes it.
         """
-        async with self._turn(due):
-            began = self.watch.now()
-            ends = None if due is None else max(due, asyncio.get_running_loop().time() + FRAME_SECONDS)
+        async with self._turn(patience):
+            began, start = self.watch.now(), asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout_at(ends):
+                async with _limit(patience, lambda lasting: lasting.frame_due(start, self._moved())):
                     nbytes = await write_frame(
-                        self.stream, frame_type, request_id, message.kind, message.model_dump(), tensors
+                        self.stream,
+                        frame_type,
+                        request_id,
+                        message.kind,
+                        message.model_dump(),
+                        tensors,
+                        self._note_moved,
                     )
             except BaseException:
                 self.fail(PeerUnreachable("the stream broke while sending"))
                 raise
             self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
 
+    def _note_moved(self) -> None:
+        self.wrote = asyncio.get_running_loop().time()
+
+    def _moved(self) -> float:
+        """When bytes last moved, either way."""
+        return max(self.wrote, self.stream.heard)
+
     @asynccontextmanager
-    async def _turn(self, due: float | None = None) -> AsyncIterator[None]:
+    async def _turn(self, patience: Patience | None = None) -> AsyncIterator[None]:
         """The stream for one frame, once those before are out. Raises as `send`, when it does not come."""
-        async with asyncio.timeout_at(due):
+        async with _limit(patience, lambda waiting: waiting.due(self._moved())):
             await self.write_lock.acquire()
         try:
             if self.broken:
@@ -123,8 +162,17 @@ class Channel:
         except (PeerUnreachable, TransportDown):
             logger.debug("A refusal could not be sent")
 
-    async def read(self, max_payload: int) -> Frame:
-        frame = await read_frame(self.stream, max_payload, self.watch)
+    async def tell(self, frame_type: FrameType, request_id: int, message: Message) -> None:
+        """Send a short frame that nobody answers. One that cannot be sent is none."""
+        try:
+            await self.send(frame_type, request_id, message, (), Patience(FRAME_SECONDS))
+        except (PeerUnreachable, TransportDown, TimeoutError):
+            logger.debug("A %s frame could not be sent", frame_type.name.lower())
+
+    async def read(
+        self, max_payload: int, began_to_come: Callable[[FrameType, int], None] = lambda *_: None
+    ) -> Frame:
+        frame = await read_frame(self.stream, max_payload, self.watch, began_to_come)
         self.watch.received(self.traffic, self.stream.remote, frame.kind, len(frame.payload), frame.began)
         return frame
 
@@ -139,7 +187,17 @@ class Channel:
     def fail(self, reason: NolocoError) -> None:
         self.broken = True
         self.stream.close()
-        for future in self.waiting.values():
-            if not future.done():
-                future.set_exception(reason)
+        for waiting in self.waiting.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(reason)
         self.waiting.clear()
+
+
+@asynccontextmanager
+async def _limit(patience: Patience | None, due: Callable[[Patience], float]) -> AsyncIterator[None]:
+    """As `until`; what nobody waits for has no limit."""
+    if patience is None:
+        yield
+        return
+    async with until(lambda: due(patience)):
+        yield

@@ -80,6 +80,16 @@ class Refused(NolocoError):
         self.reason = reason
 
 
+class NonFinite(Refused):
+    """What this node computed is NaN, infinite, or beyond the codec in which it would travel."""
+
+    def __init__(self, what: str, overflows: str = "") -> None:
+        """`what` it is, as in "the loss"; `overflows` names the codec that cannot hold it, if it is finite."""
+        super().__init__("non-finite", f"{what} of this stage cannot be used")
+        self.what = what
+        self.overflows = overflows
+
+
 class TransportDown(NolocoError):
     """The local transport is closed or restarting; nothing can be sent at present."""
 

@@ -10,7 +10,7 @@ Every length is checked against its limit before memory is taken for it. Nothing
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -26,6 +26,7 @@ from protocol.transport.base import Buffer, PeerId, Stream
 MAGIC = b"NLC1"
 MAX_HEADER_BYTES = 256 * 1024
 MAX_TENSORS = 8
+CHUNK = 256 * 1024  # bytes handed to the stream at once, after which they count as moved
 MOST_EXPANSION = 4  # of a class's bound on payloads: what int8 may take when it is decoded, and no codec more
 _PREFIX = struct.Struct(">4sBIQ")
 
@@ -34,6 +35,8 @@ class FrameType(IntEnum):
     REQUEST = 0
     REPLY = 1
     REFUSAL = 2
+    PROGRESS = 3  # how far a request is whose answer takes long; body as of `messages.Progress`
+    CANCEL = 4  # the caller gave a request up
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,12 @@ async def write_frame(
     kind: str,
     body: Any,
     tensors: Sequence[Encoded] = (),
+    moved: Callable[[], None] = lambda: None,
 ) -> int:
-    """Send one frame; returns its size in bytes. The tensors' memory must not change until this returns."""
+    """Send one frame; returns its size in bytes. The tensors' memory must not change until this returns.
+
+    `moved` is called whenever the stream has taken another part of it.
+    """
     specs = [describe(tensor) for tensor in tensors]
     header: bytes = msgpack.packb([request_id, kind, body, specs])
     payload_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -95,12 +102,38 @@ async def write_frame(
     buffers: list[Buffer] = [prefix + header]
     for tensor in tensors:
         buffers.extend(tensor.buffers)
-    await stream.write(*buffers)
+    for part in _parts(buffers):
+        await stream.write(*part)
+        moved()
     return len(prefix) + len(header) + payload_bytes
 
 
-async def read_frame(stream: Stream, max_payload: int, watch: FrameWatch = UNWATCHED) -> Frame:
+def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
+    """The buffers one after another, `CHUNK` bytes at a time, small ones together."""
+    part: list[Buffer] = []
+    room = CHUNK
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if view.nbytes > room:
+            view = view.cast("B")
+            while view.nbytes > room:
+                yield [*part, view[:room]]
+                view, part, room = view[room:], [], CHUNK
+            buffer = view
+        part.append(buffer)
+        room -= view.nbytes
+    yield part
+
+
+async def read_frame(
+    stream: Stream,
+    max_payload: int,
+    watch: FrameWatch = UNWATCHED,
+    began_to_come: Callable[[FrameType, int], None] = lambda *_: None,
+) -> Frame:
     """The next frame of the stream; waits for it without a deadline.
+
+    `began_to_come` is called with its type and request id once its header is there.
 
     Raises `WireError` when it is malformed or larger than allowed: the stream is then out of step and must
     be closed. Raises `PeerUnreachable` when the stream ends.
@@ -118,11 +151,12 @@ async def read_frame(stream: Stream, max_payload: int, watch: FrameWatch = UNWAT
         raise WireError(
             f"the tensors take more than {MOST_EXPANSION} times the {max_payload} bytes allowed here"
         )
-    payload = await stream.read(payload_bytes) if payload_bytes else b""
     try:
         frame_type = FrameType(type_code)
     except ValueError:
         raise WireError(f"unknown frame type {type_code}") from None
+    began_to_come(frame_type, request_id)
+    payload = await stream.read(payload_bytes) if payload_bytes else b""
     return Frame(frame_type, request_id, kind, body, specs, payload, began)
 
 

@@ -115,6 +115,19 @@ class Probed(Message):
 # --- microbatches -------------------------------------------------------------------------------
 
 
+class Progress(Message):
+    """How far a request of the pipeline is, told every second or two until it is answered.
+
+    Silence then means that the peer is frozen or gone, and slow work is waited for. Not a request: it travels in a
+    frame of its own type.
+    """
+
+    kind: ClassVar[str] = "progress"
+    state: Literal["receiving", "queued", "computing", "onward"]  # onward: it waits for a later stage
+    ahead: Natural = 0  # microbatches before it in the queue there
+    done: Natural = 0  # grows whenever the request gets on, at a later stage too
+
+
 class Forward(Message):
     """Carry a microbatch onward. Tensors: activations [sequences, tokens, hidden], labels [sequences, tokens].
 
@@ -378,9 +391,9 @@ class TokenizerPiece(Message):
 MESSAGES: dict[str, type[Message]] = {
     message.kind: message
     for message in (
-        Hello, Welcome, GetStats, NodeStats, Forward, Return, Gradient, Evaluate, Evaluated, Predict, Predicted,
-        Propose, Accept, Ready, Release, SitOut, Contribute, Assemble, RollCall, Reduce, Reduced, Done,
-        GetStateIndex, StateIndex, GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
+        Hello, Welcome, GetStats, NodeStats, Progress, Forward, Return, Gradient, Evaluate, Evaluated, Predict,
+        Predicted, Propose, Accept, Ready, Release, SitOut, Contribute, Assemble, RollCall, Reduce, Reduced,
+        Done, GetStateIndex, StateIndex, GetStatePiece, StatePiece, Probe, Probed, GetTokenizer, TokenizerPiece,
     )
 }  # fmt: skip
 

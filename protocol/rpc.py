@@ -8,27 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from protocol.answering import Answer as Answer
+from protocol.answering import Answering, Status
 from protocol.bans import Bans
 from protocol.channel import Channel
 from protocol.codec import Encoded
 from protocol.errors import (
     DeadlineExceeded,
-    NolocoError,
     PeerUnreachable,
     Refused,
     TransportDown,
     WireError,
 )
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
-from protocol.messages import Message
-from protocol.places import Places, places_for
+from protocol.messages import Done, Message
+from protocol.patience import Patience
+from protocol.places import Places
 from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Stream, Transport
 
@@ -48,16 +50,15 @@ class Traffic(StrEnum):
     def protocol(self) -> str:
         return f"/noloco/1/{self.value}"
 
+    @property
+    def is_work(self) -> bool:
+        """Whether answers take as long as computing does: meanwhile it is told how far they are, and the handler is
+        cancelled when its caller gives up.
+        """
+        return self is Traffic.PIPELINE
+
 
 DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A reply with its tensors, already encoded for the wire."""
-
-    message: Message
-    tensors: Sequence[Encoded] = ()
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,21 @@ class Request:
     peer: PeerId
     message: Any  # an instance of the type that the handler was registered for
     frame: Frame
+    status: Status = field(default_factory=Status)
 
     def tensors(self) -> list[torch.Tensor]:
         return self.frame.tensors()
 
     def encoded(self) -> list[Encoded]:
         return self.frame.encoded()
+
+
+@dataclass
+class _Opening:
+    """Those who wait for the same stream. Mutable state: how many, the one that opens it included."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    callers: int = 0
 
 
 RequestHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
@@ -103,7 +113,7 @@ class Rpc:
         self._payloads = DEFAULT_PAYLOADS | (payloads or {})
         self._handlers: dict[tuple[Traffic, str], tuple[type[Message], RequestHandler]] = {}
         self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
-        self._opening: dict[tuple[PeerId, Traffic], asyncio.Lock] = {}
+        self._opening: dict[tuple[PeerId, Traffic], _Opening] = {}
         self._streams_from: dict[PeerId, int] = {}
         self._places: dict[tuple[PeerId, Traffic], Places] = {}
         self._bans = Bans()
@@ -140,22 +150,22 @@ class Rpc:
         reply: type[Reply],
         tensors: Sequence[Encoded] = (),
         *,
-        deadline: float,
+        deadline: float | Patience,
     ) -> tuple[Reply, list[torch.Tensor]]:
-        """Ask `peer` and wait for its answer.
+        """Ask `peer` and wait for its answer: `deadline` seconds, or for work as long as a `Patience` lasts.
 
-        Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after `deadline`
-        seconds, or up to `protocol.channel.FRAME_SECONDS` more where the request is half sent by then; it may have
-        been carried out, so repeat only what is harmless when repeated), `WireError` when the answer is nonsense
-        (counts against the peer).
+        Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after the deadline, or up to
+        `protocol.patience.FRAME_SECONDS` more where the request is half sent by then; it may have been carried out,
+        so repeat only what is harmless when repeated), `WireError` when the answer is nonsense (counts against the
+        peer). Work that is given up, also by cancelling this, is not begun any more over there.
         """
-        due = asyncio.get_running_loop().time() + deadline
+        patience = deadline if isinstance(deadline, Patience) else Patience(deadline)
         try:
-            async with asyncio.timeout_at(due):
-                channel = await self._channel(peer, traffic, deadline)
-            frame = await channel.ask(request, tensors, due)
+            async with asyncio.timeout(patience.seconds):
+                channel = await self._channel(peer, traffic, patience.seconds)
+            frame = await channel.ask(request, tensors, patience, partial(self._give_up, traffic, channel))
         except TimeoutError:
-            raise DeadlineExceeded(f"no answer to {request.kind} within {deadline:.1f} s") from None
+            raise DeadlineExceeded(f"no answer to {request.kind} within {patience.seconds:.1f} s") from None
         try:
             return _checked_reply(frame, reply)
         except WireError:
@@ -164,17 +174,38 @@ class Rpc:
 
     async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
         key = (peer, traffic)
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            channel = self._channels.get(key)
-            if channel is not None and not channel.broken:
-                return channel
-            stream = await self.transport.open(peer, traffic.protocol, deadline)
-            channel = Channel(stream, traffic, self._watch)
-            reading = channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
-            channel.reader = self._supervisor.spawn(reading, "reading answers")
-            self._channels[key] = channel
-            channel.reader.add_done_callback(lambda _: self._drop(key, channel))
+        channel = self._channels.get(key)
+        if channel is not None and not channel.broken:
             return channel
+        opening = self._opening.setdefault(key, _Opening())
+        opening.callers += 1
+        try:
+            async with opening.lock:
+                channel = self._channels.get(key)  # opened meanwhile
+                if channel is None or channel.broken:
+                    channel = await self._open(peer, traffic, deadline)
+                return channel
+        finally:
+            opening.callers -= 1
+            if not opening.callers:  # nothing is kept for peers that were called once
+                del self._opening[key]
+
+    async def _open(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
+        key = (peer, traffic)
+        channel = Channel(await self.transport.open(peer, traffic.protocol, deadline), traffic, self._watch)
+        reading = channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
+        channel.reader = self._supervisor.spawn(reading, "reading answers")
+        self._channels[key] = channel
+        channel.reader.add_done_callback(lambda _: self._drop(key, channel))
+        return channel
+
+    def _give_up(self, traffic: Traffic, channel: Channel, number: int) -> None:
+        if traffic.is_work:
+            self._supervisor.spawn(
+                channel.tell(FrameType.CANCEL, number, Done()),
+                "giving a request up",
+                "It is computed in vain.",
+            )
 
     def _drop(self, key: tuple[PeerId, Traffic], channel: Channel) -> None:
         """The stream ended: keep nothing for a peer that may never come back."""
@@ -185,7 +216,6 @@ class Rpc:
         """Close the channels to a peer that left, so that nothing is kept for it."""
         for traffic in Traffic:
             channel = self._channels.pop((peer, traffic), None)
-            self._opening.pop((peer, traffic), None)
             if channel is not None:
                 channel.close(PeerUnreachable("the peer left"))
 
@@ -213,22 +243,22 @@ class Rpc:
             self._drop_places(peer, traffic)
 
     async def _read_requests(self, traffic: Traffic, stream: Stream, places: Places) -> None:
-        """Until the stream ends. Nothing more is read while all places are taken, so the peer has to wait."""
-        answers = Channel(stream, traffic, self._watch)
-
-        def answered(_: asyncio.Task[None]) -> None:
-            places.give_back()
-            self._drop_places(stream.remote, traffic)
-
+        """Until the stream ends."""
+        peer = stream.remote
+        answering = Answering(
+            Channel(stream, traffic, self._watch),
+            partial(self._dispatch, peer, traffic),
+            partial(self.strike, peer),
+            places,
+            self._supervisor,
+        )
         try:
-            while not self.is_banned(stream.remote):
-                frame = await answers.read(self._payloads[traffic])
-                await places.take(places_for(self._payloads[traffic]))
-                answering = self._answer(answers, traffic, frame)
-                self._supervisor.spawn(answering, "answering a request").add_done_callback(answered)
-                del frame  # or the last request would be held until the next one comes
+            while not self.is_banned(peer):
+                await answering.take(
+                    self._payloads[traffic], traffic.is_work, partial(self._drop_places, peer, traffic)
+                )
         finally:
-            answers.broken = True
+            answering.end()
 
     def _drop_places(self, peer: PeerId, traffic: Traffic) -> None:
         """Not before the last answer: a peer that closes its streams and comes back finds no fresh places."""
@@ -236,27 +266,7 @@ class Rpc:
         if places is not None and places.is_unused:
             del self._places[peer, traffic]
 
-    async def _answer(self, channel: Channel, traffic: Traffic, frame: Frame) -> None:
-        try:
-            answer = await self._dispatch(channel.stream.remote, traffic, frame)
-        except Refused as refusal:
-            await channel.refuse(frame, refusal.code, refusal.reason)
-        except WireError as error:
-            self.strike(channel.stream.remote)
-            await channel.refuse(frame, "malformed", str(error)[:200])
-        except NolocoError as error:
-            await channel.refuse(frame, "failed", str(error))
-        except Exception:
-            # A bug of ours must not end the stream, and its text may hold paths: it stays in our own log.
-            logger.exception("Failed to answer %s", frame.kind)
-            await channel.refuse(frame, "internal", "")
-        else:
-            try:
-                await channel.send(FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
-            except (PeerUnreachable, TransportDown):
-                logger.debug("The answer to %s could not be sent", frame.kind)
-
-    async def _dispatch(self, peer: PeerId, traffic: Traffic, frame: Frame) -> Answer:
+    async def _dispatch(self, peer: PeerId, traffic: Traffic, frame: Frame, status: Status) -> Answer:
         if frame.type is not FrameType.REQUEST:
             raise WireError("a reply came where requests are expected")
         registered = self._handlers.get((traffic, frame.kind))
@@ -266,7 +276,7 @@ class Rpc:
         message = frame.message()
         if not isinstance(message, request_type):
             raise WireError("kind and contents do not fit")
-        return await handler(Request(peer, message, frame))
+        return await handler(Request(peer, message, frame, status))
 
     # --- defence ------------------------------------------------------------------------------
 

@@ -87,6 +87,14 @@ class Feed:
         self._taken.append(position)
         return taken
 
+    async def take_another(self) -> Batch:
+        """One more for the batch that was taken last, in the place of one that could not be trained on."""
+        self._make_ahead()
+        batch, position = await self._coming.popleft()
+        if self._taken:
+            self._taken[-1] = position
+        return batch
+
     def _make_ahead(self) -> None:
         loop = asyncio.get_running_loop()
         while len(self._coming) < microbatches_ahead(self._manifest):

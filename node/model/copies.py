@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 AHEAD = 2  # pieces of work launched and not finished: one runs, one waits, and a more urgent one need not wait long
 
@@ -33,6 +34,10 @@ class Landing(Generic[T]):
             result: T = self._result
             return result
         return self._fetch()
+
+    def then(self, use: Callable[[T], U]) -> Landing[U]:
+        """What `use` makes of it."""
+        return Landing(lambda: use(self.fetch()), at_once=self._fetch is None)
 
     async def landed(self) -> T:
         """The same. Waits in a thread."""

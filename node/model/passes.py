@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from node.model.execution import Execution
 from node.model.stage import Stage
+from protocol.errors import NonFinite
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -116,18 +117,32 @@ class Passes:
             return leaf, self.stage(leaf, is_back=True)
 
     def _learn(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, learns: bool = True) -> Learned:
-        """Slice by slice forward and backward, with the mean loss of all."""
+        """Slice by slice forward and backward, with the mean loss of all.
+
+        Raises `NonFinite` for a loss that is NaN or infinite; the parameters' gradients are then as before.
+        """
         inputs, labels = inputs.to(self._device), labels.to(self._device)
-        losses, by_inputs = [], []
+        losses: list[torch.Tensor] = []
+        by_inputs = []
         for part, targets in zip(self._slices(inputs), self._slices(labels), strict=True):
             leaf, logits = run(part)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
             loss = loss * (len(part) / len(inputs))
+            if not bool(loss.isfinite()):
+                self._take_back(run, inputs, labels, len(losses) if learns else 0)
+                raise NonFinite("the loss")
             torch.autograd.backward(loss, inputs=None if learns else [leaf])
             losses.append(loss.detach())
             by_inputs.append(leaf.grad)
             del logits, loss  # before the next slice takes as much
         return torch.stack(losses).sum(), _joined(by_inputs)
+
+    def _take_back(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, slices: int) -> None:
+        """Subtract the gradients of the first slices of a microbatch that turned out to be worthless."""
+        pairs = list(zip(self._slices(inputs), self._slices(labels), strict=True))
+        for part, targets in pairs[:slices]:
+            loss = F.cross_entropy(run(part)[1].flatten(0, 1).float(), targets.flatten())
+            torch.autograd.backward(-loss * (len(part) / len(inputs)))
 
     def _slices(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of a microbatch's first dimension, as many sequences each as are computed at once."""

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 from node.model.copies import Copies, Landing
 from node.model.passes import Passes
-from protocol.codec import Encoded, encode, torch_type
-from protocol.errors import Refused
+from protocol.codec import Encoded, encode, require_finite_values, torch_type
+from protocol.errors import CodecError, NonFinite, Refused
 from protocol.manifest import Manifest
 from protocol.rpc import Request
 
 Load: TypeAlias = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # gives (inputs, labels)
+Learned: TypeAlias = tuple[float, list[Encoded]]  # the loss, and the gradient for the stage before
 
 
 class StageWork:
@@ -79,14 +80,15 @@ class StageWork:
         self._copies.keep_pace()
         return self._copies.landing(answer)
 
-    def last_stage(self, load: Load) -> Landing[tuple[float, list[Encoded]]]:
+    def last_stage(self, load: Load) -> Landing[Learned]:
+        """Forward and backward. Raises `NonFinite` for a loss that is none: nothing of it is in the gradients."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
         loss, by_inputs = self._passes.last_stage(inputs, labels)
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (fetch_loss().item(), answer()))
 
-    def head(self, load: Load, learns: bool) -> Landing[tuple[float, list[Encoded]]]:
+    def head(self, load: Load, learns: bool) -> Landing[Learned]:
         """As `last_stage`, in a ring at the first stage."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
         loss, by_inputs = self._passes.head(inputs, labels, learns)
@@ -108,7 +110,7 @@ class StageWork:
         return total, labels.numel()
 
     def _parcel(self, outputs: torch.Tensor, labels: torch.Tensor, codec: str) -> list[Encoded]:
-        return [encode(outputs, codec), encode(labels.to(torch.int32), "int32")]
+        return [_encoded(outputs, codec, "activations"), encode(labels.to(torch.int32), "int32")]
 
     def _answer(self, by_inputs: torch.Tensor | None) -> Callable[[], list[Encoded]]:
         """What to call for the gradient that the stage before gets; the first stage has none."""
@@ -116,4 +118,15 @@ class StageWork:
             return list
         codec = self._manifest.wire.gradients
         fetch = self._copies.to_host(by_inputs, torch_type(codec))
-        return lambda: [encode(fetch(), codec)]
+        return lambda: [_encoded(fetch(), codec, "gradients")]
+
+
+def _encoded(tensor: torch.Tensor, codec: str, what: str) -> Encoded:
+    """For a peer. Raises `NonFinite` for what it would refuse: this node finds that out itself."""
+    try:
+        encoded = encode(tensor, codec)
+        require_finite_values(encoded)
+    except CodecError:
+        overflows = "" if bool(tensor.isnan().any()) or codec in ("fp32", "bf16") else codec
+        raise NonFinite(f"the {what}", overflows) from None
+    return encoded

@@ -48,6 +48,12 @@ class Admission:
         """Whether its backward pass may run."""
         return microbatch in self._admitted
 
+    def before(self, microbatch: str) -> int:
+        """How many gradients or places it waits for: of those at work, and those before it in the queue."""
+        if microbatch not in self._queue:
+            return 0
+        return self.running + list(self._queue).index(microbatch)
+
     @property
     def complete(self) -> bool:
         """All microbatches of the step have their gradients in."""

@@ -33,6 +33,10 @@ class Gate:
     def is_busy(self) -> bool:
         return bool(self._admission.running or self._admission.waiting)
 
+    def before(self, microbatch: str) -> int:
+        """How many microbatches come before it, while it waits for its forward pass."""
+        return self._admission.before(microbatch)
+
     async def enter(self, microbatch: str) -> None:
         """Return once its forward pass may run. Raises `Refused` "busy" when too many wait."""
         if self._held:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from node.context import Context
+from node.pipeline.conduct import CONTENT, Conduct
 from node.pipeline.deadlines import AdaptiveDeadline
+from node.pipeline.passage import Passage
 from node.pipeline.routing import FixedRouter, Router
-from protocol.codec import Encoded, require_finite
+from protocol.codec import Encoded
 from protocol.errors import (
     CodecError,
     DeadlineExceeded,
@@ -26,6 +28,7 @@ from protocol.errors import (
     WireError,
 )
 from protocol.messages import Forward, Gradient, Return
+from protocol.patience import Patience
 from protocol.rpc import Traffic
 from protocol.transport.base import PeerId
 
@@ -34,7 +37,11 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling up to the next line
 MOST_RETRY_SECONDS = 0.8
 PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
-LEAST_DEADLINE = 5.0  # a peer may be in its outer step or start up; below this a deadline only causes resends
+LEAST_DEADLINE = 5.0  # of silence; three signs of life fit into it, and below it deadlines only cause resends
+# times `limits.microbatch_deadline` for each stage behind: as long a peer may say that it works on a microbatch
+# without getting on with it
+STALLED = 10.0
+ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the content
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,13 @@ class Home:
 
 
 class Onward:
-    """Mutable state: what the router and the deadline learned, and whether this node is leaving."""
+    """Mutable state: what the router, the deadline and the record of conduct learned; whether this node leaves."""
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
         self._next = context.manifest.stage_after(context.stage)
         self._goes_home = self._next == 0
+        self._conduct = Conduct(context)
         fixed = context.manifest.routing == "fixed"
         self._router = FixedRouter(rng, self._own_place) if fixed else Router(rng)
         self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)
@@ -69,33 +77,37 @@ class Onward:
         self._leaving = True
 
     async def send(
-        self, microbatch: str, parcel: list[Encoded], home: Home | None = None
+        self, microbatch: str, parcel: list[Encoded], passage: Passage, home: Home | None = None
     ) -> tuple[float, torch.Tensor]:
         """To random peers of the next stage until one answers; returns its loss and the gradient.
 
-        Each failure costs one resend to another peer. With no live peer this waits for one to appear. A peer has
-        the time that answers usually take, or all that the manifest allows if it is the last one left to ask: asked
-        again over the same connection it would not be faster.
+        `microbatch` names these very activations. Each failure costs one resend to another peer. With no live peer
+        this waits for one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
         """
         context, tried = self._context, set[PeerId]()
+        refusals: dict[PeerId, Refused] = {}  # for its content
         pause = RETRY_SECONDS
         while True:
-            peers = context.view.serving(self._next, context.transport.now())
-            peer = self._router.choose(peers, exclude=tried)
-            if self._goes_home and home is not None and home.peer not in tried:
-                peer = home.peer
+            peers = self._conduct.trusted(context.view.serving(self._next, context.transport.now()))
+            peer = self._choose(peers, tried | refusals.keys(), home)
             if peer is None:
+                if refusals and refusals.keys() >= set(peers):
+                    raise next(iter(refusals.values()))
                 await self._wait_for_peers(pause if peers else None)
                 pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
             asked, others = context.transport.now(), set(peers) - tried - {peer}
-            deadline = self._deadline.seconds() if others else context.manifest.limits.microbatch_deadline
+            passage.goes_onward()
             try:
-                answer = await self._ask(peer, microbatch, parcel, home, deadline)
+                answer = await self._ask(peer, self._message(microbatch, home), parcel, passage, bool(others))
             except Refused as refusal:
                 logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
                 tried.add(peer)
+                if refusal.code in CONTENT:
+                    refusals[peer] = refusal
+                    if len(refusals) >= ENOUGH_REFUSALS:
+                        raise
             except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
                 self._note_failure(peer, failure, asked)
                 tried.add(peer)
@@ -105,34 +117,42 @@ class Onward:
                 logger.debug("Waiting for the network: %s", problem)
                 await asyncio.sleep(PAUSE_SECONDS)
             else:
-                context.view.trust(peer)
+                self._conduct.did_well(peer)
+                self._conduct.overruled(refusals)
                 self._told_no_peer = False
                 return answer
 
+    def _choose(self, peers: list[PeerId], exclude: set[PeerId], home: Home | None) -> PeerId | None:
+        if self._goes_home and home is not None and home.peer not in exclude:
+            return home.peer
+        return self._router.choose(peers, exclude=exclude)
+
     async def _ask(
-        self, peer: PeerId, microbatch: str, parcel: list[Encoded], home: Home | None, deadline: float
+        self, peer: PeerId, message: Forward | Return, parcel: list[Encoded], passage: Passage, others: bool
     ) -> tuple[float, torch.Tensor]:
-        """`deadline` is for each of the stages behind this one."""
-        context = self._context
+        """With `others` to ask the peer has the silence that is usual, else all that the manifest allows: asked again
+        over the same connection it would not be heard sooner.
+        """
+        context, limit = self._context, self._context.manifest.limits.microbatch_deadline
         stages_behind = context.manifest.hops - 1 - context.stage
-        began = asyncio.get_running_loop().time()
+        patience = Patience(
+            self._deadline.seconds() if others else limit,
+            STALLED
+            * limit
+            * stages_behind,  # the stage before waits longer, so that it does not resend first
+            passage.note_onward,
+        )
         reply, tensors = await context.rpc.call(
-            peer,
-            Traffic.PIPELINE,
-            self._message(microbatch[-64:], home),
-            Gradient,
-            parcel,
-            deadline=deadline * stages_behind,
+            peer, Traffic.PIPELINE, message, Gradient, parcel, deadline=patience
         )
         try:
             if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
                 raise CodecError("the gradient does not have the shape of the activations")
-            require_finite(tensors[0])
+            self._conduct.require_proportion(tensors[0])
         except CodecError:
             context.rpc.strike(peer)
             raise
-        seconds = asyncio.get_running_loop().time() - began
-        self._deadline.note(seconds / stages_behind)
+        self._deadline.note(patience.longest_silence)
         self._router.note(peer, reply.seconds, reply.queue)
         context.counters.sent[peer] = context.counters.sent.get(peer, 0) + 1
         return reply.loss, tensors[0]
@@ -147,7 +167,10 @@ class Onward:
         context = self._context
         if isinstance(failure, DeadlineExceeded):
             self._deadline.note_missed()
-        context.view.suspect(peer, context.transport.now(), asked)
+        if isinstance(failure, WireError):
+            self._conduct.offended(peer)
+        else:
+            context.view.suspect(peer, context.transport.now(), asked)
         self._router.forget(peer)
         context.counters.resends += 1
         context.events.warn(
@@ -178,5 +201,5 @@ def _what_happened(failure: NolocoError) -> str:
     if isinstance(failure, PeerUnreachable):
         return "cannot be reached"
     if isinstance(failure, DeadlineExceeded):
-        return f"gave {failure}"
+        return f"fell silent: it gave {failure}"
     return f"broke the protocol ({failure})"

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import random
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from node.context import Context
 from node.model.compute import Priority
+from node.model.copies import Landing
 from node.model.footprint import REMEMBERED_BATCHES
 from node.model.replica import Replica
-from node.model.stage_work import Load, StageWork
+from node.model.stage_work import Learned, Load, StageWork
+from node.pipeline.complaints import Complaints
+from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate
 from node.pipeline.onward import Home, Onward
+from node.pipeline.passage import Passage
 from node.pipeline.window import Window
 from node.watch.trace import Track
 from protocol.codec import Encoded
-from protocol.errors import Refused
+from protocol.errors import NonFinite, Refused
 from protocol.messages import Forward, Gradient, Return
 from protocol.rpc import Answer, Request
 from protocol.transport.base import PeerId
 
 
 class Pipeline:
-    """Mutable state: answers in progress and recent, the losses of this step, whether peers are served, and in a ring
-    the own microbatches that are under way, with whether the head has learned from them.
+    """Mutable state: the losses of this step, whether peers are served, and in a ring the own microbatches that are
+    under way, with whether the head has learned from them.
     """
 
     def __init__(self, context: Context, replica: Replica, work: StageWork, rng: random.Random) -> None:
@@ -39,7 +43,9 @@ class Pipeline:
             self._gate = Gate(inner.microbatches, inner.staleness, in_flight)
         self._onward = Onward(context, rng)
         self._window = Window(inner.microbatches, in_flight)
-        self._answers: dict[str, asyncio.Task[Answer]] = {}
+        self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
+        self._complaints = Complaints(context, replica)
+        self._tries = itertools.count()
         self._losses: list[float] = []
         self._own: dict[str, bool] = {}
         self.serving = True
@@ -83,9 +89,7 @@ class Pipeline:
         """Give up everything that waits or runs; callers get an error."""
         self.serving = False
         self._gate.close()
-        for task in list(self._answers.values()):
-            task.cancel()
-        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+        await self._deliveries.close()
 
     # --- training -----------------------------------------------------------------------------
 
@@ -96,7 +100,11 @@ class Pipeline:
             raise Refused("not-serving", f"this node serves stage {self._context.stage}")
         home = Home(PeerId(message.home), message.draw) if message.home else None
         name = f"{request.peer}/{message.microbatch}"
-        return await self._once(name, lambda: self.train(name, lambda: self._work.decoded(request), home))
+        return await self._deliveries.once(
+            name,
+            request.status,
+            lambda passage: self.train(name, lambda: self._work.decoded(request), home, passage),
+        )
 
     async def on_return(self, request: Request) -> Answer:
         """In a ring: the head, the loss and their gradient of what this peer has drawn, or another one has.
@@ -104,51 +112,66 @@ class Pipeline:
         It waits for nobody, as the microbatch that it is part of has its place in the step already.
         """
         message: Return = request.message
-        return await self._once(
-            f"{request.peer}/{message.microbatch}/back", lambda: self._come_back(message, request)
+        return await self._deliveries.once(
+            f"{request.peer}/{message.microbatch}/back",
+            request.status,
+            lambda passage: self._come_back(message, request, passage),
         )
 
-    async def _once(self, name: str, answer: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
-        task = self._answers.get(name)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(answer())
-            self._remember(name, task)
-        return await asyncio.shield(task)
-
-    async def train(self, microbatch: str, load: Load, home: Home | None = None) -> Answer:
+    async def train(
+        self, microbatch: str, load: Load, home: Home | None = None, passage: Passage | None = None
+    ) -> Answer:
         """Carry one microbatch forward and backward through this stage and all later ones.
 
-        Raises `Refused` "busy" when the queue is full. Whatever is raised, the microbatch has left no trace
-        in the gradients and its place in the step is free again.
+        Raises `Refused`: "busy" when the queue is full, "non-finite" and "bad-shape" for its content, here or at a
+        later stage. Whatever is raised, its place in the step is free again unless its gradient is in.
         """
-        context = self._context
+        context, passage = self._context, passage or Passage()
+        place = f"{microbatch}#{next(self._tries)}"  # given up and delivered again, it must not take its own place
+        passage.queues(lambda: self._gate.before(place))
         with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch):
-            await self._gate.enter(microbatch)
+            await self._gate.enter(place)
+        passage.computes()
         began = asyncio.get_running_loop().time()
         try:
             if context.is_last:
-                landing = await context.compute.run(Priority.FORWARD, self._work.last_stage, load)
-                loss, answer = await landing.landed()
+                last_stage = passage.counting(self._work.last_stage)
+                landing = await context.compute.run(Priority.FORWARD, last_stage, load)
             else:
-                loss, answer = await self._train_through(microbatch, load, home)
-        except BaseException:
-            self._gate.give_up(microbatch)
+                landing = await self._train_through(microbatch, place, load, home, passage)
+        except BaseException as error:
+            self._gate.give_up(place)
+            self._tell(error)
             raise
         finally:
             self._own.pop(microbatch, None)
-        self._gate.done(microbatch)
-        self._losses.append(loss)
-        context.counters.received += 1
-        context.counters.tokens += context.manifest.tokens_per_microbatch
-        seconds = asyncio.get_running_loop().time() - began
-        reply = Gradient(
-            loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=round(seconds, 6)
+        return await self._answer(place, landing, began)
+
+    async def _answer(self, place: str, landing: Landing[Learned], began: float) -> Answer:
+        """A microbatch whose gradient is in: it counts, also when what its sender should get cannot be sent."""
+        context = self._context
+        try:
+            loss, answer = await landing.landed()
+        except Refused as error:
+            self._tell(error)
+            raise
+        else:
+            self._losses.append(loss)
+            context.counters.tokens += context.manifest.tokens_per_microbatch
+        finally:
+            context.counters.received += 1
+            self._gate.done(place)
+        return self._reply(loss, answer, began)
+
+    def _reply(self, loss: float, answer: list[Encoded], began: float) -> Answer:
+        seconds = round(asyncio.get_running_loop().time() - began, 6)
+        return Answer(
+            Gradient(loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=seconds), answer
         )
-        return Answer(reply, answer)
 
     async def _train_through(
-        self, microbatch: str, load: Load, home: Home | None
-    ) -> tuple[float, list[Encoded]]:
+        self, microbatch: str, place: str, load: Load, home: Home | None, passage: Passage
+    ) -> Landing[Learned]:
         context = self._context
         if context.manifest.is_ring and context.stage == 0:
             home = Home(context.me, microbatch)
@@ -157,14 +180,16 @@ class Pipeline:
         parcel = await activations.landed()
         sent = asyncio.get_running_loop().time()
         with context.trace.waiting(Track.GRADIENT, "wait for a gradient", microbatch=microbatch):
-            loss, gradient = await self._onward.send(microbatch, parcel, home)
+            loss, gradient = await self._onward.send(_name_onward(place), parcel, passage, home)
         self._adapt(asyncio.get_running_loop().time() - sent)
         with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
-            await self._gate.backward(microbatch)
-        by_inputs = await context.compute.run(Priority.BACKWARD, self._work.backward, leaf, outputs, gradient)
-        return loss, await by_inputs.landed()
+            await self._gate.backward(place)
+        passage.computes()
+        backward = passage.counting(self._work.backward)
+        by_inputs = await context.compute.run(Priority.BACKWARD, backward, leaf, outputs, gradient)
+        return by_inputs.then(lambda answer: (loss, answer))
 
-    async def _come_back(self, message: Return, request: Request) -> Answer:
+    async def _come_back(self, message: Return, request: Request, passage: Passage) -> Answer:
         """The first delivery of an own microbatch teaches the head; a resent one came along another way."""
         context, began = self._context, asyncio.get_running_loop().time()
         is_own = message.home == context.me and message.draw in self._own
@@ -173,18 +198,22 @@ class Pipeline:
         learns = is_own and not self._own[message.draw]
         if learns:
             self._own[message.draw] = True
+        passage.computes()
+        head = passage.counting(self._work.head)
         try:
             landing = await context.compute.run(
-                Priority.BACKWARD, self._work.head, lambda: self._work.decoded(request, is_back=True), learns
+                Priority.BACKWARD, head, lambda: self._work.decoded(request, is_back=True), learns
             )
-            loss, answer = await landing.landed()
-        except BaseException:
+        except BaseException as error:
             if learns and message.draw in self._own:
                 self._own[message.draw] = False
+            self._tell(error)
             raise
-        seconds = round(asyncio.get_running_loop().time() - began, 6)
-        reply = Gradient(loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=seconds)
-        return Answer(reply, answer)
+        return self._reply(*await landing.landed(), began)
+
+    def _tell(self, error: BaseException) -> None:
+        if isinstance(error, NonFinite):
+            self._complaints.note(error)
 
     def _adapt(self, seconds: float) -> None:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
@@ -192,15 +221,7 @@ class Pipeline:
         computing = context.compute.busy.seconds() / (context.counters.received + 1)
         self._gate.allow(self._window.in_flight(seconds, computing))
 
-    def _remember(self, name: str, task: asyncio.Task[Answer]) -> None:
-        """Keep the last answers for repeated deliveries: a few batches of them, never those that failed."""
-        self._answers[name] = task
-        keep = REMEMBERED_BATCHES * self._context.manifest.inner.microbatches
-        for old in [n for n, t in self._answers.items() if t.done()][: max(0, len(self._answers) - keep)]:
-            del self._answers[old]
 
-        def forget_failure(done: asyncio.Task[Any]) -> None:
-            if done.cancelled() or done.exception() is not None:
-                self._answers.pop(name, None)
-
-        task.add_done_callback(forget_failure)
+def _name_onward(place: str) -> str:
+    """What the next stage knows these activations by: the same name for others would get the answer to these."""
+    return hashlib.blake2b(place.encode(), digest_size=24).hexdigest()

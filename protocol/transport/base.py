@@ -31,6 +31,11 @@ class Stream(abc.ABC):
 
     remote: PeerId
 
+    @property
+    def heard(self) -> float:
+        """The loop's time at which bytes last came from the peer, asked for or not; 0 before."""
+        return 0.0
+
     @abc.abstractmethod
     async def read(self, size: int) -> Buffer:
         """Exactly `size` bytes, which belong to the caller. No deadline of its own.

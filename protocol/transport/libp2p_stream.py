@@ -20,6 +20,10 @@ class Libp2pStream(Stream):
         self._socket = socket
         self._lock = asyncio.Lock()  # writes of several tasks do not mix
 
+    @property
+    def heard(self) -> float:
+        return self._socket.heard
+
     async def accept(self) -> None:
         """Tell the opener that a handler has taken the stream."""
         await self.write(_ACCEPTED)

@@ -32,6 +32,7 @@ class Pipe:
     ) -> None:
         self.link = link
         self.broken = False
+        self.heard = 0.0  # the loop's time at which bytes last arrived
         self.ended = False  # the sender closed, and everything it wrote has arrived
         self._ends = (sender, receiver)
         self._uplink, self._faults, self._rng = uplink, faults, rng
@@ -105,6 +106,7 @@ class Pipe:
             self._under_way -= len(chunk)
             self._unread += len(chunk)
             self._buffer.append(chunk)
+            self.heard = self._loop.time()
         if self.ended or self._unread >= self._wanted:
             _wake(self._reader)
         if self._writers:
@@ -188,6 +190,10 @@ class MemoryStream(Stream):
         self._limits, self._rng = limits, rng
         self._closed = False
         self._lock = asyncio.Lock()  # writes of several tasks do not mix
+
+    @property
+    def heard(self) -> float:
+        return self._incoming.heard
 
     async def read(self, size: int) -> bytes:
         if self._closed:

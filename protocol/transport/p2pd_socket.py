@@ -28,6 +28,7 @@ class P2pdSocket(asyncio.BufferedProtocol):
     """
 
     def __init__(self, made: Callable[[P2pdSocket], None] = lambda _: None) -> None:
+        self.heard = 0.0  # the loop's time at which bytes last came
         self._made = made  # called once, when the connection is there
         self._loop = asyncio.get_running_loop()
         self._ahead = bytearray()
@@ -79,6 +80,7 @@ class P2pdSocket(asyncio.BufferedProtocol):
         return self._missing or self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.heard = self._loop.time()
         if self._missing:
             self._missing = self._missing[nbytes:]
             if not self._missing:

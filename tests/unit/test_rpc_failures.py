@@ -7,7 +7,6 @@ import asyncio
 import pytest
 import torch
 
-from protocol.channel import FRAME_SECONDS
 from protocol.codec import Encoded, encode
 from protocol.errors import (
     DeadlineExceeded,
@@ -15,6 +14,7 @@ from protocol.errors import (
     TransportDown,
 )
 from protocol.messages import Accept, Forward, Ready
+from protocol.patience import FRAME_SECONDS
 from protocol.rpc import Traffic
 from protocol.transport.memory_link import Link
 from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_peers

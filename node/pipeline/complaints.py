@@ -1,0 +1,52 @@
+"""What this replica cannot use of what it computed itself: told to its volunteer once, not with every microbatch."""
+
+from __future__ import annotations
+
+import torch
+
+from node.context import Context
+from node.model.replica import Replica
+from protocol.errors import NonFinite
+
+
+class Complaints:
+    """Mutable state: what was told already."""
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        self._context = context
+        self._replica = replica
+        self._told: set[str] = set()
+
+    def note(self, error: NonFinite) -> None:
+        """A microbatch was given up for what became of it here."""
+        event = "overflow" if error.overflows else "non-finite"
+        if f"{event} {error.what}" in self._told:
+            return
+        self._told.add(f"{event} {error.what}")
+        stage = self._context.stage
+        if error.overflows:
+            self._context.events.warn(
+                f"{error.what.capitalize()} of stage {stage} are too large for {error.overflows}, in which they "
+                "travel; such microbatches are dropped. If it goes on, the run's founder has to found it again with "
+                f'wire.{error.what.removeprefix("the ")} = "bf16".',
+                event,
+                stage=stage,
+                what=error.what,
+                codec=error.overflows,
+            )
+            return
+        sound = self.weights_are_finite()
+        reason = (
+            "the microbatch or this device may be damaged" if sound else "this replica's weights are none"
+        )
+        self._context.events.warn(
+            f"{error.what.capitalize()} computed by stage {stage} here are NaN or infinite: {reason}. Such "
+            "microbatches are dropped. If it goes on, stop this node, remove its checkpoint and start it again.",
+            event,
+            stage=stage,
+            what=error.what,
+            weights_are_finite=sound,
+        )
+
+    def weights_are_finite(self) -> bool:
+        return bool(torch.isfinite(self._replica.flat.values).all())

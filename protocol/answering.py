@@ -1,0 +1,161 @@
+"""The answering side of one stream: each request gets a place, and long ones tell how far they are meanwhile.
+
+What its caller gave up is cancelled, and so is everything that was asked on a stream that ended: nobody would read
+the answer. A handler decides what that means for work that has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from protocol.channel import Channel
+from protocol.codec import Encoded
+from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
+from protocol.frames import Frame, FrameType
+from protocol.messages import Message, Progress
+from protocol.places import Places, places_for
+from protocol.supervision import Supervisor
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_SECONDS = (
+    1.5  # between two signs of life; a round trip and one that is late are still below five seconds
+)
+RECEIVING = Progress(state="receiving")
+QUEUED = Progress(state="queued")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply with its tensors, already encoded for the wire."""
+
+    message: Message
+    tensors: Sequence[Encoded] = ()
+
+
+class Status:
+    """How far a request is. Mutable state: where to look; its handler sets that when it knows."""
+
+    def __init__(self) -> None:
+        self.look: Callable[[], Progress] = lambda: RECEIVING
+
+
+@dataclass
+class Underway:
+    """A request of which the header has come and the answer has not been sent."""
+
+    since: float  # on the loop's clock
+    status: Status = field(default_factory=Status)
+    task: asyncio.Task[None] | None = None  # None until it has a place
+
+
+class Answering:
+    """Mutable state: the requests under way, and whether somebody tells how far they are."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        dispatch: Callable[[Frame, Status], Awaitable[Answer]],
+        strike: Callable[[], None],
+        places: Places,
+        supervisor: Supervisor,
+    ) -> None:
+        self._channel = channel
+        self._dispatch = dispatch
+        self._strike = strike
+        self._places = places
+        self._supervisor = supervisor
+        self._underway: dict[int, Underway] = {}
+        self._tells = False
+
+    async def take(self, max_payload: int, tells: bool, answered: Callable[[], None]) -> None:
+        """The next frame of the stream. Nothing more is read while all places are taken, so the peer has to wait.
+
+        With `tells` it is told how far the request is, and may give it up. `answered` is called when the place is
+        free again. Raises as `read_frame`.
+        """
+        frame = await self._channel.read(max_payload, self._began_to_come if tells else lambda *_: None)
+        if frame.type is FrameType.CANCEL:
+            self._give_up(frame.request_id)
+            return
+        underway = self._underway.get(frame.request_id, Underway(0.0))
+        underway.status.look = lambda: QUEUED
+        try:
+            await self._places.take(places_for(max_payload))
+        except BaseException:
+            self._underway.pop(frame.request_id, None)
+            raise
+        underway.task = self._supervisor.spawn(self._answer(frame, underway.status), "answering a request")
+
+        def ended(_: asyncio.Task[None]) -> None:
+            self._places.give_back()
+            answered()
+
+        underway.task.add_done_callback(ended)
+
+    def end(self) -> None:
+        """The stream has ended: nobody waits for what was asked with `tells`."""
+        self._channel.broken = True
+        for number in list(self._underway):
+            self._give_up(number)
+
+    def _give_up(self, number: int) -> None:
+        underway = self._underway.pop(number, None)
+        if underway is not None and underway.task is not None:
+            underway.task.cancel()
+
+    # --- how far requests are -----------------------------------------------------------------
+
+    def _began_to_come(self, frame_type: FrameType, number: int) -> None:
+        if frame_type is not FrameType.REQUEST:
+            return
+        if number in self._underway:
+            raise WireError("two requests under way have the same number")
+        self._underway[number] = Underway(asyncio.get_running_loop().time())
+        if not self._tells:
+            self._tells = True
+            self._supervisor.spawn(self._tell(), "telling how far requests are")
+
+    async def _tell(self) -> None:
+        """Until nothing is under way any more."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._underway and not self._channel.broken:
+                await asyncio.sleep(PROGRESS_SECONDS)
+                for number, underway in list(self._underway.items()):
+                    if loop.time() - underway.since >= PROGRESS_SECONDS and number in self._underway:
+                        await self._channel.tell(FrameType.PROGRESS, number, underway.status.look())
+        finally:
+            self._tells = False
+
+    # --- answering ----------------------------------------------------------------------------
+
+    async def _answer(self, frame: Frame, status: Status) -> None:
+        channel = self._channel
+        try:
+            answer = await self._handled(frame, status)
+        except Refused as refusal:
+            await channel.refuse(frame, refusal.code, refusal.reason)
+        except WireError as error:
+            self._strike()
+            await channel.refuse(frame, "malformed", str(error)[:200])
+        except NolocoError as error:
+            await channel.refuse(frame, "failed", str(error))
+        except Exception:
+            # A bug of ours must not end the stream, and its text may hold paths: it stays in our own log.
+            logger.exception("Failed to answer %s", frame.kind)
+            await channel.refuse(frame, "internal", "")
+        else:
+            try:
+                await channel.send(FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
+            except (PeerUnreachable, TransportDown):
+                logger.debug("The answer to %s could not be sent", frame.kind)
+
+    async def _handled(self, frame: Frame, status: Status) -> Answer:
+        try:
+            return await self._dispatch(frame, status)
+        finally:  # from here on it is not cancelled: an answer cut short would end the stream
+            self._underway.pop(frame.request_id, None)

@@ -1,0 +1,90 @@
+"""How long a request is waited for: so many seconds in all, or so many of silence.
+
+Who works on a request, or has it in its queue, says so every second or two: slow work is waited for, and a peer that
+is frozen or gone is found as quickly as one that has to answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from protocol.messages import Progress
+
+# What a frame has at least once it has begun, whatever the deadline of its request: cut short, it ends the stream and
+# with it every other request under way.
+FRAME_SECONDS = 10.0
+MOST_ADVANCES = 1_024  # of one request; who says more often that it got on is not believed any more
+
+
+class Patience:
+    """Of one request. Mutable state: when it was asked and sent, when it last got on, the longest silence so far.
+
+    Without `stall` it ends `seconds` after it was made. With it, after `seconds` without a byte from the peer, or
+    `stall` seconds in which the request did not get on, however often the peer says that it lives. `told` is called
+    with each `Progress`. All times are of the loop that runs when it is made.
+    """
+
+    def __init__(
+        self, seconds: float, stall: float | None = None, told: Callable[[Progress], None] = lambda _: None
+    ) -> None:
+        self.seconds = seconds
+        self._stall = stall
+        self._told = told
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._sign = self._clock()
+        self._advanced = float("inf")  # until it is sent
+        self._advances = 0
+        self._done = 0
+        self.longest_silence = 0.0  # seconds between two signs of life of this request
+
+    def sent(self) -> None:
+        """All of the request was handed to the network."""
+        self._sign = self._advanced = self._clock()
+
+    def note(self, progress: Progress) -> None:
+        """The peer says how far the request is."""
+        self.heard()
+        if progress.done > self._done and self._advances < MOST_ADVANCES:
+            self._advances += 1
+            self._done, self._advanced = progress.done, self._sign
+        self._told(progress)
+
+    def heard(self) -> None:
+        """A sign of life of this request."""
+        now = self._clock()
+        self.longest_silence = max(self.longest_silence, now - self._sign)
+        self._sign = now
+
+    def due(self, moved: float) -> float:
+        """When it ends if no byte moves after `moved`, all on the loop's clock."""
+        if self._stall is None:
+            return self._began + self.seconds
+        return min(max(self._sign, moved) + self.seconds, self._advanced + self._stall)
+
+    def frame_due(self, began: float, moved: float) -> float:
+        """The same for a frame of which something has been sent, from `began` on."""
+        last = began if self._stall is None else max(began, moved)
+        return max(self.due(moved), last + FRAME_SECONDS)
+
+
+@asynccontextmanager
+async def until(due: Callable[[], float]) -> AsyncIterator[None]:
+    """Raises `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as timeout:
+        alarm: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal alarm
+            if due() <= loop.time():
+                timeout.reschedule(loop.time())
+            else:
+                alarm = loop.call_at(due(), look)
+
+        alarm = loop.call_at(due(), look)
+        try:
+            yield
+        finally:
+            alarm.cancel()
