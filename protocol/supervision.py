@@ -48,19 +48,23 @@ class Part:
 class Supervisor:
     """Mutable state: the tasks that run, the parts that are kept running, the groups made from this one."""
 
-    def __init__(self, tell: Tell | None = None, end: Callable[[NodeFailed], None] | None = None) -> None:
+    def __init__(
+        self,
+        tell: Tell | None = None,
+        end: Callable[[NodeFailed], None] | None = None,
+        parent: Supervisor | None = None,
+    ) -> None:
         """`tell` reports failures; `end` is called once an essential part has failed, to end the node."""
         self._tell = tell or _log
         self._end = end
+        self._parent = parent
         self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict keeps their order: closing is deterministic
         self._parts: dict[str, Part] = {}
         self._groups: dict[Supervisor, None] = {}
 
     def group(self) -> Supervisor:
         """A supervisor for one part's own tasks; closed with this one at the latest."""
-        group = Supervisor(self._tell, self._end)
-        self._groups[group] = None
-        return group
+        return Supervisor(self._tell, self._end, self)
 
     # --- starting -----------------------------------------------------------------------------
 
@@ -69,7 +73,14 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(work, name=name or None)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        self._join_parent()
         return task
+
+    def _join_parent(self) -> None:
+        """Known there from the first task on and until `close`, so that groups that came and went leave nothing."""
+        if self._parent is not None:
+            self._parent._groups[self] = None
+            self._parent._join_parent()
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str, stops: str = "") -> asyncio.Task[T]:
         """A task that nobody awaits. An exception is told, with what it `stops`, and nothing is repeated."""
@@ -156,6 +167,8 @@ class Supervisor:
         self._groups.clear()
         await cancelled([task for task in self._tasks if task is not asyncio.current_task()])
         self._parts.clear()
+        if self._parent is not None:
+            self._parent._groups.pop(self, None)
 
 
 async def all_of(*work: Coroutine[Any, Any, T]) -> list[T]:

@@ -181,3 +181,20 @@ def test_work_ends_with_the_event_that_comes_first() -> None:
         assert await until_event(answer(10), event) is None
 
     run_virtual(main())
+
+
+def test_groups_that_came_and_went_leave_nothing_and_can_begin_again() -> None:
+    async def main() -> None:
+        told = Told()
+        group = told.supervisor.group().group()
+        for _ in range(3):
+            group.keep("probing", lambda: asyncio.sleep(1_000), "")
+            assert [part.name for part in told.supervisor.parts()] == ["probing"]
+            await group.close()
+            assert not told.supervisor.parts()
+        group.keep("probing", lambda: asyncio.sleep(1_000), "")
+        await told.supervisor.close()
+        assert group.running() == 0
+        assert not told.supervisor._groups
+
+    run_virtual(main())
