@@ -89,7 +89,7 @@ class Onward:
                 pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
-            asked, others = context.transport.now(), set(peers) - tried - {peer}
+            asked, others = context.view.elapsed(), set(peers) - tried - {peer}
             deadline = self._deadline.seconds() if others else context.manifest.limits.microbatch_deadline
             try:
                 answer = await self._ask(peer, microbatch, parcel, home, deadline)
@@ -147,7 +147,7 @@ class Onward:
         context = self._context
         if isinstance(failure, DeadlineExceeded):
             self._deadline.note_missed()
-        context.view.suspect(peer, context.transport.now(), asked)
+        context.view.suspect(peer, asked=asked)
         self._router.forget(peer)
         context.counters.resends += 1
         context.events.warn(

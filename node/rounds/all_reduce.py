@@ -68,7 +68,7 @@ class AllReduce:
             try:
                 reduced = await self._ask(owner, bounds, z[bounds])
             except (DeadlineExceeded, PeerUnreachable):
-                self._context.view.suspect(owner, self._context.transport.now())
+                self._context.view.suspect(owner)
                 return
             except NolocoError as failure:  # as when it counts the group differently for a moment
                 logger.debug("No mean from %s: %s", owner[-8:], failure)
