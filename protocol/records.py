@@ -21,6 +21,7 @@ from protocol.transport.base import PeerId, Record
 MAX_RECORD_BYTES = 16 * 1024  # a replica's record takes about 1 KiB; the DHT is no place for bulk
 MAX_LIFETIME = 3600.0  # seconds; without a cap, one record could occupy its slot for years
 CLOCK_SLACK = 5.0  # seconds; peers whose clocks differ by more than 3 s do not get to work together at all
+LEAST_GAIN = 1e-3  # seconds by which a record outlives the one that it replaces
 KEY_PREFIX = "noloco/"
 
 _VERSION = 1
@@ -55,11 +56,26 @@ def open_record(digest: bytes, subkey: str, sealed: bytes, expires: float, now: 
     return authenticate(digest, subkey, sealed, expires)
 
 
+def expiry(now: float, lifetime: float, last: float) -> float:
+    """When a record put at `now` ends, given when the signer's last one under its key did.
+
+    Stores keep the record that expires last, so each has to outlive the one before; unless that one reaches so far
+    that no peer holds it: it is of a clock that was ahead and has been set right.
+    """
+    wanted = now + lifetime
+    return max(wanted, last + LEAST_GAIN) if is_in_reach(last + LEAST_GAIN, now) else wanted
+
+
+def is_in_reach(expires: float, now: float) -> bool:
+    """Whether a record's end is not further in the future than records may live."""
+    return expires <= now + MAX_LIFETIME + CLOCK_SLACK
+
+
 def check_lifetime(expires: float, now: float) -> None:
     """Raises `RecordError` for a record that is over at `now` or reaches too far into the future."""
     if not math.isfinite(expires) or expires <= now:
         raise RecordError("the record has expired")
-    if expires > now + MAX_LIFETIME + CLOCK_SLACK:
+    if not is_in_reach(expires, now):
         raise RecordError(f"the record would live {expires - now:.0f} s; {MAX_LIFETIME:.0f} s are allowed")
 
 

@@ -47,7 +47,7 @@ class Conduct:
     def offended(self, peer: PeerId) -> None:
         """Its answer was worthless: it gets no microbatch for a while, after repeats for long."""
         context = self._context
-        context.view.suspect(peer, context.transport.now())
+        context.view.suspect(peer)
         if self._quarantine.note(peer, True, self._now()):
             context.events.warn(
                 f"Peer {peer[-8:]} keeps giving worthless answers; it gets no microbatches from here for a while. "
@@ -62,4 +62,4 @@ class Conduct:
             self.offended(peer)
 
     def _now(self) -> float:
-        return self._context.transport.now()
+        return self._context.view.elapsed()

@@ -97,7 +97,7 @@ class Onward:
                 pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
                 tried.clear()
                 continue
-            asked, others = context.transport.now(), set(peers) - tried - {peer}
+            asked, others = context.view.elapsed(), set(peers) - tried - {peer}
             passage.goes_onward()
             try:
                 answer = await self._ask(peer, self._message(microbatch, home), parcel, passage, bool(others))
@@ -170,7 +170,7 @@ class Onward:
         if isinstance(failure, WireError):
             self._conduct.offended(peer)
         else:
-            context.view.suspect(peer, context.transport.now(), asked)
+            context.view.suspect(peer, asked=asked)
         self._router.forget(peer)
         context.counters.resends += 1
         context.events.warn(

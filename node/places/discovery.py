@@ -11,6 +11,7 @@ from node.state.directory import StateDirectory
 from node.watch.events import Events
 from protocol.announcement import Announcement, parse_announcement, stage_key
 from protocol.errors import NolocoError, RecordError, StateError, TransportDown
+from protocol.records import CLOCK_SLACK
 from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ DIAL_DEADLINE = 5.0
 POLLS_PER_LIFETIME = 6
 LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
 ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
+CLOCK_JUMP = CLOCK_SLACK  # seconds at once: more than any clock drifts between two looks
 
 
 async def read_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
@@ -36,7 +38,9 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
 
 
 class Discovery:
-    """Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved."""
+    """Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved, how far the
+    wall clock is ahead of elapsed time.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Discovery:
         self._describe = describe
         self._announced = float("-inf")
         self._alone = False
+        self._ahead = self._clock_ahead()
         self._in_book: set[str] = set()  # addresses that this life of the node has saved
 
     async def announce(self) -> None:
@@ -86,6 +91,7 @@ class Discovery:
         """Announce, read and reconnect for ever."""
         while True:
             try:
+                self._notice_clock()
                 due = self._announced + self._lifetime / ANNOUNCEMENTS_PER_LIFETIME
                 if asyncio.get_running_loop().time() >= due:
                     await self.announce()
@@ -96,6 +102,26 @@ class Discovery:
             except NolocoError as problem:
                 logger.debug("Discovery: %s", problem)
             await asyncio.sleep(min(self._lifetime / POLLS_PER_LIFETIME, self._patience()))
+
+    def _clock_ahead(self) -> float:
+        return self._transport.now() - asyncio.get_running_loop().time()
+
+    def _notice_clock(self) -> None:
+        """A machine that slept, or whose clock was set: its record has run out or lies in the future, and so do the
+        others' as they were read. Nobody is taken for gone before the records have been read again.
+        """
+        ahead = self._clock_ahead()
+        jump, self._ahead = ahead - self._ahead, ahead
+        if abs(jump) < CLOCK_JUMP:
+            return
+        self._announced = float("-inf")
+        self._view.clock_jumped(jump)
+        self._events.say(
+            f"This machine's clock jumped {abs(jump):.0f} s {'ahead' if jump > 0 else 'back'}; this node announces "
+            "itself again. If the machine did not sleep, switch on time synchronisation (timedatectl set-ntp true).",
+            "clock-jumped",
+            seconds=round(jump, 1),
+        )
 
     def _patience(self) -> float:
         """Seconds that the next look can wait at most: not long while nobody can take this node's microbatches."""

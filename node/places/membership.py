@@ -1,8 +1,14 @@
-"""Who serves what, as far as this node knows: a view built from DHT records and own experience. Pure."""
+"""Who serves what, as far as this node knows: a view built from DHT records and own experience. Pure.
+
+Records end by the wall clock, `now`, since their signers say when; whom to suspect is counted in elapsed seconds, so
+that a clock which is set right frees nobody and locks nobody away.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from protocol.announcement import Announcement
 from protocol.transport.base import PeerId
@@ -15,12 +21,13 @@ MAX_SUSPECT_SECONDS = 60.0
 class Member:
     peer: PeerId
     announcement: Announcement
-    expires: float  # wall clock
+    expires: float  # wall clock, as its record says: of two records the one that expires last counts
+    kept: float = 0.0  # seconds more, for a wall clock that jumped ahead since the record was read
 
 
 @dataclass
 class _Suspicion:
-    since: float
+    since: float  # elapsed seconds, and so is `until`
     until: float
     failures: int
 
@@ -28,7 +35,9 @@ class _Suspicion:
 class View:
     """Mutable state: the last announcement of each peer, and which peers failed recently."""
 
-    def __init__(self) -> None:
+    def __init__(self, elapsed: Callable[[], float] | None = None) -> None:
+        """`elapsed` is a clock in seconds that nobody sets; the running loop's when none is given."""
+        self.elapsed = elapsed or (lambda: asyncio.get_running_loop().time())
         self._members: dict[PeerId, Member] = {}
         self._suspicions: dict[PeerId, _Suspicion] = {}
 
@@ -39,12 +48,17 @@ class View:
 
     def expire(self, now: float) -> list[PeerId]:
         """Drop peers whose records ran out; returns them."""
-        gone = [peer for peer, member in self._members.items() if member.expires <= now]
+        gone = [peer for peer, member in self._members.items() if not _is_current(member, now)]
         for peer in gone:
             del self._members[peer]
         for peer in [peer for peer in self._suspicions if peer not in self._members]:
             del self._suspicions[peer]
         return gone
+
+    def clock_jumped(self, seconds: float) -> None:
+        """The wall clock went ahead by so much: what was left of each record is left still, until it is read anew."""
+        for peer, member in self._members.items():
+            self._members[peer] = replace(member, kept=member.kept + seconds)
 
     def knows(self, peer: PeerId) -> bool:
         return peer in self._members
@@ -53,13 +67,13 @@ class View:
         """Whether the peer does not train any more and only serves its stage's model."""
         return peer in self._members and self._members[peer].announcement.state == "finished"
 
-    def suspect(self, peer: PeerId, now: float, asked: float | None = None) -> None:
+    def suspect(self, peer: PeerId, *, asked: float | None = None) -> None:
         """The peer did not answer or answered nonsense: leave it alone for a while.
 
-        `asked` is when. What was asked before the peer fell under suspicion failed with what made it suspect: of
-        many requests at once that get no answer, only the first one counts.
+        `asked` is when, by `elapsed`. What was asked before the peer fell under suspicion failed with what made it
+        suspect: of many requests at once that get no answer, only the first one counts.
         """
-        known = self._suspicions.get(peer)
+        known, now = self._suspicions.get(peer), self.elapsed()
         if known is not None and asked is not None and asked <= known.since:
             return
         failures = known.failures + 1 if known is not None else 1
@@ -78,7 +92,7 @@ class View:
                 for member in self._members.values()
                 if member.announcement.stage == stage
                 and member.announcement.state != "leaving"
-                and member.expires > now
+                and _is_current(member, now)
             ),
             key=lambda member: member.peer,
         )
@@ -88,7 +102,7 @@ class View:
         return [
             member.peer
             for member in self.members(stage, now)
-            if member.announcement.state == "serving" and not self._is_suspect(member.peer, now)
+            if member.announcement.state == "serving" and not self._is_suspect(member.peer)
         ]
 
     def holding(self, stage: int, now: float) -> list[PeerId]:
@@ -96,9 +110,13 @@ class View:
         return [
             member.peer
             for member in self.members(stage, now)
-            if member.announcement.state in ("serving", "finished") and not self._is_suspect(member.peer, now)
+            if member.announcement.state in ("serving", "finished") and not self._is_suspect(member.peer)
         ]
 
-    def _is_suspect(self, peer: PeerId, now: float) -> bool:
+    def _is_suspect(self, peer: PeerId) -> bool:
         suspicion = self._suspicions.get(peer)
-        return suspicion is not None and suspicion.until > now
+        return suspicion is not None and suspicion.until > self.elapsed()
+
+
+def _is_current(member: Member, now: float) -> bool:
+    return member.expires + member.kept > now

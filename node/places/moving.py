@@ -107,7 +107,8 @@ class Mover:
         peers = await self._survey(watched=range(stage - 1, stage + 2))
         rested = now() - REST * self._lifetime
         move = self._next_move(peers, rested)
-        if not self._patience.is_over(move, bool(await self._claims()), now()):
+        elapsed = asyncio.get_running_loop().time()
+        if not self._patience.is_over(move, bool(await self._claims()), elapsed):
             return None
         if move is None or move.peer != me or move.target not in may_serve:
             return None

@@ -101,7 +101,7 @@ class AllReduce:
         try:
             told, _ = await context.rpc.call(caller, Traffic.GOSSIP, Assemble(), RollCall, deadline=deadline)
         except (DeadlineExceeded, PeerUnreachable):
-            context.view.suspect(caller, context.transport.now())
+            context.view.suspect(caller)
             raise
         members = tuple(sorted({PeerId(member) for member in told.members}))
         if context.me not in members or len(members) < 2:
@@ -161,7 +161,7 @@ class AllReduce:
         """What failed, for people; an owner that does not answer is suspected."""
         name = owner[-8:]
         if isinstance(failure, DeadlineExceeded | PeerUnreachable):
-            self._context.view.suspect(owner, self._context.transport.now())
+            self._context.view.suspect(owner)
             return f"{name} did not answer"
         if isinstance(failure, Refused) and failure.code in ("late", "alone"):
             return (

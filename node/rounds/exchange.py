@@ -89,7 +89,7 @@ class Exchange:
             if isinstance(failure, TimeoutError | DeadlineExceeded):
                 self._deadline.note_missed()
             if not isinstance(failure, Refused):
-                context.view.suspect(swap.pair.partner, context.transport.now())
+                context.view.suspect(swap.pair.partner)
             context.events.warn(
                 f"Averaging with {swap.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
                 "counts its own progress alone.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ class Judgement:
     def __init__(self, context: Context, replica: Replica) -> None:
         outer = context.manifest.outer
         self._context = context
+        self._elapsed = asyncio.get_running_loop().time  # quarantines outlast a wall clock that is set right
         self._replica = replica
         self._spread = SpreadEstimate()
         self._model = SpreadModel(replica.settings)
@@ -47,8 +49,7 @@ class Judgement:
         """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
         if self._defence is None:
             return None
-        now = self._context.transport.now()
-        return self._defence.examine(peer, pull.whole(), self._own_progress, now)
+        return self._defence.examine(peer, pull.whole(), self._own_progress, self._elapsed())
 
     def _own_progress(self, bounds: slice) -> torch.Tensor:
         """z − γφ over `bounds`: β·Δ, weighted as it counts."""
@@ -87,7 +88,7 @@ class Judgement:
 
     def refused(self, peer: PeerId) -> None:
         """Its contribution was malformed or not finite."""
-        if self._defence is not None and self._defence.refused(peer, self._context.transport.now()):
+        if self._defence is not None and self._defence.refused(peer, self._elapsed()):
             self._warn_of(peer)
 
     def _tell(self, peer: PeerId, finding: Finding) -> None:
@@ -114,7 +115,7 @@ class Judgement:
 
     def is_quarantined(self, peer: PeerId) -> bool:
         """Whether not to average with the peer at present."""
-        return self._defence is not None and self._defence.is_quarantined(peer, self._context.transport.now())
+        return self._defence is not None and self._defence.is_quarantined(peer, self._elapsed())
 
     def steps_of_round(self, nominal: int) -> int:
         """Inner steps of the next round, given those that the pace asks for."""

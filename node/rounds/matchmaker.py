@@ -223,7 +223,7 @@ class Matchmaker:
             answer = await self._handshake.propose(proposal, context.stage, self._replica.round)
         except NolocoError as failure:
             logger.debug("Proposal to %s failed: %s", pair.partner[-8:], failure)
-            context.view.suspect(pair.partner, context.transport.now())
+            context.view.suspect(pair.partner)
             self._spawn(self._handshake.release(pair))  # it may have agreed
             answer = Refusal("lost")
         if isinstance(answer, Refusal):

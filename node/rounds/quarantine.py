@@ -1,4 +1,5 @@
-"""Which peers broke the rules of averaging too often to be averaged with for a while. Pure; clock passed in.
+"""Which peers broke the rules of averaging too often to be averaged with for a while. Pure; clock passed in:
+one of elapsed seconds, which nobody sets.
 
 Each replica keeps its own record and believes nobody else's: an accusation that travels is an attack by itself.
 """

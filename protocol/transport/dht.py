@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 from protocol.errors import RecordError
@@ -23,18 +22,26 @@ class Dht:
     """This peer's part of the DHT. Dies with its p2pd; make a new one then."""
 
     def __init__(
-        self, node: Any, client_only: bool, validator: RecordValidator, supervisor: Supervisor
+        self,
+        node: Any,
+        client_only: bool,
+        validator: RecordValidator,
+        now: Callable[[], float],
+        supervisor: Supervisor,
     ) -> None:
         self._node = node
+        self._now = now
         self._client_only = client_only
         self._validator = validator
         self._supervisor = supervisor
 
     @classmethod
-    async def create(cls, p2p: Any, peer: PeerId, client_only: bool, supervisor: Supervisor) -> Dht:
+    async def create(
+        cls, p2p: Any, peer: PeerId, client_only: bool, now: Callable[[], float], supervisor: Supervisor
+    ) -> Dht:
         """A DHT of one, until `join` meets others. The node id follows from the peer id, so that a peer that
         restarts is found where it was."""
-        validator = RecordValidator()
+        validator = RecordValidator(now)
         node = await DHTNode.create(
             p2p=p2p,
             node_id=DHTID.generate(source=peer.encode()),
@@ -47,9 +54,9 @@ class Dht:
             cache_on_store=False,
             cache_refresh_before_expiry=0,
         )
-        node.protocol.storage = RecordStorage()
-        node.protocol.cache = RecordStorage()
-        return cls(node, client_only, validator, supervisor)
+        node.protocol.storage = RecordStorage(now)
+        node.protocol.cache = RecordStorage(now)
+        return cls(node, client_only, validator, now, supervisor)
 
     async def greet(self, peer: PeerId) -> bool:
         """Make a connected peer known to the routing table, and this peer to its; whether it answered.
@@ -76,7 +83,7 @@ class Dht:
         found: dict[PeerId, Record] = {}
         # members that do not answer take 3 s each; what the others had is in `found` all the same
         await self._within(deadline, self._search(key_digest(key), found), "searching for records")
-        now = time.time()
+        now = self._now()
         return [found[peer] for peer in sorted(found) if found[peer].expires > now]
 
     async def _within(self, deadline: float, work: Coroutine[Any, Any, T], name: str) -> T | None:

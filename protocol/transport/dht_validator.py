@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgpack
 
 from protocol.errors import RecordError
-from protocol.records import CLOCK_SLACK, authenticate, check_lifetime
+from protocol.records import CLOCK_SLACK, authenticate, check_lifetime, is_in_reach
 from protocol.transport.base import Record
 from protocol.transport.hivemind_api import (
     DHTID,
@@ -65,11 +65,13 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
     """hivemind's storage, bounded, and without two ways in which a record disappears before its time.
 
     In hivemind, a replayed older record is refused but shortens the life of the newer one; and a key's
-    dictionary is dropped early once a search has merged a longer-lived record into it.
+    dictionary is dropped early once a search has merged a longer-lived record into it. A record that reaches too
+    far, stored while this machine's clock was ahead, gives way: other peers refuse every answer that has it in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
         super().__init__()
+        self._now = now
         self._bytes_at_most = 0  # grows with every store; counted anew when it reaches the limit
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
@@ -78,6 +80,9 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
         if not isinstance(slots, DictionaryDHTValue):
             return False
         current = slots.get(subkey)
+        if current is not None and not is_in_reach(current.expiration_time, self._now()):
+            del slots[subkey]
+            current = None
         if current is not None and current.expiration_time >= expiration_time:
             return False
         growth = len(value) - (len(current.value) if current is not None else 0)

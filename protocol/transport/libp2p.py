@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from protocol.addresses import check_address, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
-from protocol.records import key_digest, open_record, seal_record
+from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
 from protocol.transport.libp2p_session import Session
@@ -137,9 +137,8 @@ class Libp2pTransport(Transport):
 
     async def put(self, key: str, value: bytes, lifetime: float, deadline: float) -> bool:
         session = self._up()
-        # members keep the record that expires last, so each put has to outlive the one before
         _, last_expiry = self._own_records.get(key, (b"", 0.0))
-        expires = max(self.now() + lifetime, last_expiry + 1e-3)
+        expires = expiry(self.now(), lifetime, last_expiry)
         sealed = seal_record(self._identity, key, value, expires)
         open_record(key_digest(key), self.peer_id, sealed, expires, self.now())
         self._own_records[key] = (sealed, expires)
@@ -187,7 +186,13 @@ class Libp2pTransport(Transport):
 
     async def _new_session(self) -> Session:
         session = await Session.start(
-            self._identity_path, self.peer_id, self._config, self._port, self._handle, self._life
+            self._identity_path,
+            self.peer_id,
+            self._config,
+            self._port,
+            self._handle,
+            lambda: self.now(),
+            self._life,
         )
         self._latest = session
         for protocol in list(self._handlers):
@@ -242,7 +247,7 @@ class Libp2pTransport(Transport):
         answered = await session.join(addresses, _REJOIN_DEADLINE)
         logger.info("p2pd runs again; %d of %d known peers answered.", len(answered), len(self._book))
         for key, (sealed, expires) in list(self._own_records.items()):
-            if expires > self.now():
+            if expires > self.now() and is_in_reach(expires, self.now()):
                 await session.dht.put(key, sealed, self.peer_id, expires, _REJOIN_DEADLINE)
 
     async def _handle(self, stream: Libp2pStream, protocol: str) -> None:

@@ -50,15 +50,17 @@ class Session:
         config: Libp2pConfig,
         port: int,
         on_stream: OnStream,
+        now: Callable[[], float],
         supervisor: Supervisor,
     ) -> Session:
-        """Closes the `supervisor` when it stops. Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is
-        left behind then.
+        """`now` is the wall clock. Closes the `supervisor` when it stops.
+
+        Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is left behind then.
         """
         p2pd = await P2pd.start(identity, config, port, supervisor)
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
-                dht = await Dht.create(p2pd.p2p, peer, config.client_only, supervisor)
+                dht = await Dht.create(p2pd.p2p, peer, config.client_only, now, supervisor)
                 session = cls(p2pd, dht, on_stream, supervisor)
         except BaseException as error:
             await p2pd.stop()

@@ -20,7 +20,7 @@ from protocol.errors import (
     UserError,
 )
 from protocol.identity import Identity, public_key_of
-from protocol.records import key_digest, open_record, seal_record
+from protocol.records import expiry, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
@@ -150,8 +150,7 @@ class MemoryTransport(Transport):
 
     async def put(self, key: str, value: bytes, lifetime: float, deadline: float) -> bool:
         self._check_running()
-        # stores keep the record that expires last, so each put has to outlive the one before
-        expires = max(self.now() + lifetime, self._last_expiry.get(key, 0.0) + 1e-3)
+        expires = expiry(self.now(), lifetime, self._last_expiry.get(key, 0.0))
         sealed = seal_record(self._identity, key, value, expires)
         digest = key_digest(key)
         open_record(digest, self.peer_id, sealed, expires, self.now())

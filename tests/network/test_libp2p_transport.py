@@ -105,6 +105,25 @@ class TestOnUvloop(TransportSuite):
             await network.close()
 
 
+async def test_a_clock_that_was_ahead_and_is_set_right_is_seen_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its own record of the future stands, in its own store, until the others take its expiry: an hour."""
+    network = OnLoopback(tmp_path)
+    a, b = await network.pair()
+    with monkeypatch.context() as wrong:
+        wrong.setattr(b, "now", lambda: time.time() + 7200.0)
+        await b.put(KEY, b"from the future", 60, SOON)
+        assert await a.get(KEY, SOON) == []
+    assert await b.put(KEY, b"set right", 60, SOON)
+    (record,) = await a.get(KEY, SOON)
+    assert record.value == b"set right"
+    assert record.expires < time.time() + 61
+    (record,) = await b.get(KEY, SOON)
+    assert record.value == b"set right"
+    await network.close()
+
+
 async def test_a_search_that_is_given_up_leaves_no_task_to_complain_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -114,7 +114,7 @@ class Member:
                 await self.rpc.call(pair.partner, Traffic.GOSSIP, message, Done, deadline=EXCHANGE_SECONDS)
                 await self.came.setdefault(pair.name, asyncio.Event()).wait()
         except (NolocoError, TimeoutError):
-            self.view.suspect(pair.partner, self.transport.now())
+            self.view.suspect(pair.partner)
             return False
         self.view.trust(pair.partner)
         return True

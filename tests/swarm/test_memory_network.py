@@ -273,6 +273,20 @@ async def test_a_wrong_clock_makes_records_early_or_late() -> None:
 
 
 @virtual
+async def test_a_clock_that_was_ahead_and_is_set_right_is_seen_again_at_once() -> None:
+    network, (a, b) = await swarm(2)
+    assert await b.put(KEY, b"before", 60, SOON)
+    network.skew(b.peer_id, 7200)
+    assert not await b.put(KEY, b"from the future", 60, SOON)
+    await asyncio.sleep(30)
+    network.skew(b.peer_id, 0)
+    assert await b.put(KEY, b"set right", 60, SOON)
+    (record,) = await a.get(KEY, SOON)
+    assert record.value == b"set right"
+    assert record.expires == close_to(a.now() + 60)
+
+
+@virtual
 async def test_strangers_do_not_see_each_other_s_records() -> None:
     network, (a, b) = await swarm(2)
     stranger, other = [

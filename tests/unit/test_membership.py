@@ -18,8 +18,18 @@ def announced(stage: int = 0, state: State = "serving", step: int = 0) -> Announ
     return Announcement(stage=stage, state=state, since=0.0, step=step)
 
 
-def view_of(**peers: Announcement) -> View:
-    view = View()
+class Clock:
+    """Elapsed seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def view_of(clock: Clock | None = None, **peers: Announcement) -> View:
+    view = View(clock or Clock())
     for peer, announcement in peers.items():
         view.update(PeerId(peer), announcement, expires=100.0)
     return view
@@ -66,50 +76,79 @@ def test_the_record_that_expires_last_counts() -> None:
 
 
 def test_a_suspect_is_left_alone_for_longer_with_each_failure_up_to_a_limit() -> None:
-    view, now = View(), 0.0
-    view.update(A, announced(), expires=1e6)
+    clock = Clock()
+    view = view_of(clock, a=announced())
     pauses = []
     for _ in range(8):
-        view.suspect(A, now)
-        began = now
-        while not view.serving(0, now):
-            now += 0.5
-        pauses.append(now - began)
+        view.suspect(A)
+        began = clock.now
+        while not view.serving(0, now=0):
+            clock.now += 0.5
+        pauses.append(clock.now - began)
     assert pauses[:3] == [SUSPECT_SECONDS, 2 * SUSPECT_SECONDS, 4 * SUSPECT_SECONDS]
     assert pauses[-1] == MAX_SUSPECT_SECONDS
 
 
 def test_requests_under_way_when_a_peer_falls_under_suspicion_fail_with_the_first_one() -> None:
-    view = view_of(a=announced())
+    clock = Clock()
+    view = view_of(clock, a=announced())
+    clock.now = 10.0
     for _ in range(6):
-        view.suspect(A, 10.0, asked=4.0)
-    assert view.serving(0, 10.0 + SUSPECT_SECONDS) == [A]
-    view.suspect(A, 20.0, asked=13.0)
-    assert view.serving(0, 20.0 + SUSPECT_SECONDS) == []
+        view.suspect(A, asked=4.0)
+    clock.now = 10.0 + SUSPECT_SECONDS
+    assert view.serving(0, now=0) == [A]
+    clock.now = 20.0
+    view.suspect(A, asked=13.0)
+    clock.now = 20.0 + SUSPECT_SECONDS
+    assert view.serving(0, now=0) == []
+
+
+def test_a_wall_clock_that_is_set_neither_frees_a_suspect_nor_keeps_it() -> None:
+    clock = Clock()
+    view = View(clock)
+    view.update(A, announced(), expires=1e6)
+    view.suspect(A)
+    assert view.serving(0, now=7200.0) == []  # two hours ahead all at once
+    clock.now = SUSPECT_SECONDS
+    assert view.serving(0, now=-7200.0) == [A]
+
+
+def test_a_wall_clock_that_jumps_makes_nobody_gone_before_records_are_read_again() -> None:
+    view = view_of(a=announced())
+    view.clock_jumped(3600.0)
+    assert view.serving(0, now=3600.0 + 99.0) == [A]
+    assert view.expire(now=3600.0 + 99.0) == []
+    assert view.expire(now=3600.0 + 100.0) == [A]
+    view.update(B, announced(), expires=3700.0)
+    view.clock_jumped(-3600.0)
+    assert view.serving(0, now=99.0) == [B]
+    assert view.serving(0, now=100.0) == []
 
 
 def test_a_suspect_is_a_member_still() -> None:
     view = view_of(a=announced())
-    view.suspect(A, 0.0)
+    view.suspect(A)
     assert view.holding(0, 0.0) == []
     assert [member.peer for member in view.members(0, 0.0)] == [A]
 
 
 def test_one_that_does_as_asked_is_trusted_at_once() -> None:
-    view = view_of(a=announced())
+    clock = Clock()
+    view = view_of(clock, a=announced())
     for _ in range(5):
-        view.suspect(A, 0.0)
+        view.suspect(A)
     view.trust(A)
     view.trust(C)  # never heard of
     assert view.serving(0, 0.0) == [A]
-    view.suspect(A, 0.0)
-    assert view.serving(0, SUSPECT_SECONDS) == [A]  # and begins anew
+    view.suspect(A)
+    clock.now = SUSPECT_SECONDS
+    assert view.serving(0, 0.0) == [A]  # and begins anew
 
 
 def test_nothing_is_kept_of_peers_that_are_gone() -> None:
     view = view_of(a=announced())
     view.expire(now=100.0)
-    view.suspect(A, now=100.0)  # a call to it failed only now
+    view.suspect(A)  # a call to it failed only now
     view.expire(now=101.0)
     view.update(A, announced(), expires=200.0)  # it is back
     assert view.serving(0, now=101.0) == [A]
