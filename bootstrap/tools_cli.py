@@ -6,8 +6,6 @@ The command modules hold options, and import what does the work when a command i
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,24 +15,15 @@ from bootstrap.checking.manifest_cli import app as manifest_tools
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
+from bootstrap.local.swarm_cli import swarm
 from bootstrap.looking.doctor_cli import doctor
 from bootstrap.looking.links_cli import links
-from bootstrap.model_options import (
-    DataOption,
-    FromCheckpoint,
-    Join,
-    OwnManifest,
-    PresetToTrain,
-    RunTokenizer,
-    TextFieldOption,
-)
+from bootstrap.model_options import Join
 from bootstrap.planning.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.traces.trace_cli import show_trace
-from node.command import fail, run_async
-from node.data.paths import DEFAULT_FIELD
+from node.command import run_async
 from node.watch.log import set_up_logging
-from protocol.errors import NolocoError
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
@@ -42,6 +31,7 @@ app = typer.Typer(
 app.add_typer(manifest_tools, name="manifest")
 app.add_typer(simulate, name="simulate")
 app.command("trace")(show_trace)
+app.command()(swarm)
 app.command()(plan)
 app.command()(links)
 app.command()(doctor)
@@ -54,56 +44,6 @@ app.command("eval")(evaluate)
 def noloco() -> None:
     """Tools around a noloco run: try it on this machine, watch it, measure it, take the model out."""
     set_up_logging(verbose=False)
-
-
-@app.command()
-def swarm(
-    replicas: Annotated[int, typer.Option(min=1, max=64, help="Replicas of each stage.")] = 3,
-    stages: Annotated[
-        int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")
-    ] = None,
-    preset: PresetToTrain = None,
-    manifest: OwnManifest = None,
-    data: DataOption = None,
-    text_field: TextFieldOption = DEFAULT_FIELD,
-    tokenizer: RunTokenizer = "",
-    from_checkpoint: FromCheckpoint = None,
-    steps: Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate follows.")] = 1000,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
-    directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep everything here; default: a new temporary directory.")
-    ] = None,
-    summary: Annotated[Path, typer.Option(help="Where the summary goes.")] = Path("summary.json"),
-    picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
-    validation_sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write where all nodes' time goes to this file, for ui.perfetto.dev.")
-    ] = None,
-) -> None:
-    """Train one model with a whole swarm of real peers on this machine, and export it."""
-    import torch
-    from rich.console import Console
-
-    from bootstrap.founding.choosing import RunOptions
-    from bootstrap.local.swarm import Plan, run_swarm
-
-    torch.set_num_threads(1)  # the nodes need the cores
-    console = Console()
-    try:
-        options = RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps)
-        wanted, raw = options.resolved()
-    except NolocoError as error:
-        fail(error)
-    place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-    plan = Plan(
-        wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
-        data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
-    )  # fmt: skip
-    result = run_async(run_swarm(plan, console))
-    console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
-    console.print(f"summary          {summary}", soft_wrap=True, highlight=False)
-    if not result.complete:
-        sys.exit(130)
 
 
 @app.command()

@@ -28,6 +28,7 @@ class Summary:
     replica_spread_estimate: float | None = None  # what the nodes made of their pair distances
     export: dict[str, Any] | None = None
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    chaos: dict[str, Any] | None = None  # of `--chaos`: the disturbed run beside the undisturbed one
 
     def add_node(self, name: str, peer: str, stats: NodeStats, names: dict[Any, str]) -> None:
         self.nodes[name] = {

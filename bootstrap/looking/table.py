@@ -67,7 +67,7 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
 
 
 PICTURE_WIDTH = 100
-PLAIN_LINE_SECONDS = 10.0
+PLAIN_LINE_SECONDS = 4.0
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("node", "left"),
     ("stage", "right"),

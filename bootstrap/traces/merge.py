@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from node.machine.processes import Child
 from protocol.errors import StateError
 
 FILE_NAME = "trace.json"  # of a node, in its state directory
@@ -25,20 +24,20 @@ def require_writable(path: Path) -> None:
         ) from None
 
 
-def merge_traces(children: Sequence[Child], directory: Path, into: Path) -> int:
+def merge_traces(processes: Mapping[str, int], directory: Path, into: Path) -> int:
     """Copy the events of all nodes, one at a time, to one file; returns how many.
 
-    Each process keeps its number and gets the name of the child as a label. Raises `StateError` when the file
-    cannot be written; the nodes' own files stay where they are.
+    `processes` has the number of each node's process, by the node's name, which becomes the process's label. Raises
+    `StateError` when the file cannot be written; the nodes' own files stay where they are.
     """
     count = 0
     try:
         with into.open("w", encoding="utf-8") as target:
             separator = "[\n"
-            for child in children:
-                label = {"ph": "M", "name": "process_labels", "pid": child.process.pid}
-                labelled = json.dumps(label | {"args": {"labels": child.name}})
-                for event in chain([labelled], _events(directory / child.name / FILE_NAME)):
+            for name, process in processes.items():
+                label = {"ph": "M", "name": "process_labels", "pid": process}
+                labelled = json.dumps(label | {"args": {"labels": name}})
+                for event in chain([labelled], _events(directory / name / FILE_NAME)):
                     target.write(separator + event)
                     separator = ",\n"
                     count += 1

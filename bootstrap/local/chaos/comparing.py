@@ -1,0 +1,85 @@
+"""`noloco swarm --chaos SEED`: the same training undisturbed, then disturbed, and the difference."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from bootstrap.local.chaos.disturber import Disturber
+from bootstrap.local.chaos.faults import obey
+from bootstrap.local.chaos.report import ChaosReport, Run, seen_of
+from bootstrap.local.chaos.schedule import Schedule
+from bootstrap.local.plan import Plan
+from bootstrap.local.progress import Progress
+from bootstrap.local.swarm import LocalSwarm
+from node.machine.signals import on_interrupt
+
+END_SECONDS = 5.0  # for processes that were told to end, before they count as left behind
+CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to come back with
+TEMPORARY = ("noloco-[0-9]*", "noloco-health-*", "hivemind-*", "pymp-*")
+
+
+async def run_both(plan: Plan, console: Console, progress: Progress, seed: int) -> ChaosReport:
+    """Each for `plan.minutes`. The summary is that of the disturbed run, with the comparison in it."""
+    plan = replace(plan, ends_by_clock=True, checkpoint_minutes=CHECKPOINT_MINUTES)
+    before = set(_temporary())
+    console.print(f"First the undisturbed run, {plan.minutes:g} minutes.")
+    aside = plan.directory / "undisturbed"
+    calm = _swarm(replace(plan, directory=aside, summary=aside / "summary.json"), console, progress)
+    on_interrupt(lambda _: calm.stop())
+    await calm.run()
+    if not calm.summary.complete:
+        return ChaosReport(seed, False, calm.run_seen(), Run())
+    console.print(f"Now the same with a fault every 15 s, drawn from the seed {seed}.")
+    swarm = _swarm(replace(plan, directory=plan.directory / "disturbed"), console, progress)
+    disturber = Disturber(
+        swarm, Schedule(seed, plan.names()), lambda text: console.print(text, soft_wrap=True, markup=False)
+    )
+    swarm.beside = disturber.run
+    on_interrupt(lambda _: swarm.stop())
+    await swarm.run()
+    report = ChaosReport(
+        seed,
+        swarm.summary.complete,
+        calm.run_seen(),
+        swarm.run_seen(),
+        faults=[seen_of(done) for done in disturber.done],
+        ended=disturber.ended,
+        restarted_parts=_restarted_parts(node.directory for node in swarm.nodes.all),
+        left_behind=_left(disturber.processes) + sorted(str(path) for path in set(_temporary()) - before),
+    )
+    swarm.summary.chaos = report.for_summary()
+    swarm.summary.write(plan.summary)
+    return report
+
+
+def _swarm(plan: Plan, console: Console, progress: Progress) -> LocalSwarm:
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    return LocalSwarm(plan, console, progress, obey)
+
+
+def _restarted_parts(directories: Iterable[Path]) -> dict[str, int]:
+    """How often parts of nodes failed and were started again, by their names."""
+    restarts: Counter[str] = Counter()
+    for directory in directories:
+        path = directory / "events.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            if '"part-failed"' in line and line.endswith("}"):
+                restarts[json.loads(line)["part"]] += 1
+    return dict(restarts)
+
+
+def _left(processes: Iterable[psutil.Process]) -> list[str]:
+    _, alive = psutil.wait_procs(list(processes), timeout=END_SECONDS)
+    return [f"process {process.pid} {process.name()}" for process in alive]
+
+
+def _temporary() -> list[Path]:
+    """What nodes and their p2pd keep in /tmp while they run; other swarms on this machine do, too."""
+    return [path for pattern in TEMPORARY for path in Path("/tmp").glob(pattern)]

@@ -1,0 +1,177 @@
+"""Does what the schedule draws to real processes, and undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+from bootstrap.local.chaos import faults
+from bootstrap.local.chaos.schedule import PERIOD_SECONDS, Fault, Schedule
+from bootstrap.local.nodes import LocalNode
+from bootstrap.local.swarm import LocalSwarm
+from protocol.supervision import Supervisor
+
+WATCH_SECONDS = 1.0
+AFTERMATH_SECONDS = 5.0  # after a fault, until it is noted what the swarm showed of it
+
+WHAT = {
+    "kill": "is killed by kill -9 and started again {seconds:.0f} s later",
+    "freeze": "is frozen for {seconds:.0f} s",
+    "p2pd": "has its p2pd killed",
+    "cut": "is cut off: its p2pd is frozen for {seconds:.0f} s",
+    "disk": "has a full disk for {seconds:.0f} s: no file may grow",
+    "clock": "has a clock that is {hours:+.0f} h off for {seconds:.0f} s",
+    "nan": "computes losses that are NaN for {seconds:.0f} s",
+}
+
+
+@dataclass
+class Done:
+    """A fault, when it began, in seconds since all were training, and what was seen of it."""
+
+    at: float
+    fault: Fault
+    answering: int = 0  # nodes, a moment after it
+    warning: str = ""  # the last one in the node's log
+
+
+@dataclass
+class Disturber:
+    """Mutable state: who is being disturbed, what was done, who ended by itself, every process that was seen."""
+
+    swarm: LocalSwarm
+    schedule: Schedule
+    say: Callable[[str], None]
+    done: list[Done] = field(default_factory=list)
+    ended: dict[str, str] = field(default_factory=dict)  # by themselves, with their last words
+    processes: set[psutil.Process] = field(default_factory=set)
+    _disturbed: set[str] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """From the moment that all nodes train until this is cancelled; then everything is well again."""
+        began = last = time.monotonic()
+        supervisor = Supervisor()
+        try:
+            while True:
+                await asyncio.sleep(WATCH_SECONDS)
+                self._watch()
+                if time.monotonic() - last >= PERIOD_SECONDS:
+                    last = time.monotonic()
+                    if (fault := self.schedule.draw(self._well())) is not None:
+                        supervisor.spawn(self._disturb(fault, last - began), f"the fault {fault.kind}")
+        finally:
+            await supervisor.close()
+
+    def _well(self) -> list[str]:
+        return [
+            node.name
+            for node in self.swarm.nodes.all
+            if node.is_running and node.name not in self._disturbed and self._answers(node)
+        ]
+
+    def _answers(self, node: LocalNode) -> bool:
+        names = {self.swarm.names[s.member.peer] for s in self.swarm.sightings if s.stats is not None}
+        return node.name in names
+
+    def _watch(self) -> None:
+        for node in self.swarm.nodes.all:
+            if node.is_running:
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(node.pid)
+                    self.processes |= {process, *process.children(recursive=True)}
+            elif node.name not in self.swarm.away and node.name not in self.ended:
+                self.ended[node.name] = f"exit code {node.process.exitcode}\n{node.last_words()}"
+                self.say(f"Node {node.name} ended by itself: {self.ended[node.name]}")
+
+    async def _disturb(self, fault: Fault, at: float) -> None:
+        node = next(node for node in self.swarm.nodes.all if node.name == fault.node)
+        done = Done(at, fault)
+        self.done.append(done)
+        self.say(f"{node.name} {WHAT[fault.kind].format(seconds=fault.seconds, hours=fault.hours)}.")
+        said = node.log.stat().st_size
+        self._disturbed.add(node.name)
+        try:
+            await getattr(self, f"_{fault.kind}")(node, fault)
+            await asyncio.sleep(AFTERMATH_SECONDS)
+        finally:
+            self._disturbed.discard(node.name)
+            done.answering = sum(s.stats is not None for s in self.swarm.sightings)
+            done.warning = _last_warning(node, said)
+
+    async def _kill(self, node: LocalNode, fault: Fault) -> None:
+        self.swarm.away.add(node.name)
+        try:
+            node.signal(signal.SIGKILL)
+            await asyncio.sleep(fault.seconds)
+            await self.swarm.nodes.start_again(node)
+        finally:
+            self.swarm.away.discard(node.name)
+
+    async def _freeze(self, node: LocalNode, fault: Fault) -> None:
+        self.swarm.away.add(node.name)
+        try:
+            node.signal(signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+        finally:
+            node.signal(signal.SIGCONT)
+            self.swarm.away.discard(node.name)
+
+    async def _p2pd(self, node: LocalNode, fault: Fault) -> None:
+        _signal_p2pd(node, signal.SIGKILL)
+
+    async def _cut(self, node: LocalNode, fault: Fault) -> None:
+        """All its links: without privileges nothing cuts one of them on loopback. Others see silence, no end."""
+        self.swarm.away.add(node.name)
+        try:
+            _signal_p2pd(node, signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+        finally:
+            _signal_p2pd(node, signal.SIGCONT)
+            self.swarm.away.discard(node.name)
+
+    async def _disk(self, node: LocalNode, fault: Fault) -> None:
+        """Every write beyond a file's present length fails, with EFBIG instead of ENOSPC."""
+        hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)[1]
+        try:
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (0, hard))
+            await asyncio.sleep(fault.seconds)
+        finally:
+            if node.is_running:
+                resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+    async def _clock(self, node: LocalNode, fault: Fault) -> None:
+        await _ask_for(node, fault.seconds, hours=fault.hours)
+
+    async def _nan(self, node: LocalNode, fault: Fault) -> None:
+        await _ask_for(node, fault.seconds, nan=True)
+
+
+async def _ask_for(node: LocalNode, seconds: float, hours: float = 0.0, nan: bool = False) -> None:
+    faults.ask(node.directory, hours, nan)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        faults.ask(node.directory)
+
+
+def _signal_p2pd(node: LocalNode, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(node.pid).children(recursive=True):
+            if "p2pd" in child.name():
+                child.send_signal(number)
+
+
+def _last_warning(node: LocalNode, since: int) -> str:
+    """Of those that the node has said since its log had `since` bytes."""
+    with node.log.open("rb") as log:
+        log.seek(since)
+        lines = log.read().decode(errors="replace").splitlines()
+    warnings = [line.split(" ! ", 1)[1] for line in lines if " ! " in line]
+    return warnings[-1] if warnings else ""

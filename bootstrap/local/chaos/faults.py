@@ -1,0 +1,58 @@
+"""Faults inside a node's process: a clock that jumps, losses that are NaN, asked for by a file in its directory.
+
+The nodes know nothing of it. The process that they are forked from imports this module before all others, so that
+whoever takes `time.time` by its name takes this one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "faults.json"
+LOOK_SECONDS = 0.2
+
+_true_time = time.time
+_asked: dict[str, float] = {"hours": 0.0, "nan": 0.0}  # of this process
+
+
+def _shifted_time() -> float:
+    return _true_time() + 3600 * _asked["hours"]
+
+
+time.time = _shifted_time
+
+
+def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
+    """Of the node with this state directory, from now on; without arguments, that all be well."""
+    beside = directory / f"{FILE_NAME}.new"
+    beside.write_text(json.dumps({"hours": hours, "nan": float(nan)}), encoding="utf-8")
+    beside.replace(directory / FILE_NAME)
+
+
+def obey(directory: Path) -> None:
+    """In a node's process, before it begins: do from now on what the file asks for."""
+    _wrap_losses()
+    threading.Thread(target=_follow, args=(directory / FILE_NAME,), name="faults", daemon=True).start()
+
+
+def _follow(path: Path) -> None:
+    while True:
+        if path.exists():
+            _asked.update(json.loads(path.read_text(encoding="utf-8")))
+        time.sleep(LOOK_SECONDS)
+
+
+def _wrap_losses() -> None:
+    from node.model.passes import Passes
+
+    learned = Passes.last_stage
+
+    def last_stage(self: Passes, *inputs: Any) -> Any:
+        loss, by_inputs = learned(self, *inputs)
+        return (loss * float("nan") if _asked["nan"] else loss), by_inputs
+
+    Passes.last_stage = last_stage  # type: ignore[method-assign, assignment]

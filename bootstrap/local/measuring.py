@@ -1,0 +1,99 @@
+"""The losses of a local swarm: where it starts, on its way, and at its end, with the export's beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bootstrap.evaluation.losses import Loss, checkpoint_loss, evaluate_route, starting_loss
+from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
+from bootstrap.export.exporting import export
+from bootstrap.export.order import Order
+from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.local.plan import Plan
+from bootstrap.local.summary import Summary
+from bootstrap.looking.observer import Observer
+from bootstrap.looking.spread import measure_spread
+from node.data.background import in_background
+from node.data.batches import TrainingData
+from node.data.corpus import Corpus
+from node.data.opening import open_data
+from protocol.errors import NolocoError
+from protocol.transport.base import PeerId
+
+
+class Measuring:
+    """Mutable state: the data and the text held out of them, and the summary, which every measurement goes to."""
+
+    def __init__(self, plan: Plan, summary: Summary) -> None:
+        self._plan = plan
+        self._summary = summary
+        self._began = time.monotonic()
+        self._data: TrainingData
+        self._text: MeasuredText
+
+    async def open(self) -> None:
+        """The data, before the nodes open them, so that wrong ones are told of at once. Raises `DataError`."""
+        self._data = await in_background("data", self._open)
+
+    def _open(self) -> TrainingData:
+        plan = self._plan
+        data = open_data(plan.manifest, plan.data_plan, plan.tokenizer)
+        data.require(plan.manifest.data.sequence_tokens)
+        tokenizer = transformers_tokenizer(plan.manifest, plan.tokenizer)
+        self._text = held_out_text(plan.manifest, data, plan.validation_sequences, tokenizer)
+        return data
+
+    async def start(self) -> list[str]:
+        """The loss of the weights that all start from, and the entropies of the text; as sentences."""
+        summary = self._summary
+        loss = await in_background("loss", self._starting_loss)
+        summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
+        told = [f"The model starts at a loss of {loss.nats:.3f} nats per {summary.unit} on held-out text."]
+        if isinstance(self._data, Corpus):
+            summary.unigram_entropy = await asyncio.to_thread(self._data.unigram_entropy)
+            summary.bigram_entropy = await asyncio.to_thread(self._data.bigram_entropy)
+            told.append(
+                f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, "
+                f"bigram {summary.bigram_entropy:.3f} nats per byte."
+            )
+        return told
+
+    def _starting_loss(self) -> Loss:
+        if self._plan.from_checkpoint is not None:
+            return checkpoint_loss(self._plan.from_checkpoint, self._text)
+        return starting_loss(self._plan.manifest, self._text)
+
+    async def on_the_way(self, observer: Observer, tokens: int) -> None:
+        """Add a point to the curve, measured along one route; a replica lost meanwhile costs the point."""
+        try:
+            route = (await observer.routes())[0]
+            loss = await evaluate_route(observer, self._text, route)
+        except NolocoError:
+            return
+        self._add(tokens, loss.nats)
+
+    async def at_the_end(self, observer: Observer, tokens: int) -> None:
+        """The loss as the mean over replicas, their true spread, the export and its loss."""
+        routes = await observer.routes()
+        losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
+        self._add(tokens, sum(losses) / len(losses))
+        self._summary.replica_spread = await measure_spread(observer)
+        await self._export(observer, routes[0], losses[0])
+
+    def _add(self, tokens: int, nats: float) -> None:
+        seconds = time.monotonic() - self._began
+        self._summary.validation_loss.append((tokens, round(seconds, 3), round(nats, 6)))
+
+    async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
+        directory = self._plan.directory / "export"
+        order = Order(directory, route=route, validation_loss=swarm_loss)
+        exported = await export(observer, order, self._plan.tokenizer)
+        loss = await asyncio.to_thread(checkpoint_loss, directory, self._text)
+        self._summary.export = {
+            "directory": str(directory),
+            "parameters": exported.parameters,
+            "loss": round(loss.nats, 8),
+            "swarm_loss": round(swarm_loss, 8),
+            "difference": abs(loss.nats - swarm_loss),
+        }

@@ -1,0 +1,121 @@
+"""`noloco swarm`: its options, and words from its first second on."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bootstrap.model_options import (
+    DataOption,
+    FromCheckpoint,
+    OwnManifest,
+    PresetToTrain,
+    RunTokenizer,
+    TextFieldOption,
+)
+from node.command import fail, run_async
+from node.data.paths import DEFAULT_FIELD
+from protocol.errors import NolocoError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from bootstrap.founding.choosing import RunOptions
+    from bootstrap.local.plan import Plan
+    from bootstrap.local.progress import Progress
+    from protocol.manifest import Manifest
+
+STEPS = 1000
+CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
+DISTURBED = "bootstrap.local.chaos.faults"  # imported first of all: see there
+
+
+def swarm(
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="Replicas of each stage.")] = 3,
+    stages: Annotated[
+        int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")
+    ] = None,
+    preset: PresetToTrain = None,
+    manifest: OwnManifest = None,
+    data: DataOption = None,
+    text_field: TextFieldOption = DEFAULT_FIELD,
+    tokenizer: RunTokenizer = "",
+    from_checkpoint: FromCheckpoint = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Inner steps; the learning rate follows. Default: 1000, with --chaos 20000."
+        ),
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Keep everything here; default: a new temporary directory.")
+    ] = None,
+    summary: Annotated[Path, typer.Option(help="Where the summary goes.")] = Path("summary.json"),
+    picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
+    validation_sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write where all nodes' time goes to this file, for ui.perfetto.dev.")
+    ] = None,
+    chaos: Annotated[
+        int | None,
+        typer.Option(metavar="SEED", help="Train twice, the second time with a seeded fault every 15 s."),
+    ] = None,
+) -> None:
+    """Train one model with a whole swarm of real peers on this machine, and export it."""
+    from rich.console import Console
+
+    from bootstrap.local.nodes import begin_preloading
+    from bootstrap.local.progress import Progress
+
+    console = Console()
+    console.print("Starting a swarm on this machine. Ctrl-C ends it.")
+    begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
+    with Progress(
+        lambda text: console.print(text, soft_wrap=True, highlight=False, markup=False)
+    ) as progress:
+        progress.doing("importing torch and transformers")
+        import torch
+
+        from bootstrap.founding.choosing import RunOptions
+        from bootstrap.local.plan import Plan
+
+        torch.set_num_threads(1)  # the nodes need the cores
+        steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
+        wanted, raw = _resolved(RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps))
+        place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
+        plan = Plan(
+            wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
+            data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
+        )  # fmt: skip
+        complete = _train(plan, console, progress, chaos)
+    if not complete:
+        sys.exit(130)
+
+
+def _resolved(options: RunOptions) -> tuple[Manifest, bytes | None]:
+    try:
+        return options.resolved()
+    except NolocoError as error:
+        fail(error)
+
+
+def _train(plan: Plan, console: Console, progress: Progress, chaos: int | None) -> bool:
+    """Whether everything was done to its end; what was measured is printed either way."""
+    from bootstrap.local.swarm import run_swarm
+
+    if chaos is not None:
+        from bootstrap.local.chaos.comparing import run_both
+
+        report = run_async(run_both(plan, console, progress, chaos))
+        console.print("\n".join(report.lines()), soft_wrap=True, highlight=False, markup=False)
+        return report.complete
+    result = run_async(run_swarm(plan, console, progress))
+    console.print("\n".join(result.lines()), soft_wrap=True, highlight=False)
+    if result.validation_loss:
+        console.print(f"summary          {plan.summary}", soft_wrap=True, highlight=False)
+    return result.complete
