@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,33 @@ def test_a_node_that_was_frozen_for_long_refreshes_once_and_says_so(monkeypatch:
     assert "stood still" in behind["reason"]
     [downloaded] = events_of(swarm, "downloaded")
     assert downloaded["node"] == 0
+
+
+@pytest.mark.timeout(300)
+def test_a_slow_node_that_is_started_again_goes_on_from_what_it_saved(tmp_path: Path) -> None:
+    """The others are rounds ahead of it, as they always were."""
+
+    async def main() -> SimulatedSwarm:
+        swarm = SimulatedSwarm(
+            micro_manifest(inner__total_steps=FOREVER, **ONE_STAGE),
+            micro_corpus(),
+            1,
+            WIDE,
+            directory=tmp_path,
+            seconds=work_seconds,
+        )
+        await swarm.seed_peer.start()
+        for number, speed in enumerate((1.0, 1.0, 0.1)):
+            swarm.add(number, stage=0, speed=speed)
+        await until(lambda: len(events_of(swarm, "checkpoint", 2)) >= 3)
+        swarm.kill(2)
+        slow = swarm.add(2, stage=0, speed=0.1)
+        await until(lambda: slow.public_state == "serving" and bool(slow.context.counters.partners))
+        ahead = swarm.nodes[0].replica.round - slow.replica.round
+        assert ahead > 10
+        await swarm.leave()
+        return swarm
+
+    swarm = run_swarm(main())
+    assert events_of(swarm, "restored", 2)
+    assert not events_of(swarm, "downloaded")

@@ -94,11 +94,10 @@ def test_slow_replicas_end_the_rounds_that_their_speed_allows(
     met_fast = sum(partner is not None for partner in everyone[0].partners)
     met_slow = sum(partner is not None for seen in slow for partner in seen.partners) - met_fast
     rounds = sum(len(seen.partners) for seen in slow)
+    kept = sum(seen.steps for seen in everyone) / possible
     print(
-        f"{slower}x slower, pace {pace}: {met_fast / rounds:.2f} of the slow ones' rounds with the fast one, "
+        f"{slower}x slower, pace {pace}, {pieces}: of the slow ones' rounds {met_fast / rounds:.2f} with the fast"
     )
-    print(
-        f"{met_slow / rounds:.2f} with one another, {sum(seen.steps for seen in everyone) / possible:.3f} of all speed"
-    )
+    print(f"one, {met_slow / rounds:.2f} with one another; {kept:.3f} of all speed")
     assert met_fast >= 0.15 * rounds
     assert met_slow >= 0.15 * rounds
