@@ -228,7 +228,7 @@ class Propose(Timed):
     """Ask a replica of the same stage to be the partner of a round. May be repeated, also to see whether it holds.
 
     Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
-    to somebody), "out-of-step" (the rounds cannot end together), "stale", "early", "other-stage", "finished".
+    to somebody), "out-of-step" (the rounds cannot end together), "early" (cannot say yet), "other-stage", "finished".
     After a refusal or a failure there is no such pair.
     """
 

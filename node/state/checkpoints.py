@@ -42,7 +42,9 @@ class Checkpoints:
             return
         context = self._context
         snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
-        checkpoint = Checkpoint(context.stage, snapshot, self._position(snapshot.step))
+        checkpoint = Checkpoint(
+            context.stage, snapshot, self._position(snapshot.step), context.transport.now()
+        )
         await asyncio.to_thread(self._state.save_checkpoint, context.run_id, checkpoint)
         context.events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
 

@@ -35,6 +35,7 @@ class Checkpoint:
     stage: int
     state: StageState
     position: Position | None = None  # in the data, of a node that has trained on some
+    saved: float = 0.0  # when, on the wall clock; 0 is not known
 
 
 class StateDirectory:
@@ -131,6 +132,7 @@ class StateDirectory:
             "stage": str(checkpoint.stage),
             "step": str(state.step),
             "round": str(state.round),
+            "saved": str(checkpoint.saved),
             "position": json.dumps(checkpoint.position.facts() if checkpoint.position else None),
         }
         tensors = {name: getattr(state, name) for name in _TENSORS}
@@ -153,7 +155,7 @@ class StateDirectory:
                 raise ValueError("its checksum does not fit")
             state = StageState(int(facts["step"]), int(facts["round"]), **tensors)
             position = Position.of(json.loads(facts.get("position", "null")))
-            return Checkpoint(int(facts["stage"]), state, position)
+            return Checkpoint(int(facts["stage"]), state, position, float(facts.get("saved", 0.0)))
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise StateError(
                 f"The checkpoint {path} is damaged ({error}). Delete it: the node then downloads its stage "

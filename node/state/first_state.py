@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from statistics import median
 
 from node.context import Context
 from node.model.compute import Priority
@@ -18,7 +19,9 @@ from protocol.transport.base import PeerId
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them
-OLD_ROUNDS = 4  # a checkpoint this many rounds behind the live replicas is not worth going on from
+OLD_ROUNDS = (
+    4  # a checkpoint from which the live replicas have gone on for so many is not worth going on from
+)
 
 
 class FirstState:
@@ -56,7 +59,7 @@ class FirstState:
                 "--from-checkpoint out, or found a run with it: noloco-bootstrap --from-checkpoint."
             )
         if checkpoint is not None and checkpoint.stage == stage:
-            if self._furthest() - checkpoint.state.round < OLD_ROUNDS:
+            if self._rounds_missed(checkpoint) < OLD_ROUNDS:
                 await self._checkpoints.restore(checkpoint)
                 self._note_alone()
                 return True
@@ -122,11 +125,21 @@ class FirstState:
         holders = context.view.holding(context.stage, context.transport.now())
         return [peer for peer in holders if peer != context.me]
 
-    def _furthest(self) -> int:
-        """The latest round of the replicas that hold the stage's state."""
-        context, holders = self._context, self._holders()
-        members = context.view.members(context.stage, context.transport.now())
-        return max((m.announcement.round for m in members if m.peer in holders), default=0)
+    def _rounds_missed(self, checkpoint: Checkpoint) -> float:
+        """Rounds that the others ended since it was saved: no more than they are ahead, nor than time allowed them.
+
+        A slow replica is behind them at all times, and so is its checkpoint.
+        """
+        context, holders, now = self._context, self._holders(), self._context.transport.now()
+        others = [m.announcement for m in context.view.members(context.stage, now) if m.peer in holders]
+        ahead = max((other.round for other in others), default=0) - checkpoint.state.round
+        rates = [other.tokens_per_second for other in others if other.tokens_per_second > 0]
+        if not rates or not checkpoint.saved:
+            return ahead
+        manifest = context.manifest
+        sequences = manifest.inner.microbatches * manifest.inner.sequences * manifest.outer.inner_steps
+        round_seconds = sequences * manifest.data.sequence_tokens / median(rates)
+        return min(ahead, (now - checkpoint.saved) / round_seconds)
 
     async def _take(self) -> bool:
         """Whether there is anyone to take the state from. When that fails the own state, the seed's, is kept."""

@@ -1,0 +1,106 @@
+"""A replica is behind when it missed rounds that its own speed allowed, and never for being slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from node.rounds.standing import LEAST_AWAY, RETRY_SECONDS, Other, Standing
+from protocol.transport.base import PeerId
+
+LIFETIME = 300.0
+ROUND = 10.0  # seconds
+
+
+def others(*rounds: int, rate: float = 100.0) -> list[Other]:
+    return [Other(PeerId(f"peer {number}"), round_, rate) for number, round_ in enumerate(rounds)]
+
+
+def alone() -> Standing:
+    standing = Standing(LIFETIME)
+    standing.began_alone()
+    return standing
+
+
+def trained_until(now: float, *rounds: int) -> Standing:
+    """One that belongs, and has seen the others at these rounds when it last ended a step."""
+    standing = Standing(LIFETIME)
+    standing.step_done(now - 1.0, ROUND, others(*rounds))
+    standing.step_done(now, ROUND, others(*rounds))
+    return standing
+
+
+def test_who_began_alone_finds_itself_behind_when_most_of_the_others_are_far_ahead() -> None:
+    assert alone().why_behind(0.0, 0, 100.0, others(40, 41, 39))
+    assert alone().why_behind(0.0, 0, 100.0, others(40))
+    assert not alone().why_behind(0.0, 0, 100.0, others(4, 3, 4)), "these may as well average"
+    assert not alone().why_behind(0.0, 0, 100.0, others())
+
+
+def test_one_of_several_says_nothing() -> None:
+    assert not alone().why_behind(0.0, 0, 100.0, others(10**6, 0, 1))
+    assert not alone().why_behind(0.0, 0, 100.0, others(10**6, 0))
+
+
+@pytest.mark.parametrize("slower", [3, 5, 10, 30])
+@pytest.mark.parametrize("round_", [0, 1, 2, 7])
+def test_nobody_is_behind_for_being_slow(slower: int, round_: int) -> None:
+    at_once = [int(slower * (round_ + 1) * 1.25)] * 3
+    assert not alone().why_behind(0.0, round_, 100.0 / slower, others(*at_once))
+
+
+def test_until_speeds_are_known_nobody_is_behind() -> None:
+    assert not alone().why_behind(0.0, 0, 0.0, others(40, 41))
+    assert not alone().why_behind(0.0, 0, 100.0, others(40, 41, rate=0.0))
+
+
+def test_who_has_averaged_or_downloaded_is_never_sent_back_by_what_others_say() -> None:
+    averaged, downloaded = alone(), alone()
+    averaged.met()
+    downloaded.downloaded()
+    for standing in (averaged, downloaded, Standing(LIFETIME)):
+        assert not standing.is_unsettled
+        assert not standing.why_behind(0.0, 0, 100.0, others(10**6, 10**6, 10**6))
+
+
+def test_who_stood_still_while_the_others_went_on_is_behind_once_it_knows() -> None:
+    standing = trained_until(100.0, 10, 10, 10)
+    standing.step_done(400.0, ROUND, others(10, 10, 10))  # it has not read their new records
+    assert not standing.why_behind(400.0, 10, 100.0, others(10, 10, 10))
+    standing.step_done(401.0, ROUND, others(39, 40, 41))
+    assert "300 s" in standing.why_behind(401.0, 10, 100.0, others(39, 40, 41))
+    standing.downloaded()
+    assert not standing.why_behind(402.0, 40, 100.0, others(39, 40, 41))
+
+
+def test_a_stage_that_stood_still_together_is_not_behind() -> None:
+    standing = trained_until(100.0, 10, 10, 10)
+    standing.step_done(400.0, ROUND, others(10, 11, 10))
+    assert not standing.why_behind(400.0, 10, 100.0, others(10, 11, 10))
+    standing.step_done(400.0 + LIFETIME + 1.0, 1e6, others(10, 11, 10))
+    assert not standing.why_behind(400.0 + LIFETIME + 1.0, 10, 100.0, others(90, 90, 90))
+
+
+def test_rounds_that_others_ended_while_this_one_trained_say_nothing() -> None:
+    standing = trained_until(100.0, 10, 10)
+    for step in range(200):
+        standing.step_done(101.0 + step, ROUND, others(10 + step, 10 + step))
+    assert not standing.why_behind(301.0, 11, 10.0, others(209, 209))
+
+
+def test_a_short_stop_is_none() -> None:
+    standing = trained_until(100.0, 10, 10)
+    standing.step_done(99.0 + LEAST_AWAY, 0.1, others(10, 10))
+    assert not standing.why_behind(160.0, 10, 100.0, others(90, 90))
+
+
+def test_a_stop_shorter_than_its_own_rounds_is_none() -> None:
+    standing = trained_until(100.0, 10, 10)
+    standing.step_done(300.0, 100.0, others(10, 10))
+    assert not standing.why_behind(300.0, 10, 100.0, others(90, 90))
+
+
+def test_after_a_download_that_failed_training_goes_on_for_a_while() -> None:
+    standing = alone()
+    standing.download_failed(50.0)
+    assert not standing.why_behind(51.0, 0, 100.0, others(40, 41))
+    assert standing.why_behind(51.0 + RETRY_SECONDS, 0, 100.0, others(40, 41))
