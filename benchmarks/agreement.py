@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.founding.choosing import RunOptions
 from bootstrap.simulation.learning import Setting
@@ -52,7 +52,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="0,1,2")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, steps=20, seeds="0")
     report = Report("agreement", arguments.json)
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     with tempfile.TemporaryDirectory() as place:

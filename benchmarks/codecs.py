@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 from torch import Tensor
 
 from node.machine.heap import keep_freed_memory
@@ -79,7 +79,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=15, help="at least five")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, repeats=5)
     report = Report("codecs", arguments.json)
     torch.set_num_threads(1)
     keep_freed_memory()

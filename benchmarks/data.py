@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.chain import Chain, ChainFailed, manifest_of
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from node.data.batches import Tally
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=100)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=150.0, help="of training")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, megabytes=1.0, hidden=64, seconds=12.0)
     report = Report("data", arguments.json)
     with tempfile.TemporaryDirectory(prefix="noloco-data-") as folder:
         text, file, cache = Path(folder, "text.jsonl"), Path(folder, "tokenizer.json"), Path(folder, "cache")

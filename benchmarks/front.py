@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.figure import figure
 from bootstrap.simulation.front import Point, write_points
@@ -64,12 +64,12 @@ POINTS: Sequence[dict[str, Any]] = (
 PUBLISHED = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 
 
-def settings(seeds: Sequence[int]) -> Iterator[Setting]:
+def settings(seeds: Sequence[int], steps: int, points: int) -> Iterator[Setting]:
     base = load_preset("tiny")
     for seed in seeds:
-        for point in POINTS:
+        for point in POINTS[:points]:
             yield one_setting(
-                base, STEPS, 1, SEQUENCES, stages=1, replicas=REPLICAS, seed=seed, **(PUBLISHED | point)
+                base, steps, 1, SEQUENCES, stages=1, replicas=REPLICAS, seed=seed, **(PUBLISHED | point)
             )
 
 
@@ -86,13 +86,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS, help="outcomes are kept here (JSON lines)")
     parser.add_argument("--seeds", default="0", help="as 0,1,2")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--points", type=int, default=len(POINTS), help="the first so many")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--plot", type=Path, help="SVG of loss against bytes per token")
     parser.add_argument("--cite", action="store_true", help="keep the points for `noloco manifest check`")
-    arguments = parser.parse_args()
-    report = Report("front", arguments.json)
-    wanted = list(settings([int(seed) for seed in arguments.seeds.split(",")]))
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    arguments = arguments_of(parser, results=None, steps=10, points=3)
+    report, seeds = Report("front", arguments.json), [int(seed) for seed in arguments.seeds.split(",")]
+    wanted = list(settings(seeds, arguments.steps, arguments.points))
+    if arguments.results is not None:
+        arguments.results.parent.mkdir(parents=True, exist_ok=True)
 
     def told(outcome: Outcome, done: int, total: int) -> None:
         report.tell(

@@ -28,7 +28,7 @@ from statistics import mean, median
 from averaging.checks import EXACT, QUANTISED, RoundAlone, check_allreduce, check_pairs
 from averaging.coordination import Group, Message, Peer, PeerFailed
 from averaging.state import INNER_STEPS, manifest_of, shapes_of
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 PEERS = Path(__file__).with_name("averaging")
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=100.0, help="of each of eight links, each way")
     parser.add_argument("--latency", type=float, default=0.05, help="seconds one way, between eight peers")
     parser.add_argument("--only", choices=("two", "eight"), help="one part of it")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, only="two", megabytes=2.0, repeats=1)
     report = Report("gossip", arguments.json)
     ratios, results = {}, []
     if arguments.only != "eight":

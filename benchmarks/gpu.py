@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from pipelines.chain import Chain, ChainFailed
 from pipelines.plain import train_plainly
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.traces.report import time_of_nodes
 from node.machine.resources import room_on
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stages", type=int, nargs="+", choices=tuple(STAGES), default=tuple(STAGES))
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, device="cpu", preset="tiny", stages=[2], repeats=1, seconds=2.0)
     if arguments.plain:
         preset, device, seconds = arguments.plain
         print(plain_loop(preset, device, float(seconds)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 from pipelines.chain import Chain, ChainFailed, manifest_of
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from protocol.manifest import Manifest
 
@@ -57,7 +57,7 @@ def watch(microbatches: int, report: Report) -> list[dict[str, Any]]:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--microbatches", type=int, default=5_000)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, microbatches=60)
     report = Report("memory", arguments.json)
     samples = watch(arguments.microbatches, report)
     settled = [row for row in samples if row["microbatches"] >= arguments.microbatches / 10]

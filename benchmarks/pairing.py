@@ -14,7 +14,7 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 from scipy.stats import chisquare
 
 from bootstrap.simulation.pairing import Setting, SimulatedStage
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="*", default=[3, 4, 7, 64])
     parser.add_argument("--rounds", type=int, default=10_000, help="of every replica")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, replicas=[3], rounds=100)
     report = Report("pairing", arguments.json)
     results, ratios = [], {}
     for replicas in arguments.replicas:

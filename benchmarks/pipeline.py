@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from pipelines.chain import Chain, ChainFailed, manifest_of
 from pipelines.plain import train_plainly
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.traces.report import time_of_nodes
 from node.model.replica import Replica
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, action="append", help=f"only this size; default {HIDDEN}")
     parser.add_argument("--stale", action="store_true", help="with a staleness of one, too")
     parser.add_argument("--plain", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, hidden=[64], repeats=1, seconds=2.0)
     if arguments.plain:
         hidden, seconds, threads = arguments.plain
         print(plain_loop(int(hidden), float(seconds), int(threads)))

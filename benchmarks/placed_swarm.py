@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.placement.method_names import DEFAULT
 from bootstrap.placement.noloco import Training
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--random", type=int, default=3, help="random placements to compare with")
     parser.add_argument("--repeats", type=int, default=1, help="swarms with other seeds for each placement")
     parser.add_argument("--microbatches", type=int, default=Trial.microbatches, help="of a step of a replica")
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, seconds=1.0, random=1, microbatches=2)
     logging.getLogger().setLevel(logging.ERROR)  # what volunteers are told, by all nodes at once
     logging.getLogger("noloco").setLevel(logging.ERROR)
     report, results = Report("placed_swarm", arguments.json), []

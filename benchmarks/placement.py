@@ -21,7 +21,7 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.parallel import as_they_end
 from bootstrap.placement.batch_time import Batch, batch_seconds
@@ -173,15 +173,18 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--copies", type=int, default=1, help="perturbed copies of each scenario")
+    parser.add_argument(
+        "--evaluations", type=int, default=10_000, help="of placements, for DT-FM's experiment"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes that search")
     parser.add_argument(
         "--keep",
         type=Path,
         help="JSON lines: each search's cost as it ends; those found there are not run again",
     )
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, seconds=0.1, seeds=1, copies=0, evaluations=300)
     report = Report("placement", arguments.json)
-    experiment = experiment_results(10_000, report)
+    experiment = experiment_results(arguments.evaluations, report)
     searches = search_results(arguments, report)
     ratios = {
         f"annealing_to_genetic_{r['scenario']}_{r['perturbation']}": round(r["ratio"], 4) for r in searches

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.simulation.attackers import KINDS, Attack
 from bootstrap.simulation.poison import PoisonSetting, train_poisoned
@@ -67,8 +67,8 @@ def poisoned(plain: PoisonSetting, name: str, fraction: float, clip: float, tune
     return replace(plain, attack=attack, attackers=attackers, clip=clip)
 
 
-def known_results(path: Path) -> dict[str, dict[str, Any]]:
-    lines = path.read_text().splitlines() if path.exists() else []
+def known_results(path: Path | None) -> dict[str, dict[str, Any]]:
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
     return {result["key"]: result for result in map(json.loads, lines)}
 
 
@@ -128,9 +128,12 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=CLIP, help="radius in medians of past distances")
     parser.add_argument("--without", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--results", type=Path, default=RESULTS, help="outcomes are kept here (JSON lines)")
-    arguments = parser.parse_args()
+    arguments = arguments_of(
+        parser, results=None, steps=10, replicas=4, fractions=[0.25], attacks=["opposite"]
+    )
     report = Report("poison", arguments.json)
-    arguments.results.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.results is not None:
+        arguments.results.parent.mkdir(parents=True, exist_ok=True)
     cases = list(cases_of(arguments, (0.0, arguments.clip) if arguments.without else (arguments.clip,)))
     results = known_results(arguments.results)
     for case in cases:
@@ -138,8 +141,9 @@ def main() -> None:
             continue
         outcome = train_poisoned(case.setting)
         results[case.key] = {"key": case.key, **outcome.facts()}
-        with arguments.results.open("a") as file:
-            file.write(json.dumps(results[case.key]) + "\n")
+        if arguments.results is not None:
+            with arguments.results.open("a") as file:
+                file.write(json.dumps(results[case.key]) + "\n")
         report.tell(f"{case.key}: {outcome}")
     losses = losses_of(results, cases)
     report.tell(table(losses, arguments.clip))

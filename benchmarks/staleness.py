@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.simulation.learning import Outcome, Setting
 from bootstrap.simulation.learning_settings import one_setting
@@ -21,7 +21,8 @@ from bootstrap.simulation.study import run_study
 from protocol.manifest import load_preset
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "staleness.jsonl"
-SHAPES = {"one": (1000, 1, 2), "four": (500, 4, 1)}  # steps, microbatches, sequences
+STEPS = 1000  # of the first shape; of the second half as many, for as many tokens
+SHAPES = {"one": (1.0, 1, 2), "four": (0.5, 4, 1)}  # share of the steps, microbatches, sequences
 WIRES = {
     "fp32": {"activations": "fp32", "gradients": "fp32"},
     "bf16": {"activations": "bf16", "gradients": "bf16"},
@@ -30,11 +31,11 @@ VARIANTS = [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
 LATENCY = 0.05
 
 
-def setting(shape: str, codec: str, staleness: int, seed: int) -> Setting:
-    steps, microbatches, sequences = SHAPES[shape]
+def setting(steps: int, shape: str, codec: str, staleness: int, seed: int) -> Setting:
+    share, microbatches, sequences = SHAPES[shape]
     return one_setting(
         load_preset("tiny"),
-        steps,
+        int(share * steps),
         microbatches,
         sequences,
         staleness=staleness,
@@ -48,11 +49,12 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, results=None, steps=10, seeds=1)
     report = Report("staleness", arguments.json)
     wanted = {
-        (shape, codec, staleness, seed): setting(shape, codec, staleness, seed)
+        (shape, codec, staleness, seed): setting(arguments.steps, shape, codec, staleness, seed)
         for seed in range(arguments.seeds)
         for shape in SHAPES
         for codec, staleness in VARIANTS

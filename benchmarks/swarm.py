@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 from pipelines.plain import train_plainly
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 from node.model.replica import Replica
 from protocol.manifest import Manifest, load_preset
@@ -69,15 +69,16 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of the plain loops")
     parser.add_argument("--plain-loop", type=float, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, repeats=1, steps=60, seconds=2.0)
     if arguments.plain_loop:
         print(plain_loop(load_preset("tiny"), arguments.plain_loop))
         return
     report = Report("swarm", arguments.json)
     results = []
     for _ in range(arguments.repeats):
-        plain, together = plain_loops(15.0), swarm(arguments.steps)
+        plain, together = plain_loops(arguments.seconds), swarm(arguments.steps)
         results.append(
             {"plain_loops": round(plain), "swarm": round(together), "ratio": round(together / plain, 3)}
         )

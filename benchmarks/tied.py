@@ -12,7 +12,7 @@ from statistics import fmean
 
 import torch
 import torch.nn.functional as F
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoModelForCausalLM
 
 from bootstrap.simulation.learning import corpus_of, simulate
@@ -33,11 +33,11 @@ def manifest_of(is_tied: bool, seed: int) -> Manifest:
     return tiny.model_copy(update={"model": tiny.model.model_copy(update=changes)})
 
 
-def swarm_loss(is_tied: bool, stages: int, seed: int) -> float:
+def swarm_loss(is_tied: bool, stages: int, seed: int, steps: int) -> float:
     base = manifest_of(is_tied, seed)
     setting = one_setting(
         base,
-        STEPS,
+        steps,
         MICROBATCHES,
         SEQUENCES,
         replicas=REPLICAS,
@@ -48,9 +48,9 @@ def swarm_loss(is_tied: bool, stages: int, seed: int) -> float:
     return simulate(setting).loss
 
 
-def plain_loss(is_tied: bool, seed: int) -> float:
+def plain_loss(is_tied: bool, seed: int, steps: int) -> float:
     base = manifest_of(is_tied, seed)
-    manifest = one_setting(base, STEPS, MICROBATCHES, SEQUENCES, stages=1).manifest
+    manifest = one_setting(base, steps, MICROBATCHES, SEQUENCES, stages=1).manifest
     inner, tokens, corpus = manifest.inner, manifest.data.sequence_tokens, corpus_of("python-stdlib")
     stage = Stage(manifest, 0)
     model = AutoModelForCausalLM.from_config(model_config(manifest))
@@ -58,7 +58,7 @@ def plain_loss(is_tied: bool, seed: int) -> float:
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(inner.beta1, inner.beta2), eps=inner.eps, weight_decay=inner.weight_decay
     )
-    for step in range(STEPS):
+    for step in range(steps):
         for replica in range(REPLICAS):
             for index in range(MICROBATCHES):
                 inputs, labels = corpus.draw(f"seed {seed}", f"{replica}", step, index, SEQUENCES, tokens)
@@ -78,15 +78,18 @@ def plain_loss(is_tied: bool, seed: int) -> float:
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=2)
-    arguments = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=STEPS)
+    arguments = arguments_of(parser, steps=5, seeds=1)
     torch.set_num_threads(1)
     report, seeds = Report("tied", arguments.json), range(arguments.seeds)
     ratios, results = {}, []
-    plain = {is_tied: [plain_loss(is_tied, seed) for seed in seeds] for is_tied in (False, True)}
+    plain = {
+        is_tied: [plain_loss(is_tied, seed, arguments.steps) for seed in seeds] for is_tied in (False, True)
+    }
     for is_tied, losses in plain.items():
         report.tell_row({"tied": is_tied, "plain_PyTorch": round(fmean(losses), 4)})
     for is_tied, stages in SHAPES:
-        losses = [swarm_loss(is_tied, stages, seed) for seed in seeds]
+        losses = [swarm_loss(is_tied, stages, seed, arguments.steps) for seed in seeds]
         difference = round(fmean(losses) - fmean(plain[is_tied]), 4)
         row = {
             "tied": is_tied,

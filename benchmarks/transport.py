@@ -27,7 +27,7 @@ from typing import Any
 
 from averaging.coordination import Message, Peer, PeerFailed
 from hops.activations import NBYTES
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 
 FOLDER = Path(__file__).parent
 HOST = "127.0.0.1"
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=list(METHODS), help="these methods beside this project's"
     )
-    arguments = parser.parse_args()
+    arguments = arguments_of(parser, repeats=1, messages=4, in_flight=2)
     report = Report("transport", arguments.json)
     methods = [
         method for method in METHODS if not arguments.only or method == "noloco" or method in arguments.only

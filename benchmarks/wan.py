@@ -27,7 +27,7 @@ from statistics import mean, median
 from typing import Any
 
 from pipelines.chain import Chain, ChainFailed, Step, manifest_of
-from reporting.report import Report, parser_of, run
+from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 from protocol.codec import nbytes_of
@@ -62,7 +62,7 @@ class Shaped:
 def on_links(chain: Chain, links: ShapedLinks, latency: float, arguments: argparse.Namespace) -> list[Shaped]:
     """All bandwidths, one after another, with one latency in milliseconds."""
     links.reshape(Shape(max(arguments.mbit), latency / 1e3))
-    time.sleep(SETTLE_SECONDS)
+    time.sleep(arguments.settle)
     found = []
     for mbit in arguments.mbit:
         links.reshape(Shape(mbit, latency / 1e3))
@@ -138,8 +138,13 @@ def main() -> None:
     parser.add_argument("--packet-bytes", type=int, default=1500, help="at most")
     parser.add_argument("--mbit", type=float, nargs="+", default=MBIT)
     parser.add_argument("--latency", type=float, nargs="+", default=ONE_WAY_MS, help="milliseconds one way")
+    parser.add_argument(
+        "--settle", type=float, default=SETTLE_SECONDS, help="seconds, after a latency changed"
+    )
     parser.add_argument("--codec", nargs="+", default=CODECS)
-    arguments = parser.parse_args()
+    arguments = arguments_of(
+        parser, repeats=1, hidden=64, microbatches=4, mbit=[300.0], latency=[10.0], codec=["bf16"], settle=1.0
+    )
     report = Report("wan", arguments.json)
     rows = []
     for codec in arguments.codec:

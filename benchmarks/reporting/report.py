@@ -15,10 +15,20 @@ TERMINATED = 128 + signal.SIGTERM  # as a shell tells it
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring, with the option that all benchmarks have."""
+    """A parser whose help is the module's docstring, with the options that all benchmarks have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print ratios and results as one line of JSON")
+    parser.add_argument(
+        "--tiny", action="store_true", help="so little that it tells whether this runs, no more"
+    )
     return parser
+
+
+def arguments_of(parser: argparse.ArgumentParser, **tiny: Any) -> argparse.Namespace:
+    """What the command line says; `tiny` are the values that `--tiny` gives to options that it does not name."""
+    if "--tiny" in sys.argv[1:]:
+        parser.set_defaults(**tiny)
+    return parser.parse_args()
 
 
 class Report:

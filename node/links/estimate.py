@@ -19,6 +19,10 @@ UPWARD, DOWNWARD = 1 / 4, 1 / 12
 FIRST_DOUBT = 0.25  # standard deviation of the logarithm that a single transfer is believed within
 LEAST_TRANSFER = 32 * 1024  # bytes: less is mostly waiting, for the other machine and for the stream to open
 LONG_TRANSFER = 8 << 20  # bytes after which one that goes on and on is counted
+# what is beyond these was not measured but made by a clock that jumped or a machine that slept
+LONGEST_ROUND_TRIP = 3600.0
+LONGEST_TRANSFER = 1e6
+MOST_BYTES = 1 << 50
 
 
 @dataclass
@@ -37,7 +41,10 @@ class Transfer:
 
 @dataclass
 class LinkEstimate:
-    """Mutable state: running estimates of one direction of one link. Times are seconds on the caller's clock."""
+    """Mutable state: running estimates of one direction of one link. Times are seconds on the caller's clock.
+
+    Real traffic is measured as it goes by: nothing here raises, whatever is noted and in whatever order.
+    """
 
     visited_at: float = -math.inf  # when a probe was last tried
     measured_at: float = -math.inf
@@ -62,6 +69,7 @@ class LinkEstimate:
         The RFC begins with a deviation of half the round trip, for a cautious timer; here that would hide the
         bandwidth of long links while there are few samples.
         """
+        seconds = _within(seconds, LONGEST_ROUND_TRIP)
         if not self.round_trips:
             self.mean_round_trip = seconds
         else:
@@ -79,8 +87,11 @@ class LinkEstimate:
 
     @property
     def typical_round_trip(self) -> float:
-        """Seconds: the median of the last ones, jitter included, but not the few that waited behind bulk data."""
-        return median(self._recent)
+        """Seconds: the median of the last ones, jitter included, but not the few that waited behind bulk data.
+
+        0 while none was measured.
+        """
+        return median(self._recent) if self._recent else 0.0
 
     # --- bandwidth ----------------------------------------------------------------------------
 
@@ -107,7 +118,13 @@ class LinkEstimate:
             self._transfers[stream] = Transfer(now - self.typical_round_trip, transfer.under_way)
 
     def note_transfer(self, nbytes: int, seconds: float, now: float) -> None:
-        """`seconds` from the first byte to the answer; the round trip in it is none of the link's speed."""
+        """`seconds` from the first byte to the answer; the round trip in it is none of the link's speed.
+
+        Nothing that was transferred tells nothing.
+        """
+        if nbytes <= 0:
+            return
+        nbytes, seconds = min(nbytes, MOST_BYTES), _within(seconds, LONGEST_TRANSFER)
         self.transferred_at = now
         resolution = max(self.deviation, CLOCK_SECONDS)
         busy = max(seconds - self.typical_round_trip, resolution)
@@ -138,3 +155,7 @@ class LinkEstimate:
         if not self.transfers or self.bandwidth != math.exp(self.log_bandwidth):
             return AT_LEAST
         return min(math.sqrt(self.log_variance), AT_LEAST * 0.99)
+
+
+def _within(seconds: float, most: float) -> float:
+    return min(max(seconds, 0.0), most)

@@ -53,7 +53,10 @@ class Visitor:
                 await self._ask(peer, b"", Traffic.STATE)  # opens that stream
                 bulk_began = loop.time()
                 while answered < PAYLOADS and (not answered or link.uncertainty == AT_LEAST):
-                    await self._transfer(peer, link)
+                    # 0: real traffic has told it meanwhile
+                    if not (size := self._links.bulk_bytes(peer, loop.time())):
+                        break
+                    await self._transfer(peer, link, size)
                     answered += 1
         except NolocoError as failure:
             link.failures += 1
@@ -61,10 +64,9 @@ class Visitor:
             logger.debug("Peer %s could not be measured: %s", peer[-8:], failure)
         return max(0.0, loop.time() - bulk_began - answered * (link.round_trip or 0.0))
 
-    async def _transfer(self, peer: PeerId, link: LinkEstimate) -> None:
-        """A payload of the size that suits the link."""
+    async def _transfer(self, peer: PeerId, link: LinkEstimate, size: int) -> None:
+        """A payload of `size` bytes."""
         loop = asyncio.get_running_loop()
-        size = self._links.bulk_bytes(peer, loop.time())
         payload, began = self._rng.randbytes(size), loop.time()
         await self._ask(peer, payload, Traffic.STATE)
         link.note_transfer(size, loop.time() - began, loop.time())

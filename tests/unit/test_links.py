@@ -8,6 +8,8 @@ from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from node.links.allowance import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
 from node.links.estimate import LARGEST_NOISE, LONG_TRANSFER, RECENT, LinkEstimate
@@ -161,6 +163,49 @@ def test_the_first_on_a_stream_failures_and_small_frames_tell_nothing() -> None:
     assert link.bandwidth is None
     send(links, clock, [MB], 0.6)
     assert link.bandwidth == pytest.approx(2 * MB)
+
+
+def test_a_transfer_that_ends_before_any_round_trip_was_measured_tells_nothing() -> None:
+    clock, links = Clock(), Links()
+    frames = [links.transfer(peer(0), "gossip", LONG_TRANSFER, clock) for _ in range(2)]
+    for frame in frames:
+        frame.__enter__()
+    for frame in frames:
+        clock.now += 1.0
+        frame.__exit__(None, None, None)
+    link = links.of(peer(0))
+    assert link is not None
+    assert link.bandwidth is None
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+STREAMS = st.sampled_from(["gossip", "state"])
+CALLS = st.one_of(
+    st.tuples(st.just("note_round_trip"), FINITE, FINITE),
+    st.tuples(st.just("note_transfer"), st.integers(), FINITE, FINITE),
+    st.tuples(st.just("began"), STREAMS, FINITE),
+    st.tuples(st.just("ended"), STREAMS, st.integers(min_value=0), FINITE),
+)
+
+
+@given(st.lists(CALLS, max_size=60))
+@example([("note_transfer", 0, 0.0, 0.0)])
+@example([("began", "gossip", 0.0), ("began", "gossip", 0.0), ("ended", "gossip", LONG_TRANSFER, 0.0)])
+def test_whatever_is_noted_nothing_raises_and_what_is_told_is_finite(calls: list[tuple[Any, ...]]) -> None:
+    links = Links()
+    link = links.visit(peer(0), 0.0)
+    for name, *arguments in calls:
+        getattr(link, name)(*arguments)
+        assert link.bandwidth is None or math.isfinite(link.bandwidth)
+        assert math.isfinite(link.uncertainty)
+        assert math.isfinite(link.typical_round_trip)
+        assert math.isfinite(link.mean_round_trip)
+        assert math.isfinite(link.deviation)
+        assert links.bulk_bytes(peer(0), 0.0) >= 0
+        for report in links.told():
+            assert 0 <= report.round_trip <= 60
+            assert report.bandwidth is None or 0 < report.bandwidth <= 1e12
+            assert 0 <= report.uncertainty <= 10
 
 
 def test_a_transfer_without_end_is_counted_meanwhile() -> None:
