@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 logger = logging.getLogger("noloco")
 
@@ -32,13 +32,34 @@ class Events:
 
 
 class JsonLines:
-    """Appends events to a file, one JSON object a line; a crash costs the last line at most."""
+    """Appends events to a file, one JSON object a line; a crash costs the last line at most.
+
+    Mutable state: the file, what was wrong with the last write, and whether it left half a line there. What cannot be
+    written is dropped: a full disk stops no training.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._problem = ""
+        self._is_torn = False
 
     def __call__(self, event: dict[str, Any]) -> None:
-        self._file.write(json.dumps(event) + "\n")
+        line = json.dumps(event).encode() + b"\n"
+        if self._is_torn:
+            line = b"\n" + line
+        try:
+            self._is_torn = self._file.write(line) < len(line)
+        except OSError as error:
+            if not self._problem:
+                self._problem = error.strerror or str(error)
+                logger.warning(
+                    "Cannot write to %s (%s); training goes on without a record. Free some disk space.",
+                    self._path,
+                    self._problem,
+                )
+        else:
+            self._problem = ""
 
     def close(self) -> None:
         self._file.close()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DEADLINE = 5.0  # seconds for the daemon to answer
 SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
+_PREFIX = "noloco-health-"
 MAX_ANSWER = 64 * 1024
 MAX_FAILURE = 300  # characters told of what a part failed with
 Report = dict[
@@ -52,7 +53,8 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
 
     named = directory / SOCKET_FILE
     # not in the state directory itself, whose path may be too long for a socket, or on no local disk
-    place = Path(tempfile.mkdtemp(prefix="noloco-health-", dir="/tmp"))
+    _remove_former(named)
+    place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     try:
         server = await asyncio.start_unix_server(answer, str(place / "socket"))
         named.write_text(str(place / "socket"), encoding="utf-8")
@@ -61,6 +63,14 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
     finally:
         named.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _remove_former(named: Path) -> None:
+    """The place of a daemon of the same state directory that was killed: there can be no other one."""
+    with suppress(OSError):
+        place = Path(named.read_text(encoding="utf-8")).parent
+        if place.parent == Path("/tmp") and place.name.startswith(_PREFIX):
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def reached_at(transport: Transport) -> Report:

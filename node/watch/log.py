@@ -10,7 +10,7 @@ def set_up_logging(verbose: bool, file: Path | None = None) -> None:
     level = logging.DEBUG if verbose else logging.INFO
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:
-        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+        handlers.append(_LogFile(file, encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(_Plain())
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
@@ -18,6 +18,14 @@ def set_up_logging(verbose: bool, file: Path | None = None) -> None:
         logging.getLogger(name).setLevel(level)
     if not verbose:  # what of it concerns a volunteer, this project says in its own words
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+
+
+class _LogFile(logging.FileHandler):
+    """What does not go into a file on a full disk is still on the terminal, without a traceback for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Plain(logging.Formatter):

@@ -69,6 +69,7 @@ class P2pd:
         reason; nothing is left behind then, and it may be repeated.
         """
         listen_address = "" if config.client_only else _listen_address(config, port)
+        _remove_former()
         directory = Path(tempfile.mkdtemp(prefix=f"noloco-{os.getpid()}-", dir=_short_directory()))
         handles: list[Any] = []
 
@@ -202,3 +203,10 @@ def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:
 def _short_directory() -> str | None:
     """A socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
     return None if len(tempfile.gettempdir()) < 50 else "/tmp"
+
+
+def _remove_former() -> None:
+    """The directories of processes that were killed and could not remove their own."""
+    for directory in Path(_short_directory() or tempfile.gettempdir()).glob("noloco-[0-9]*-*"):
+        if not Path(f"/proc/{directory.name.split('-')[1]}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(directory, ignore_errors=True)

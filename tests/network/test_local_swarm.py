@@ -54,7 +54,8 @@ def test_six_peers_train_one_model(tmp_path: Path) -> None:
         "--trace", str(tmp_path / "trace.json"),
     )  # fmt: skip
     assert process.wait(380) == 0, said(tmp_path)
-    assert "bigram" in said(tmp_path)
+    words = ["Starting a swarm", "importing torch", "Started 6 nodes", "loss of", "6/6 alive", "bigram"]
+    assert [word for word in words if word not in said(tmp_path)] == []
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["complete"]
     assert summary["validation_loss"][0][2] > summary["unigram_entropy"] > summary["bigram_entropy"]
@@ -134,6 +135,30 @@ def test_ctrl_c_stops_every_process_and_keeps_what_was_measured(tmp_path: Path) 
     assert (tmp_path / "summary.json").exists()
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
+
+
+def test_a_mistyped_path_leaves_an_earlier_summary_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("of a good run")
+    process = start(tmp_path, "--data", str(tmp_path / "typo.txt"))
+    assert process.wait(90) == 2, said(tmp_path)
+    assert "typo.txt" in said(tmp_path)
+    assert "Traceback" not in said(tmp_path)
+    assert (tmp_path / "summary.json").read_text() == "of a good run"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(500)
+def test_a_swarm_lives_through_chaos(tmp_path: Path) -> None:
+    """As many faults as a minute and a half has; the bounds of the comparison are for long runs on idle machines."""
+    process = start(tmp_path, "--chaos", "26", "--minutes", "1.5", "--validation-sequences", "32")
+    assert process.wait(480) == 0, said(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    chaos = summary["chaos"]
+    assert len(chaos["faults"]) >= 4, said(tmp_path)
+    assert chaos["ended"] == {}
+    assert chaos["disturbed"]["tokens"] > 0.2 * chaos["calm"]["tokens"]
+    assert chaos["disturbed_loss"] < chaos["undisturbed_loss"] + 0.5
+    assert not [what for what in chaos["left_behind"] if what.startswith("process")]
 
 
 def test_a_killed_swarm_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -50,6 +50,19 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
     assert sockets_of(os.getpid()) == []
 
 
+async def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await gone.wait()
+    left, others = (Path(f"/tmp/noloco-{pid}-test") for pid in (gone.pid, os.getppid()))
+    for directory in (left, others):
+        directory.mkdir(exist_ok=True)
+    transport = make(tmp_path)
+    await transport.start()
+    await transport.close()
+    assert not left.exists()
+    others.rmdir()  # it is still there: its process runs
+
+
 async def test_a_port_taken_by_another_peer_is_named(tmp_path: Path) -> None:
     first = make(tmp_path, "a")
     await first.start()

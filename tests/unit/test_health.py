@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,21 @@ async def test_a_daemon_that_is_well_tells_what_it_does(tmp_path: Path) -> None:
     with pytest.raises(Unwell, match="no daemon runs"):  # it has left
         ask(tmp_path)
     assert not (tmp_path / SOCKET_FILE).exists()
+
+
+def test_what_a_killed_daemon_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    left = Path(tempfile.mkdtemp(prefix="noloco-health-", dir="/tmp"))
+    (tmp_path / SOCKET_FILE).write_text(str(left / "socket"))
+    assert asyncio.run(asked(tmp_path, lambda: WELL)) == WELL
+    assert not left.exists()
+
+
+async def test_a_socket_file_makes_nobody_remove_anything_else(tmp_path: Path) -> None:
+    mine = tmp_path / "noloco-health-mine"
+    mine.mkdir()
+    (tmp_path / SOCKET_FILE).write_text(str(mine / "socket"))
+    assert await asked(tmp_path, lambda: WELL) == WELL
+    assert mine.exists()
 
 
 async def test_a_state_directory_may_have_a_longer_path_than_a_socket(tmp_path: Path) -> None:

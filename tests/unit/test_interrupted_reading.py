@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bootstrap.local.swarm import LocalSwarm, Plan
+from bootstrap.local.plan import Plan
+from bootstrap.local.progress import Progress
+from bootstrap.local.swarm import LocalSwarm
 from node.data.background import in_background
 from protocol.manifest import load_preset
 
@@ -67,12 +69,12 @@ def test_results_and_errors_come_back() -> None:
 def test_a_local_swarm_ends_and_starts_no_node(
     corpus: EndlessCorpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootstrap.local.swarm.open_data", corpus.read)
+    monkeypatch.setattr("bootstrap.local.measuring.open_data", corpus.read)
     summary = tmp_path / "summary.json"
 
     async def main() -> None:
         plan = Plan(load_preset("tiny"), 1, tmp_path / "swarm", 1.0, 8, summary, None, None)
-        swarm = LocalSwarm(plan, Console(quiet=True))
+        swarm = LocalSwarm(plan, Console(quiet=True), Progress(lambda _: None))
         running = asyncio.create_task(swarm.run())
         await corpus.wait_for_reader()
         swarm.stop()

@@ -18,6 +18,7 @@ from bootstrap.local.nodes import LocalNode
 from bootstrap.local.swarm import LocalSwarm
 from protocol.supervision import Supervisor
 
+WORDS = 16 * 1024  # bytes that a node may say while its disk is full
 WATCH_SECONDS = 1.0
 AFTERMATH_SECONDS = 5.0  # after a fault, until it is noted what the swarm showed of it
 
@@ -26,7 +27,7 @@ WHAT = {
     "freeze": "is frozen for {seconds:.0f} s",
     "p2pd": "has its p2pd killed",
     "cut": "is cut off: its p2pd is frozen for {seconds:.0f} s",
-    "disk": "has a full disk for {seconds:.0f} s: no file may grow",
+    "disk": "has a full disk for {seconds:.0f} s",
     "clock": "has a clock that is {hours:+.0f} h off for {seconds:.0f} s",
     "nan": "computes losses that are NaN for {seconds:.0f} s",
 }
@@ -137,10 +138,14 @@ class Disturber:
             self.swarm.away.discard(node.name)
 
     async def _disk(self, node: LocalNode, fault: Fault) -> None:
-        """Every write beyond a file's present length fails, with EFBIG instead of ENOSPC."""
+        """No file grows beyond a few kilobytes; writing fails with EFBIG instead of ENOSPC.
+
+        What the node says goes to a file here, which may still grow a little: a terminal has no disk that is full.
+        """
+        most = node.log.stat().st_size + WORDS
         hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)[1]
         try:
-            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (0, hard))
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, hard))
             await asyncio.sleep(fault.seconds)
         finally:
             if node.is_running:
