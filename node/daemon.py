@@ -105,7 +105,7 @@ class Node:
         """From the command line's address to a serving replica. Raises `UserError` with what to do."""
         member, transport, rpc = self._member, self.transport, self.rpc
         await transport.start()
-        member.since = transport.now()
+        member.since = asyncio.get_running_loop().time()
         await rpc.start()
         state = member.surroundings.state
         known = state.manifest() if state is not None else None
@@ -148,7 +148,11 @@ class Node:
     def _seconds_left(self) -> float:
         """Of the time that the volunteer gave, which begins with training; 0 is no limit."""
         most, is_first = self._member.config.max_minutes * 60, self._mover is None
-        return most if is_first or not most else max(1e-3, most - (self.transport.now() - self._member.since))
+        return (
+            most
+            if is_first or not most
+            else max(1e-3, most - (asyncio.get_running_loop().time() - self._member.since))
+        )
 
     # --- training -----------------------------------------------------------------------------
 

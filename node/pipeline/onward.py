@@ -134,7 +134,7 @@ class Onward:
         seconds = asyncio.get_running_loop().time() - began
         self._deadline.note(seconds / stages_behind)
         self._router.note(peer, reply.seconds, reply.queue)
-        context.counters.sent[peer] = context.counters.sent.get(peer, 0) + 1
+        context.counters.sent.note(peer)
         return reply.loss, tensors[0]
 
     def _message(self, microbatch: str, home: Home | None) -> Forward | Return:
