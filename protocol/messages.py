@@ -72,7 +72,7 @@ class NodeStats(Message):
     step: Natural
     round: Natural
     loss: Number | None = None  # mean training loss of the last step; the last stage alone knows it
-    tokens: Natural = 0  # trained on by this replica since it started
+    tokens: Natural = 0  # trained on by this replica, also before it was started again
     tokens_per_second: Number = 0.0
     pair_averagings: Natural = 0
     partners: Tally = {}  # rounds shared with each partner; with the most frequent ones, if there are many

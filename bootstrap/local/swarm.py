@@ -181,10 +181,10 @@ class LocalSwarm:
             command = [
                 sys.executable, "-m", "node.cli", "--join", address, "--stage", str(stage),
                 "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay", "--threads", "1",
-                "--device", "cpu", "--max-minutes", str(plan.minutes),
+                "--device", "cpu",
             ]  # fmt: skip
-            if stage == 0:
-                command += plan.data_plan.flags()
+            if stage == 0:  # the others end when it has
+                command += ["--max-minutes", str(plan.minutes), *plan.data_plan.flags()]
             if plan.from_checkpoint is not None:
                 command += ["--from-checkpoint", plan.from_checkpoint]
             if plan.trace is not None:
