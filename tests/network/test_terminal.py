@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from daemons import PATIENCE, SeedDaemon
 
@@ -21,8 +22,8 @@ class Terminal:
 
     def __init__(self, *command: str) -> None:
         self.screen = ""
-        self._pid, self._keyboard = pty.fork()
-        if not self._pid:
+        self.pid, self._keyboard = pty.fork()
+        if not self.pid:
             os.execvp(command[0], command)
 
     def wait_for(self, pattern: str) -> None:
@@ -38,7 +39,7 @@ class Terminal:
         """Of the command, once it has ended; what it still says is on the screen then."""
         while self._read():
             pass
-        _, status = os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         os.close(self._keyboard)
         return os.waitstatus_to_exitcode(status)
 
@@ -60,6 +61,8 @@ def test_ctrl_c_in_a_terminal_lets_the_node_leave_with_its_network(tmp_path: Pat
         "--host", "127.0.0.1", "--no-relay", "--threads", "1", "--device", "cpu", "--stage", "0",
     )  # fmt: skip
     terminal.wait_for("Serving stage 0")
+    network = [child for child in psutil.Process(terminal.pid).children() if "p2pd" in child.name()]
+    assert [os.getsid(child.pid) for child in network] != [os.getsid(terminal.pid)]
     terminal.type(CTRL_C)
     assert terminal.exit_code() == 0, terminal.screen
     assert "Left the swarm." in terminal.screen
