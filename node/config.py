@@ -82,7 +82,11 @@ class NodeConfig(BaseModel):
     )
     threads: Annotated[int, Field(ge=0, description="Torch threads; 0 leaves the choice to torch.")] = 0
     max_minutes: Annotated[
-        float, Field(ge=0, description="Stop training after this many minutes; 0 trains to the end.")
+        float,
+        Field(
+            ge=0,
+            description="Train so many minutes; then the first stage only serves the model, a later one leaves.",
+        ),
     ] = 0
     checkpoint_minutes: Annotated[
         float, Field(gt=0, description="Most minutes between checkpoints; small stages save more often.")

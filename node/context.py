@@ -9,6 +9,7 @@ from node.links.links import Links
 from node.model.compute import Compute
 from node.places.membership import View
 from node.watch.events import Events
+from node.watch.tally import Tally
 from node.watch.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc
@@ -36,9 +37,9 @@ class Counters:
     tokens: int = 0
     loss: float | None = None  # mean training loss of the last step
     received: int = 0
-    sent: dict[PeerId, int] = field(default_factory=dict)
+    sent: Tally = field(default_factory=Tally)
     resends: int = 0
-    partners: dict[PeerId, int] = field(default_factory=dict)
+    partners: Tally = field(default_factory=Tally)
     partner: str = ""
     spread: float | None = None  # of the replicas of this stage, from pair distances
     expected_spread: float | None = None  # what the theory says it should be

@@ -109,7 +109,7 @@ class Node:
         """From the command line's address to a serving replica. Raises `UserError` with what to do."""
         member, transport, rpc = self._member, self.transport, self.rpc
         await transport.start()
-        member.since = transport.now()
+        member.since = asyncio.get_running_loop().time()
         await rpc.start()
         state = member.surroundings.state
         known = state.manifest() if state is not None else None
@@ -152,7 +152,9 @@ class Node:
     def _seconds_left(self) -> float:
         """Of the time that the volunteer gave, which begins with training; 0 is no limit."""
         most, is_first = self._member.config.max_minutes * 60, self._mover is None
-        return most if is_first or not most else max(1e-3, most - (self.transport.now() - self._member.since))
+        if is_first or not most:
+            return most
+        return max(1e-3, most - (asyncio.get_running_loop().time() - self._member.since))
 
     # --- training -----------------------------------------------------------------------------
 
@@ -161,6 +163,8 @@ class Node:
         if self._leaving.is_set():
             return "left"
         service = self._serving
+        # the first stage ends the run here by itself, see `Trainer`, and the stages behind it follow
+        seconds_left = self._seconds_left() or None if service.stage else None
         start = self._member.supervisor.start
         training = start(service.trainer.run(), "training")
         leaving = start(self._leaving.wait(), "waiting to leave")
@@ -170,7 +174,11 @@ class Node:
         )
         moving = start(called.wait(), "waiting to move")
         try:
-            await asyncio.wait([training, leaving, moving], return_when=asyncio.FIRST_COMPLETED)
+            parts: list[asyncio.Task[Any]] = [training, leaving, moving]
+            done, _ = await asyncio.wait(parts, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self._member.events.say("The time given with --max-minutes is over.", "time-over")
+                self.stop()
             if training.done():
                 return "complete" if training.result() else "left"
             if moving.done():

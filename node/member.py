@@ -53,7 +53,7 @@ class Member:
     supervisor: Supervisor
     view: View = field(default_factory=View)
     links: Links = field(default_factory=Links)
-    since: float = 0.0  # when it joined, in transport time
+    since: float = 0.0  # when it joined, by the loop's clock
     leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
     signed: SignedManifest = field(init=False)
     abilities: Abilities = field(init=False)

@@ -23,6 +23,8 @@ ShortText = Annotated[str, Field(max_length=256)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 TOKENIZER_PIECE_BYTES = 128 * 1024
+MOST_TOLD_PEERS = 256  # of each count by peer in `NodeStats`: some 15 kB, where a frame's header has 256 KiB
+Tally = Annotated[dict[Id, Natural], Field(max_length=MOST_TOLD_PEERS)]
 Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 
 
@@ -70,15 +72,16 @@ class NodeStats(Message):
     step: Natural
     round: Natural
     loss: Number | None = None  # mean training loss of the last step; the last stage alone knows it
-    tokens: Natural = 0  # trained on by this replica since it started
+    tokens: Natural = 0  # trained on by this replica, also before it was started again
     tokens_per_second: Number = 0.0
     pair_averagings: Natural = 0
-    partners: dict[Id, Natural] = {}  # rounds shared with each partner
+    partners: Tally = {}  # rounds shared with each partner; with the most frequent ones, if there are many
     partner: ShortText = ""  # of the last round; empty when it was alone
     spread: Number | None = None  # replica spread estimated from the last pair distances
     expected_spread: Number | None = None  # as the theory predicts it from the noise of the rounds
     gossip_bytes: Natural = 0  # sent for averaging
-    sent: dict[Id, Natural] = {}  # microbatches sent to each next-stage peer
+    delivered: Natural = 0  # microbatches sent to next-stage peers, all of them
+    sent: Tally = {}  # to each one; to the most frequent ones, if there are many
     received: Natural = 0  # microbatches admitted here
     resends: Natural = 0
     blocked_seconds: Number = 0.0  # in which a round's exchange kept the replica from training

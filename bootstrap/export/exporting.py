@@ -62,6 +62,7 @@ async def export(
     sightings = await observer.survey()
     partial = order.directory / PARTIAL
     try:
+        partial.mkdir(parents=True, exist_ok=True)
         _require_disk(observer.manifest, order)
         files = []
         for stage in range(observer.manifest.stages):

@@ -30,7 +30,7 @@ class Order:
 
 
 def check_order(order: Order) -> None:
-    """Raises `UserError` for what cannot be; before anybody is asked for anything."""
+    """Raises `UserError` for what cannot be; before anybody is asked for anything. Leaves nothing behind."""
     directory = order.directory
     shard_bytes(order.shard_size)
     if order.dtype not in DTYPES:
@@ -41,11 +41,15 @@ def check_order(order: Order) -> None:
         raise StateError(
             f"{directory} holds a model that is no export of a run. Choose another --out; nothing was changed."
         )
+    partial = directory / PARTIAL
+    made = [folder for folder in [partial, *partial.parents] if not folder.exists()]
     try:
-        (directory / PARTIAL).mkdir(parents=True, exist_ok=True)
-        probe = directory / PARTIAL / "writable"
+        partial.mkdir(parents=True, exist_ok=True)
+        probe = partial / "writable"
         probe.touch()
         probe.unlink()
+        for folder in made:
+            folder.rmdir()
     except OSError as error:
         raise StateError(f"Cannot write to {directory} ({error.strerror}). Choose another --out.") from None
 

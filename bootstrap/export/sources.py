@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from node.state.transfer import INDEX_DEADLINE
 from protocol.errors import JoinError, NolocoError
 from protocol.messages import GetStateIndex, StateIndex
 from protocol.rpc import Traffic
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 
@@ -65,12 +65,16 @@ def choose(donors: Sequence[Donor], mean: bool, earlier: Sequence[Sequence[str |
 async def donors_of(observer: Observer, stage: int, peers: Sequence[PeerId]) -> tuple[list[Donor], int]:
     """Those of `peers` that answer, by peer id, and the stage's number of parameters.
 
-    Raises `JoinError` when nobody does.
+    Raises `JoinError` when nobody does, with what each of those asked failed with.
     """
-    answers = await asyncio.gather(*(_index(observer, stage, peer) for peer in sorted(peers)))
-    found = [
-        (donor, parameters) for answer in answers if answer is not None for donor, parameters in [answer]
-    ]
+    answers = await all_of(*(_index(observer, stage, peer) for peer in sorted(peers)))
+    found = [answer for answer in answers if not isinstance(answer, str)]
+    if not found and answers:
+        raise JoinError(
+            f"No replica of stage {stage} of {observer.manifest.stages} gives its weights:\n  "
+            + "\n  ".join(str(answer) for answer in answers)
+            + "\nTry again; started again with the same --out an export goes on where it stopped."
+        )
     if not found:
         raise JoinError(
             f"No live peer serves stage {stage} of {observer.manifest.stages}. Wait until one has joined."
@@ -79,13 +83,14 @@ async def donors_of(observer: Observer, stage: int, peers: Sequence[PeerId]) -> 
     return [donor for donor, count in found if count == parameters], parameters
 
 
-async def _index(observer: Observer, stage: int, peer: PeerId) -> tuple[Donor, int] | None:
+async def _index(observer: Observer, stage: int, peer: PeerId) -> tuple[Donor, int] | str:
+    """The donor and its number of parameters, or in words why it is none."""
     try:
         index, _ = await observer.rpc.call(
             peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE
         )
-    except NolocoError:
-        return None
+    except NolocoError as failure:
+        return f"…{peer[-8:]}: {failure}"
     if index.stage != stage:
-        return None
+        return f"…{peer[-8:]}: it has gone to stage {index.stage}"
     return Donor(peer, index.step, index.round, observer.view.has_finished(peer)), index.parameters

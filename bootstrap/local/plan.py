@@ -47,10 +47,10 @@ class Plan:
             "--join", address, "--stage", str(stage), "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay",
             "--threads", "1", "--device", "cpu",
         ]  # fmt: skip
-        if not self.ends_by_clock:
-            arguments += ["--max-minutes", str(self.minutes)]
         if stage == 0:
             arguments += self.data_plan.flags()
+            if not self.ends_by_clock:  # the others end when the first stage has
+                arguments += ["--max-minutes", str(self.minutes)]
         if self.from_checkpoint is not None:
             arguments += ["--from-checkpoint", self.from_checkpoint]
         if self.trace is not None:

@@ -154,7 +154,7 @@ class Onward:
             raise
         self._deadline.note(patience.longest_silence)
         self._router.note(peer, reply.seconds, reply.queue)
-        context.counters.sent[peer] = context.counters.sent.get(peer, 0) + 1
+        context.counters.sent.note(peer)
         return reply.loss, tensors[0]
 
     def _message(self, microbatch: str, home: Home | None) -> Forward | Return:

@@ -239,7 +239,7 @@ class Rounds:
         if partner is not None:
             context.view.trust(partner)
             self.matchmaker.standing.met()
-            context.counters.partners[partner] = context.counters.partners.get(partner, 0) + 1
+            context.counters.partners.note(partner)
         self._tell(partner, blocked_seconds, swap.bytes_sent if swap is not None else 0)
 
     def _tell(self, partner: PeerId | None, blocked_seconds: float, gossip_bytes: int) -> None:

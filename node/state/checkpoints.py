@@ -42,10 +42,12 @@ class Checkpoints:
             return
         context = self._context
         snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
+        tokens, state = context.counters.tokens, self._state
         checkpoint = Checkpoint(
             context.stage, snapshot, self._position(snapshot.step), context.transport.now()
         )
-        await asyncio.to_thread(self._state.save_checkpoint, context.run_id, checkpoint)
+        await asyncio.to_thread(state.save_checkpoint, context.run_id, checkpoint)
+        state.remember(tokens=tokens)
         context.events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
 
     async def save_regularly(self, most_seconds: float) -> None:
@@ -73,6 +75,8 @@ class Checkpoints:
                 f"The checkpoint does not fit this run's stage {checkpoint.stage} ({error}). "
                 "Delete checkpoint.safetensors in the state directory to start from other replicas."
             ) from None
+        if self._state is not None:
+            context.counters.tokens = self._state.tokens()
         context.events.say(
             f"Continuing from the checkpoint at step {state.step}, round {state.round}.",
             "restored",

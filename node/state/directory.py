@@ -27,6 +27,7 @@ from protocol.messages import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
 
 MAX_PEER_BOOK = 256
+MOST_TOKENS = 2**62  # more is no count, and a message could not tell it
 _TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")
 
 
@@ -108,12 +109,17 @@ class StateDirectory:
     # --- where it was and whom it knew --------------------------------------------------------
 
     def remember(self, **facts: Any) -> None:
-        """Merge small facts (port, stage) into node.json."""
+        """Merge small facts (port, stage, tokens) into node.json."""
         self._replace(self.path / "node.json", json.dumps(self.facts() | facts).encode())
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = self._json("node.json", dict)
         return facts
+
+    def tokens(self) -> int:
+        """What the replica of the last checkpoint had been trained on; 0 when that is not known."""
+        tokens = self.facts().get("tokens")
+        return tokens if isinstance(tokens, int) and 0 <= tokens < MOST_TOKENS else 0
 
     def peer_book(self) -> list[str]:
         """Addresses of peers met before, latest first."""

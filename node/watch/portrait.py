@@ -7,7 +7,7 @@ from collections.abc import Collection
 from node.context import Context
 from node.model.replica import Replica
 from protocol.announcement import Announcement, State
-from protocol.messages import NodeStats
+from protocol.messages import MOST_TOLD_PEERS, NodeStats
 
 
 def announcement(
@@ -32,6 +32,7 @@ def announcement(
 
 
 def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
+    """For whoever asks; `since` is the elapsed time at which the node joined."""
     counters = context.counters
     return NodeStats(
         stage=context.stage,
@@ -41,17 +42,18 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         loss=counters.loss,
         tokens=counters.tokens,
         tokens_per_second=counters.tokens_per_second(),
-        pair_averagings=sum(counters.partners.values()),
-        partners={str(peer): count for peer, count in counters.partners.items()},
+        pair_averagings=counters.partners.total,
+        partners=counters.partners.largest(MOST_TOLD_PEERS),
         partner=counters.partner,
         spread=counters.spread,
         expected_spread=counters.expected_spread,
         gossip_bytes=counters.gossip_bytes,
-        sent={str(peer): count for peer, count in counters.sent.items()},
+        delivered=counters.sent.total,
+        sent=counters.sent.largest(MOST_TOLD_PEERS),
         received=counters.received,
         resends=counters.resends,
         blocked_seconds=counters.blocked_seconds,
-        uptime=context.transport.now() - since,
+        uptime=context.view.elapsed() - since,
         compute_fraction=round(context.compute.busy.fraction(), 4),
         recent_compute_fraction=round(context.compute.busy.recent_fraction(), 4),
         data_wait_fraction=None if counters.data_wait is None else round(counters.data_wait, 6),

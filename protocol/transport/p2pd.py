@@ -31,6 +31,10 @@ _STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL; p2pd takes a few mil
 _LAST_LINES = 5
 
 
+# A session of its own, where the machine has the command for it: Ctrl-C in a terminal is for its parent, which still
+# needs the network to leave. It replaces itself by p2pd, so that the child is p2pd.
+_OWN_SESSION = [path for path in [shutil.which("setsid")] if path is not None]
+
 IDLE_TIMEOUT = 10  # seconds; a p2pd whose parent died before it connected ends by itself after this
 
 
@@ -89,7 +93,7 @@ class P2pd:
             @staticmethod
             def _make_process_args(*arguments: Any, **flags: Any) -> list[str]:
                 command: list[str] = P2P._make_process_args(*arguments, noise=False, **flags)
-                return command
+                return [*_OWN_SESSION, *command]
 
         try:
             async with asyncio.timeout(config.startup_timeout):

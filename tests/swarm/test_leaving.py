@@ -54,6 +54,44 @@ def test_a_node_that_leaves_finishes_its_work_withdraws_its_record_and_is_not_mi
     run_swarm(main())
 
 
+def test_a_node_of_a_later_stage_leaves_when_the_volunteer_s_minutes_are_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = micro_swarm(directory=tmp_path, inner__total_steps=FOREVER)
+        await swarm.start(1)
+        swarm.add(3, stage=1, max_minutes=0.5)
+        await until(lambda: bool(events_of(swarm, "serving", node=3)))
+        await asyncio.wait([swarm.tasks[3]], timeout=60)
+        assert swarm.tasks[3].done()
+        swarm.tasks[3].result()
+        assert [event["event"] for event in swarm.events if event["node"] == 3][-1] == "left"
+        (left,) = events_of(swarm, "left", node=3)
+        assert events_of(swarm, "checkpoint", node=3)[-1]["step"] == left["step"] > 0
+        del swarm.nodes[3]
+        await everyone_goes_on(swarm)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_the_tokens_of_a_node_go_on_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = await training(1, directory=tmp_path, inner__total_steps=FOREVER)
+        for node in swarm.nodes.values():
+            await node.checkpoints.save()
+        before = {number: node.context.counters.tokens for number, node in swarm.nodes.items()}
+        assert all(before.values())
+        for number in before:
+            swarm.kill(number)
+        for number in before:
+            swarm.add(number)
+        await until(lambda: all(node.public_state == "serving" for node in swarm.nodes.values()))
+        for number, node in swarm.nodes.items():
+            assert node.context.counters.tokens >= before[number]
+        await swarm.leave()
+
+    run_swarm(main())
+
+
 def test_leaving_does_not_wait_for_a_stage_that_is_gone() -> None:
     async def main() -> None:
         swarm = await training(1, inner__total_steps=FOREVER)

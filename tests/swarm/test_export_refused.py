@@ -1,0 +1,41 @@
+"""An export that cannot be made says what failed, with whom, and leaves no folder behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootstrap.export.exporting import export
+from bootstrap.export.order import Order
+from protocol.errors import JoinError, Refused
+from protocol.messages import GetStateIndex
+from protocol.rpc import Answer, Request, Traffic
+from tests.swarm.micro import observer_of, peer_of, run_swarm, training
+
+
+def test_an_answer_that_fails_is_told_with_the_peer_that_gave_it(tmp_path: Path) -> None:
+    async def refuse(request: Request) -> Answer:
+        raise Refused("busy", "its checkpoint is being written")
+
+    async def main() -> None:
+        swarm = await training(1, step=1)
+        swarm.nodes[0].rpc.handle(Traffic.STATE, GetStateIndex, refuse)
+        observer = await observer_of(swarm)
+        with pytest.raises(JoinError, match="its checkpoint is being written") as failure:
+            await export(observer, Order(tmp_path / "model"))
+        assert f"…{peer_of(swarm.nodes[0])[-8:]}: " in str(failure.value)
+        assert "No live peer" not in str(failure.value)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_an_export_without_an_address_makes_no_folder(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bootstrap.tools_cli", "export", "--out", str(tmp_path / "a" / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "--join" in done.stderr
+    assert not (tmp_path / "a").exists()

@@ -1,0 +1,53 @@
+"""What a node counts by peer stays bounded, and so does what it tells of it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import msgpack
+
+from node.context import Context, Counters
+from node.links.links import Links
+from node.model.replica import Replica
+from node.places.membership import View
+from node.watch.portrait import statistics
+from node.watch.tally import MAX_COUNTED, Tally
+from protocol.frames import MAX_HEADER_BYTES
+from protocol.identity import Identity
+from protocol.messages import MOST_TOLD_PEERS, parse_message
+from protocol.transport.base import PeerId
+
+PEERS = [Identity.from_seed("met", number).peer_id for number in range(5_000)]
+
+
+def test_the_least_make_room_and_nothing_is_lost_of_the_sum() -> None:
+    tally = Tally()
+    for peer in PEERS:
+        for _ in range(3 if peer in PEERS[:10] else 1):
+            tally.note(peer)
+    assert len(tally) == MAX_COUNTED
+    assert tally.total == 5_020
+    assert tally.largest(10) == dict.fromkeys(sorted(PEERS[:10]), 3)
+
+
+async def test_the_numbers_of_a_node_that_met_thousands_of_peers_can_be_read() -> None:
+    """They broke the bound on a message's fields, and the honest node got a strike from whoever asked."""
+    counters = Counters()
+    for peer in PEERS:
+        counters.sent.note(PeerId(peer))
+        counters.partners.note(PeerId(peer))
+    busy = SimpleNamespace(fraction=lambda: 0.5, recent_fraction=lambda: 0.5)
+    context = SimpleNamespace(
+        counters=counters, stage=0, links=Links(), compute=SimpleNamespace(busy=busy), view=View()
+    )
+    replica = SimpleNamespace(step=7, round=1)
+    since = asyncio.get_running_loop().time()
+    stats = statistics(cast(Context, context), cast(Replica, replica), "serving", since)
+    packed = msgpack.packb(stats.model_dump())
+    assert len(packed) < MAX_HEADER_BYTES
+    told = parse_message("node-stats", msgpack.unpackb(packed, max_map_len=4_096))
+    assert told == stats
+    assert (stats.delivered, stats.pair_averagings) == (5_000, 5_000)
+    assert len(stats.sent) == len(stats.partners) == MOST_TOLD_PEERS
