@@ -36,6 +36,7 @@ class Counters:
     tokens: int = 0
     loss: float | None = None  # mean training loss of the last step
     received: int = 0
+    queue: int = 0  # microbatches that waited for a place when the last step ended
     sent: dict[PeerId, int] = field(default_factory=dict)
     resends: int = 0
     partners: dict[PeerId, int] = field(default_factory=dict)

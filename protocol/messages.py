@@ -80,6 +80,10 @@ class NodeStats(Message):
     gossip_bytes: Natural = 0  # sent for averaging
     sent: dict[Id, Natural] = {}  # microbatches sent to each next-stage peer
     received: Natural = 0  # microbatches admitted here
+    queue: Natural = 0  # microbatches that waited for a place when the last step ended
+    seconds_per_microbatch: Number | None = (
+        None  # of computing here, forward and backward; None: not known yet
+    )
     resends: Natural = 0
     blocked_seconds: Number = 0.0  # in which a round's exchange kept the replica from training
     uptime: Number = 0.0

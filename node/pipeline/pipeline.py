@@ -63,6 +63,8 @@ class Pipeline:
         if self._losses:
             self._context.counters.loss = sum(self._losses) / len(self._losses)
         self._losses.clear()
+        self._complaints.note_step()
+        self._context.counters.queue = self._gate.waiting
         self._gate.next_step()
 
     def hold(self) -> None:

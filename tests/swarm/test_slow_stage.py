@@ -51,7 +51,7 @@ def test_a_stage_that_takes_90_seconds_a_microbatch_trains_and_computes_nothing_
         swarm = slow_swarm(slow, stages=stages, model__layers=stages)
         await swarm.start(2)
         firsts = None
-        while firsts is None or not all_reached(firsts, 4):
+        while firsts is None or not all_reached(firsts, 5):
             await asyncio.sleep(10)
             firsts = stage_nodes(swarm, 0)
             assert asyncio.get_running_loop().time() < 3_000
@@ -62,6 +62,10 @@ def test_a_stage_that_takes_90_seconds_a_microbatch_trains_and_computes_nothing_
             under_way = len(stage_nodes(swarm, stage + 1)) * 2
             assert 0 <= computed - sent <= under_way
         assert_exact_admission(swarm)
+        told = events_of(swarm, "stage-too-slow")
+        assert {event["stage"] for event in told} == {slow}
+        assert len(told) <= len(stage_nodes(swarm, slow))  # each node once at most
+        assert all(event["seconds_here"] > 60 > 1 > event["seconds_before"] for event in told)
         for number in list(swarm.nodes):
             swarm.kill(number)
         await swarm.leave()
