@@ -37,6 +37,7 @@ class Counters:
     tokens: int = 0
     loss: float | None = None  # mean training loss of the last step
     received: int = 0
+    queue: int = 0  # microbatches that waited for a place when the last step ended
     sent: Tally = field(default_factory=Tally)
     resends: int = 0
     partners: Tally = field(default_factory=Tally)

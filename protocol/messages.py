@@ -83,6 +83,10 @@ class NodeStats(Message):
     delivered: Natural = 0  # microbatches sent to next-stage peers, all of them
     sent: Tally = {}  # to each one; to the most frequent ones, if there are many
     received: Natural = 0  # microbatches admitted here
+    queue: Natural = 0  # microbatches that waited for a place when the last step ended
+    seconds_per_microbatch: Number | None = (
+        None  # of computing here, forward and backward; None: not known yet
+    )
     resends: Natural = 0
     blocked_seconds: Number = 0.0  # in which a round's exchange kept the replica from training
     uptime: Number = 0.0

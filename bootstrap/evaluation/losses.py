@@ -21,11 +21,13 @@ from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused
 from protocol.manifest import Manifest
 from protocol.messages import Evaluate, Evaluated
+from protocol.patience import Patience
 from protocol.rpc import Traffic
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
-EVALUATION_DEADLINE = 120.0
+EVALUATION_DEADLINE = 60.0  # of silence: a slow stage that trains says that it will come to it
+EVALUATION_STANDSTILL = 1_200.0  # longer than the nodes wait for each other
 IN_FLIGHT = 4
 TRIES = 3
 
@@ -90,7 +92,12 @@ async def _evaluate(
     for attempt in range(TRIES):
         try:
             evaluated, _ = await observer.rpc.call(
-                route[0], Traffic.PIPELINE, request, Evaluated, tensors, deadline=EVALUATION_DEADLINE
+                route[0],
+                Traffic.PIPELINE,
+                request,
+                Evaluated,
+                tensors,
+                deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL),
             )
             return evaluated
         except (PeerUnreachable, DeadlineExceeded, Refused):

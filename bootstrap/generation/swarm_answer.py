@@ -14,10 +14,12 @@ from bootstrap.looking.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
 from protocol.messages import Predict, Predicted
+from protocol.patience import Patience
 from protocol.rpc import Traffic
 from protocol.transport.base import PeerId
 
-PREDICTION_DEADLINE = 120.0
+PREDICTION_DEADLINE = 60.0  # of silence: a slow stage that trains says that it will come to it
+PREDICTION_STANDSTILL = 1_200.0  # longer than the nodes wait for each other
 TRIES = 3
 PAUSE_SECONDS = 0.5
 FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
@@ -104,7 +106,7 @@ class SwarmAnswer:
             request,
             Predicted,
             [encode(new, "int32")],
-            deadline=PREDICTION_DEADLINE,
+            deadline=Patience(PREDICTION_DEADLINE, PREDICTION_STANDSTILL),
         )
         self._remembered = len(sequence) if self._forgotten < FORGIVEN else 0
         self._note(predicted.rounds)

@@ -45,6 +45,7 @@ class Compute(abc.ABC):
     """Runs pieces of work one after another, and keeps account of the time they take."""
 
     def __init__(self, clock: Callable[[], float], trace: Trace) -> None:
+        self.finished = 0  # pieces of training work
         self.busy = Busy(clock)  # with training work: all but `Priority.SERVE`
         self.trace = trace
 
@@ -68,6 +69,7 @@ class Compute(abc.ABC):
         """What was queued and began at these times of the trace's clock has ended."""
         if priority != Priority.SERVE:
             self.busy.end()
+            self.finished += 1
         self.trace.complete(
             Track.COMPUTE,
             job_name(work),

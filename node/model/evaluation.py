@@ -7,10 +7,12 @@ from node.model.compute import Priority
 from node.model.stage_work import StageWork
 from protocol.errors import Refused, WireError
 from protocol.messages import Evaluate, Evaluated
+from protocol.patience import Patience
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
 
-EVALUATION_DEADLINE = 60.0
+EVALUATION_DEADLINE = 60.0  # of silence: it may wait long behind the training of a slow stage
+EVALUATION_STANDSTILL = 600.0  # and not for ever
 
 
 class EvaluationService:
@@ -47,7 +49,7 @@ class EvaluationService:
                 onward,
                 Evaluated,
                 parcel,
-                deadline=EVALUATION_DEADLINE,
+                deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL),
             )
         except WireError as failure:  # of the next stage, not of the one who asks
             raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure

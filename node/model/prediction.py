@@ -19,13 +19,15 @@ from node.model.replica import Replica
 from protocol.codec import encode
 from protocol.errors import Refused, WireError
 from protocol.messages import Predict, Predicted
+from protocol.patience import Patience
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
 
-PREDICTION_DEADLINE = 60.0
+PREDICTION_DEADLINE = 60.0  # of silence, as for an evaluation
+PREDICTION_STANDSTILL = 600.0
 # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
 MOST_BYTES = 128 << 20
 FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
@@ -130,7 +132,7 @@ class PredictionService:
                 onward,
                 Predicted,
                 [encode(activations, "fp32")],
-                deadline=PREDICTION_DEADLINE,
+                deadline=Patience(PREDICTION_DEADLINE, PREDICTION_STANDSTILL),
             )
         except WireError as failure:  # of the next stage, not of the one who asks
             raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure

@@ -1,4 +1,4 @@
-"""What this replica cannot use of what it computed itself: told to its volunteer once, not with every microbatch."""
+"""What is wrong with this replica's own work: told to its volunteer once, not with every microbatch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from node.context import Context
 from node.model.replica import Replica
+from node.pipeline.too_slow import lag
 from protocol.errors import NonFinite
 
 
@@ -46,6 +47,27 @@ class Complaints:
             stage=stage,
             what=error.what,
             weights_are_finite=sound,
+        )
+
+    def note_step(self) -> None:
+        """Whether this stage keeps up with the one before it: looked at after each inner step."""
+        context, now = self._context, self._context.transport.now()
+        if context.stage == 0 or "too slow" in self._told:
+            return
+        stage, before = (context.view.members(s, now) for s in (context.stage, context.stage - 1))
+        found = lag(context.counters.capacity(), stage, before)
+        if found is None or not found.is_too_slow:
+            return
+        self._told.add("too slow")
+        context.events.warn(
+            f"Stage {context.stage} takes {found.here:.2g} s a microbatch here and {found.stage:.2g} s with all its "
+            f"replicas; the stage before produces one every {found.before:.2g} s. The run goes at the pace of this "
+            "stage: a faster device, more replicas of it or fewer layers in it would help.",
+            "stage-too-slow",
+            stage=context.stage,
+            seconds_here=round(found.here, 6),
+            seconds=round(found.stage, 6),
+            seconds_before=round(found.before, 6),
         )
 
     def weights_are_finite(self) -> bool:

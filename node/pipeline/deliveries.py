@@ -27,10 +27,11 @@ class _Delivery:
 class Deliveries:
     """Mutable state: the answers in progress, and the last ones that were given."""
 
-    def __init__(self, supervisor: Supervisor, keep: int) -> None:
+    def __init__(self, supervisor: Supervisor, keep: int, new_passage: Callable[[], Passage]) -> None:
         """`keep` is how many are held in all, unless more are in progress."""
         self._supervisor = supervisor
         self._keep = keep
+        self._new_passage = new_passage
         self._known: dict[str, _Delivery] = {}
 
     async def once(self, name: str, status: Status, work: Work) -> Answer:
@@ -54,7 +55,7 @@ class Deliveries:
         await cancelled([delivery.task for delivery in self._known.values()])
 
     def _begin(self, name: str, work: Work) -> _Delivery:
-        passage = Passage()
+        passage = self._new_passage()
         task = self._supervisor.start(work(passage), "a microbatch")
         delivery = self._known[name] = _Delivery(passage, task)
         ended = [known for known, other in self._known.items() if other.task.done()]

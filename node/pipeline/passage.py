@@ -21,46 +21,47 @@ class Passage:
     without a trace; after, it is finished whoever waits. The compute thread decides the one, the loop the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Callable[[], int] = lambda: 0) -> None:
+        """`pieces` is how many pieces of training work the device has finished so far."""
         self._state: Literal["queued", "computing", "onward"] = "queued"
-        self._done = 0
-        self._done_onward = 0
         self._before: Callable[[], int] = lambda: 0
-        self._ahead = 0  # as told last
+        self._pieces = pieces
+        self._since = pieces()  # when it came to be in this state
+        self._done = 0  # until then
+        self._done_onward = 0
         self._decided = threading.Lock()
 
     # --- how far it is ------------------------------------------------------------------------
 
     def queues(self, before: Callable[[], int]) -> None:
         """It waits for its turn behind `before()` microbatches."""
-        self._state, self._before = "queued", before
-        self._ahead = before()
+        self._enter("queued", before)
 
     def computes(self) -> None:
-        self._state, self._before = "computing", lambda: 0
-        self._done += 1
+        """The device has it, or it is among the next."""
+        self._enter("computing", lambda: 0)
 
     def goes_onward(self) -> None:
         """A later stage has it from now on, or another peer of it than before."""
-        self._state, self._ahead = "onward", 0
-        self._before = lambda: 0
-        self._done += 1
+        self._enter("onward", lambda: 0)
         self._done_onward = 0
 
     def note_onward(self, progress: Progress) -> None:
         """The later stage says how far it is there."""
         self._before = lambda: progress.ahead
-        if progress.done > self._done_onward:
-            self._done += 1
+        self._done += progress.done > self._done_onward
         self._done_onward = progress.done
 
     def progress(self) -> Progress:
-        """What its sender is told. Whenever fewer are before it than last time it got on."""
-        ahead = self._before()
-        if ahead < self._ahead:
-            self._done += 1
-        self._ahead = ahead
-        return Progress(state=self._state, ahead=ahead, done=self._done)
+        """What its sender is told. Whatever the device finishes while it is here brings its turn closer."""
+        return Progress(state=self._state, ahead=self._before(), done=self._done + self._finished())
+
+    def _enter(self, state: Literal["queued", "computing", "onward"], before: Callable[[], int]) -> None:
+        self._done += 1 + self._finished()
+        self._state, self._before, self._since = state, before, self._pieces()
+
+    def _finished(self) -> int:
+        return 0 if self._state == "onward" else self._pieces() - self._since
 
     # --- whether it counts --------------------------------------------------------------------
 

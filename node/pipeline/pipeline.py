@@ -43,7 +43,9 @@ class Pipeline:
             self._gate = Gate(inner.microbatches, inner.staleness, in_flight)
         self._onward = Onward(context, rng)
         self._window = Window(inner.microbatches, in_flight)
-        self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
+        self._deliveries = Deliveries(
+            context.supervisor, REMEMBERED_BATCHES * inner.microbatches, self._new_passage
+        )
         self._complaints = Complaints(context, replica)
         self._tries = itertools.count()
         self._losses: list[float] = []
@@ -61,6 +63,8 @@ class Pipeline:
         if self._losses:
             self._context.counters.loss = sum(self._losses) / len(self._losses)
         self._losses.clear()
+        self._complaints.note_step()
+        self._context.counters.queue = self._gate.waiting
         self._gate.next_step()
 
     def hold(self) -> None:
@@ -92,6 +96,9 @@ class Pipeline:
         await self._deliveries.close()
 
     # --- training -----------------------------------------------------------------------------
+
+    def _new_passage(self) -> Passage:
+        return Passage(lambda: self._context.compute.finished)
 
     async def on_forward(self, request: Request) -> Answer:
         """A repeated delivery joins the first one, or gets its answer again."""
@@ -126,7 +133,7 @@ class Pipeline:
         Raises `Refused`: "busy" when the queue is full, "non-finite" and "bad-shape" for its content, here or at a
         later stage. Whatever is raised, its place in the step is free again unless its gradient is in.
         """
-        context, passage = self._context, passage or Passage()
+        context, passage = self._context, passage or self._new_passage()
         place = f"{microbatch}#{next(self._tries)}"  # given up and delivered again, it must not take its own place
         passage.queues(lambda: self._gate.before(place))
         with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch):
@@ -183,6 +190,7 @@ class Pipeline:
             loss, gradient = await self._onward.send(_name_onward(place), parcel, passage, home)
         self._adapt(asyncio.get_running_loop().time() - sent)
         with context.trace.waiting(Track.GATE, "wait for its step", microbatch=microbatch):
+            passage.queues(lambda: 0)
             await self._gate.backward(place)
         passage.computes()
         backward = passage.counting(self._work.backward)

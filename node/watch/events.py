@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from node.watch.finite import finite_only
+
 logger = logging.getLogger("noloco")
 
 
@@ -19,7 +21,7 @@ class Events:
         self._sink = sink
 
     def emit(self, event: str, **fields: Any) -> None:
-        self._sink({"time": round(self._clock(), 6), "event": event, **fields})
+        self._sink({"time": round(self._clock(), 6), "event": event, **finite_only(fields)})
 
     def say(self, sentence: str, event: str, **fields: Any) -> None:
         """Tell the volunteer and record the event."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from node.context import Context
 from node.model.replica import Replica
+from node.watch.finite import finite
 from protocol.announcement import Announcement, State
 from protocol.messages import MOST_TOLD_PEERS, NodeStats
 
@@ -22,7 +23,7 @@ def announcement(
         since=since,
         step=replica.step,
         round=replica.round,
-        loss=counters.loss,
+        loss=finite(counters.loss),
         tokens_per_second=round(counters.tokens_per_second(), 3),
         capacity=None if capacity is None else round(capacity, 6),
         may_serve=sorted(may_serve),
@@ -34,23 +35,26 @@ def announcement(
 def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
     """For whoever asks; `since` is the elapsed time at which the node joined."""
     counters = context.counters
+    capacity = counters.capacity()
     return NodeStats(
         stage=context.stage,
         state=state,
         step=replica.step,
         round=replica.round,
-        loss=counters.loss,
+        loss=finite(counters.loss),
         tokens=counters.tokens,
         tokens_per_second=counters.tokens_per_second(),
         pair_averagings=counters.partners.total,
         partners=counters.partners.largest(MOST_TOLD_PEERS),
         partner=counters.partner,
-        spread=counters.spread,
-        expected_spread=counters.expected_spread,
+        spread=finite(counters.spread),
+        expected_spread=finite(counters.expected_spread),
         gossip_bytes=counters.gossip_bytes,
         delivered=counters.sent.total,
         sent=counters.sent.largest(MOST_TOLD_PEERS),
         received=counters.received,
+        queue=counters.queue,
+        seconds_per_microbatch=None if capacity is None else round(1 / capacity, 6),
         resends=counters.resends,
         blocked_seconds=counters.blocked_seconds,
         uptime=context.view.elapsed() - since,

@@ -23,6 +23,8 @@ class Daemon:
     def __init__(self, command: list[str], log: Path, prefix: tuple[str, ...] = ()) -> None:
         self.log = log
         environment = {k: v for k, v in os.environ.items() if not k.startswith("NOLOCO_")}
+        beside = [environment.get("PYTHONPATH", ""), str(Path(__file__).parent)]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, beside))
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [*prefix, *command],
@@ -66,12 +68,18 @@ class NodeDaemon(Daemon):
     """`noloco-node` with a state directory of its own."""
 
     def __init__(
-        self, state: Path, *arguments: str, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+        self,
+        state: Path,
+        *arguments: str,
+        host: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
+        module: str = "node.cli",
     ) -> None:
+        """`module` is what is run: the daemon, or a file beside this one that changes something in it first."""
         self.state = state
         state.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable, "-m", "node.cli", "--state-dir", str(state), "--host", host, "--no-relay",
+            sys.executable, "-m", module, "--state-dir", str(state), "--host", host, "--no-relay",
             "--threads", "1", "--device", "cpu", *arguments,
         ]  # fmt: skip
         super().__init__(command, state / "output.log", prefix)

@@ -171,3 +171,24 @@ def test_a_microbatch_for_another_stage_is_refused() -> None:
         await swarm.leave()
 
     run_swarm(main())
+
+
+def test_one_id_of_two_senders_stays_two_microbatches_at_every_later_stage() -> None:
+    """Failed before: of the way that it had come an id kept the last 64 characters, here none of the sender."""
+
+    async def main() -> None:
+        swarm: SimulatedSwarm = micro_swarm(stages=3, model__layers=3)
+        await swarm.seed_peer.start()
+        middle, last = swarm.add(0, stage=1), swarm.add(1, stage=2)
+        await until(lambda: middle.public_state == last.public_state == "serving")
+        await until(lambda: bool(middle.view.serving(2, middle.transport.now())))
+        name = "3-1-0123abcd".rjust(64, "x")
+        guests = [await guest_of(swarm), await guest_of(swarm, "another guest")]
+        gradients = await asyncio.gather(
+            *(forward(guest, middle, microbatch(middle, seed), name) for seed, guest in enumerate(guests))
+        )
+        assert last.context.counters.received == 2
+        assert not torch.equal(*gradients)
+        await swarm.leave()
+
+    run_swarm(main())

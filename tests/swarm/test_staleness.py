@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,44 @@ def test_a_replica_in_the_middle_can_leave_or_die_while_microbatches_are_ahead()
         await until(lambda: all_reached(stage_nodes(swarm, 0), steps + 10))
         assert_exact_admission(swarm, stage_nodes(swarm, 1))
         assert len(stage_nodes(swarm, 1)) == 1
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def tasks_of(*owners: object) -> list[asyncio.Task[Any]]:
+    """Those that run a method of one of them."""
+    frames = {task: getattr(task.get_coro(), "cr_frame", None) for task in asyncio.all_tasks()}
+    return [
+        task
+        for task, frame in frames.items()
+        if frame is not None and any(frame.f_locals.get("self") is owner for owner in owners)
+    ]
+
+
+def test_training_that_is_ended_in_the_middle_of_a_step_leaves_no_microbatch_behind() -> None:
+    """Failed before: those drawn ahead went on without it."""
+
+    async def main() -> None:
+        swarm = await training(2, step=3, inner__staleness=1, inner__total_steps=FOREVER, link=FAR)
+        service: Any = swarm.nodes[0]._serving
+        in_step = asyncio.Event()
+
+        async def never(wait: bool = True) -> None:
+            in_step.set()
+            await asyncio.sleep(1e6)
+
+        service.rounds.settle = never
+        await in_step.wait()
+        ahead = tasks_of(service._pipeline, service.trainer)
+        for task in ahead:
+            if "Trainer.run" in repr(task.get_coro()):
+                task.cancel()
+                await asyncio.wait([task])
+        assert len(ahead) > 1
+        assert not tasks_of(service._pipeline, service.trainer)
+        for number in list(swarm.nodes):
+            swarm.kill(number)
         await swarm.leave()
 
     run_swarm(main())
