@@ -16,6 +16,8 @@ from node.model.replica import Replica
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
 from node.rounds.swap import cancelled
+from node.state.checkpoints import Checkpoints
+from node.state.healing import Healing
 from node.state.transfer import download_state
 from protocol.errors import JoinError, NolocoError, TransportDown
 
@@ -35,6 +37,7 @@ class Trainer:
         pipeline: Pipeline,
         rounds: Rounds,
         feed: Feed | None,
+        checkpoints: Checkpoints,
         rng: random.Random,
         max_seconds: float,
     ) -> None:
@@ -43,6 +46,7 @@ class Trainer:
         self._pipeline = pipeline
         self._rounds = rounds
         self._matchmaker = rounds.matchmaker
+        self._healing = Healing(context, replica, checkpoints, rounds.abandon, self.download)
         self._feed = feed
         self._feed_report = FeedReport(feed, context.events) if feed is not None else None
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
@@ -67,6 +71,7 @@ class Trainer:
             self._feed.stop()
 
     async def _train(self) -> bool:
+        await self._end_round()  # a restart may have come between the last inner step of one and its end
         while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
             draws: list[asyncio.Task[object]] = []
@@ -103,7 +108,7 @@ class Trainer:
         tasks: list[asyncio.Task[object]] = []
         for index, batch in enumerate(await feed.take(self._context.manifest.inner.microbatches)):
             name = f"{step}-{index}-{self._life}"
-            work = self._pipeline.train(name, lambda batch=batch: batch)  # type: ignore[misc]
+            work = self._pipeline.draw(name, lambda batch=batch: batch)  # type: ignore[misc]
             tasks.append(asyncio.get_running_loop().create_task(work))
         return tasks
 
@@ -141,14 +146,11 @@ class Trainer:
         if self._feed is not None:
             self._feed.commit(replica.step + 1)
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
-        if report.gradient_norm != report.gradient_norm:
-            context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
+        context.counters.tokens_stepped = context.counters.tokens
+        await self._healing.step_done(report)
         self._rounds.step_done(asyncio.get_running_loop().time() - began)
         await self._rounds.settle(wait=False)
-        if self._rounds.must_end:
-            if self._rounds.will_wait:
-                self._pipeline.hold()
-            await self._rounds.finish()
+        await self._end_round()
         if self._matchmaker.is_stale:
             await self.download()
         self._pipeline.next_step()
@@ -159,9 +161,19 @@ class Trainer:
             step=replica.step,
             loss=None if context.counters.loss is None else round(context.counters.loss, 6),
             gradient_norm=round(report.gradient_norm, 6),
+            left_out=report.left_out or None,
             learning_rate=report.learning_rate,
             computed=round(context.compute.busy.seconds(), 3),
         )
+
+    async def _end_round(self) -> None:
+        """If it is at its end. Partners are offered, and take part in, nothing that is not finite."""
+        if not (self._replica.steps_in_round and self._rounds.must_end) or not await self._healing.is_well():
+            return
+        if self._rounds.will_wait:
+            self._pipeline.hold()
+        await self._rounds.finish()
+        await self._healing.is_well()
 
     def _tell_feed(self) -> None:
         if self._feed is not None and self._feed_report is not None:
@@ -218,7 +230,7 @@ class Trainer:
     async def _last_round(self) -> None:
         """One more outer step, with a partner if one is found soon, so that θ and φ are one again."""
         await self._rounds.settle()
-        if self._replica.steps_in_round:
+        if self._replica.steps_in_round and await self._healing.is_well():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_ROUND_SECONDS):
                     await self._rounds.seek_last()

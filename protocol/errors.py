@@ -80,6 +80,13 @@ class Refused(NolocoError):
         self.reason = reason
 
 
+class OutOfMemory(Refused):
+    """This machine's memory ran out in a piece of work, which has left nothing behind; another peer may do it."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__("busy", reason or "out of memory")
+
+
 class TransportDown(NolocoError):
     """The local transport is closed or restarting; nothing can be sent at present."""
 

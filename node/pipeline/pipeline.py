@@ -17,10 +17,12 @@ from node.pipeline.onward import Home, Onward
 from node.pipeline.window import Window
 from node.watch.trace import Track
 from protocol.codec import Encoded
-from protocol.errors import Refused
+from protocol.errors import OutOfMemory, Refused
 from protocol.messages import Forward, Gradient, Return
 from protocol.rpc import Answer, Request
 from protocol.transport.base import PeerId
+
+NO_ROOM_SECONDS = 1.0  # before an own microbatch that memory had no room for is tried again
 
 
 class Pipeline:
@@ -115,6 +117,14 @@ class Pipeline:
             self._remember(name, task)
         return await asyncio.shield(task)
 
+    async def draw(self, microbatch: str, load: Load) -> Answer:
+        """An own microbatch, which nobody else would take: as `train`, again when the memory had no room for it."""
+        while True:
+            try:
+                return await self.train(microbatch, load)
+            except OutOfMemory:
+                await asyncio.sleep(NO_ROOM_SECONDS)
+
     async def train(self, microbatch: str, load: Load, home: Home | None = None) -> Answer:
         """Carry one microbatch forward and backward through this stage and all later ones.
 
@@ -190,7 +200,8 @@ class Pipeline:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
         context = self._context
         computing = context.compute.busy.seconds() / (context.counters.received + 1)
-        self._gate.allow(self._window.in_flight(seconds, computing))
+        fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
+        self._gate.allow(min(fitting, self._window.in_flight(seconds, computing)))
 
     def _remember(self, name: str, task: asyncio.Task[Answer]) -> None:
         """Keep the last answers for repeated deliveries: a few batches of them, never those that failed."""

@@ -24,7 +24,7 @@ from node.rounds.offer import sampled
 from node.rounds.pairing import Pair
 from node.rounds.swap import Swap, cancelled
 from node.watch.trace import Track
-from protocol.errors import CodecError, Refused
+from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Contribute, Done
 from protocol.rpc import Answer, Request
 from protocol.transport.base import PeerId
@@ -179,7 +179,7 @@ class Rounds:
         """Let the exchange go on by itself while the next round trains."""
         try:
             await self._context.compute.run(Priority.OPTIMIZER, self._work_leave_round, swap)
-        except CodecError:
+        except (CodecError, OutOfMemory):
             await self._take_step(None, False, began)
             return
         exchange = asyncio.get_running_loop().create_task(self._exchange.finish(swap, urgent=False))
@@ -213,6 +213,7 @@ class Rounds:
             return None
         pull, phi = Pull(swap.offer, swap.partners, replica.device), sampled(replica.phi).clone()
         finding = self._judgement.defend(swap.pair.partner, pull)
+        swap.offer.owe_rest()
         replica.finish_round_with(pull.piece)
         return self._judgement.seen(pull.sample, phi, swap.phi_sample, finding)
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 logger = logging.getLogger("noloco")
+
+
+def numbers(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON has no word for, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: numbers(inner) for key, inner in value.items()}
+    return [numbers(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 class Events:
@@ -19,7 +29,7 @@ class Events:
         self._sink = sink
 
     def emit(self, event: str, **fields: Any) -> None:
-        self._sink({"time": round(self._clock(), 6), "event": event, **fields})
+        self._sink({"time": round(self._clock(), 6), "event": event, **numbers(fields)})
 
     def say(self, sentence: str, event: str, **fields: Any) -> None:
         """Tell the volunteer and record the event."""
@@ -38,7 +48,7 @@ class JsonLines:
         self._file: TextIO = path.open("a", encoding="utf-8", buffering=1)
 
     def __call__(self, event: dict[str, Any]) -> None:
-        self._file.write(json.dumps(event) + "\n")
+        self._file.write(json.dumps(event, allow_nan=False) + "\n")
 
     def close(self) -> None:
         self._file.close()

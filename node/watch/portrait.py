@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from node.context import Context
 from node.model.replica import Replica
+from node.watch.events import numbers
 from protocol.announcement import Announcement, State
 from protocol.messages import NodeStats
 
@@ -22,7 +23,7 @@ def announcement(
         since=since,
         step=replica.step,
         round=replica.round,
-        loss=counters.loss,
+        loss=numbers(counters.loss),
         tokens_per_second=round(counters.tokens_per_second(), 3),
         capacity=None if capacity is None else round(capacity, 6),
         may_serve=sorted(may_serve),
@@ -38,14 +39,14 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         state=state,
         step=replica.step,
         round=replica.round,
-        loss=counters.loss,
+        loss=numbers(counters.loss),
         tokens=counters.tokens,
         tokens_per_second=counters.tokens_per_second(),
         pair_averagings=sum(counters.partners.values()),
         partners={str(peer): count for peer, count in counters.partners.items()},
         partner=counters.partner,
-        spread=counters.spread,
-        expected_spread=counters.expected_spread,
+        spread=numbers(counters.spread),
+        expected_spread=numbers(counters.expected_spread),
         gossip_bytes=counters.gossip_bytes,
         sent={str(peer): count for peer, count in counters.sent.items()},
         received=counters.received,
