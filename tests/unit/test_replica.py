@@ -290,7 +290,7 @@ def test_finite_gradients_have_a_finite_norm_however_large_they_are() -> None:
 def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
     replica = trained()
     assert replica.is_finite()
-    replica.phi[3] = poison
+    replica.phi[3] = replica.flat.values[3] = poison
     assert not replica.is_finite()
     for moments in (True, False):
         with pytest.raises(Refused, match="not numbers"):
