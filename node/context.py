@@ -34,7 +34,8 @@ class _Mark:
 class Counters:
     """Numbers that people watch. Mutable, written by the part that does the counted thing."""
 
-    tokens: int = 0
+    tokens: int = 0  # trained on at this stage, by earlier lives of this node as well
+    tokens_stepped: int = 0  # those of them that were in the last inner step or before it
     loss: float | None = None  # mean training loss of the last step
     received: int = 0
     queue: int = 0  # microbatches that waited for a place when the last step ended
@@ -53,6 +54,10 @@ class Counters:
     def mark(self, now: float, computing: float = 0.0) -> None:
         """An inner step ended at loop time `now`, after so many seconds of computing since the start."""
         self._marks.append(_Mark(now, self.tokens, self.received, computing))
+
+    def restore(self, tokens: int) -> None:
+        """Go on counting where an earlier life of this node was."""
+        self.tokens = self.tokens_stepped = tokens
 
     def tokens_per_second(self) -> float:
         if len(self._marks) < 2 or self._marks[-1].time <= self._marks[0].time:

@@ -22,6 +22,7 @@ from node.model.execution import choose_execution, described
 from node.model.prediction import PredictionService
 from node.model.rehearsal import rehearse
 from node.model.replica import Replica
+from node.model.sparing import sparing_for
 from node.model.stage_work import StageWork
 from node.pipeline.pipeline import Pipeline
 from node.places.discovery import Discovery
@@ -149,13 +150,15 @@ class Service:
     def _make_parts(self) -> None:
         member, context, replica = self._member, self.context, self.replica
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
-        work = StageWork(context.manifest, replica.passes, copies_of(replica.device))
+        sparing = sparing_for(replica, member.config.recompute, context.events)
+        work = StageWork(context.manifest, replica.passes, copies_of(replica.device), sparing)
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
-        self.trainer = Trainer(
-            context, replica, self._pipeline, self.rounds, feed, member.surroundings.rng, self._seconds_left
-        )
         self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
+        self.trainer = Trainer(
+            context, replica, self._pipeline, self.rounds, feed, self.checkpoints, member.surroundings.rng,
+            self._seconds_left,
+        )  # fmt: skip
         self._register_handlers(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
         self.is_announced = True

@@ -18,8 +18,10 @@ from node.pipeline.conduct import CONTENT
 from node.pipeline.dropped import Dropped
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
+from node.state.checkpoints import Checkpoints
 from node.state.donors import Limits
 from node.state.download import Wanted, download_state
+from node.state.healing import Healing
 from protocol.errors import NolocoError, Refused, TransportDown
 from protocol.supervision import cancelled
 from protocol.transport.base import PeerId
@@ -40,6 +42,7 @@ class Trainer:
         pipeline: Pipeline,
         rounds: Rounds,
         feed: Feed | None,
+        checkpoints: Checkpoints,
         rng: random.Random,
         max_seconds: float,
     ) -> None:
@@ -49,6 +52,7 @@ class Trainer:
         self._rounds = rounds
         self._matchmaker = rounds.matchmaker
         self.standing = rounds.matchmaker.standing
+        self._healing = Healing(context, replica, checkpoints, rounds.abandon, self.download)
         self._feed = feed
         self._feed_report = FeedReport(feed, context.events) if feed is not None else None
         self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
@@ -76,6 +80,7 @@ class Trainer:
             self._feed.stop()
 
     async def _train(self) -> bool:
+        await self._end_round()  # a restart may have come between the last inner step of one and its end
         while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
             draws: list[asyncio.Task[None]] = []
@@ -119,7 +124,7 @@ class Trainer:
         """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
         for attempt in itertools.count():
             try:
-                await self._pipeline.train(f"{name}.{attempt}" if attempt else name, partial(_same, batch))
+                await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, partial(_same, batch))
             except Refused as refusal:
                 if refusal.code not in CONTENT:
                     raise
@@ -182,14 +187,11 @@ class Trainer:
         if self._feed is not None:
             self._feed.commit(replica.step + 1)
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
-        if report.gradient_norm != report.gradient_norm:
-            context.events.warn("A gradient was not finite; this step was left out.", "non-finite-gradient")
+        context.counters.tokens_stepped = context.counters.tokens
+        await self._healing.step_done(report)
         self._rounds.step_done(asyncio.get_running_loop().time() - began)
         await self._rounds.settle(wait=False)
-        if self._rounds.must_end:
-            if self._rounds.will_wait:
-                self._pipeline.hold()
-            await self._rounds.finish()
+        await self._end_round()
         await self._catch_up()
         self._pipeline.next_step()
         context.counters.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
@@ -199,9 +201,19 @@ class Trainer:
             step=replica.step,
             loss=None if context.counters.loss is None else round(context.counters.loss, 6),
             gradient_norm=round(report.gradient_norm, 6),
+            left_out=report.left_out or None,
             learning_rate=report.learning_rate,
             computed=round(context.compute.busy.seconds(), 3),
         )
+
+    async def _end_round(self) -> None:
+        """If it is at its end. Partners are offered, and take part in, nothing that is not finite."""
+        if not (self._replica.steps_in_round and self._rounds.must_end) or not await self._healing.is_well():
+            return
+        if self._rounds.will_wait:
+            self._pipeline.hold()
+        await self._rounds.finish()
+        await self._healing.is_well()
 
     def _tell_feed(self) -> None:
         if self._feed is not None and self._feed_report is not None:
@@ -254,7 +266,7 @@ class Trainer:
     async def _last_round(self) -> None:
         """One more outer step, with a partner if one is found soon, so that θ and φ are one again."""
         await self._rounds.settle()
-        if self._replica.steps_in_round:
+        if self._replica.steps_in_round and await self._healing.is_well():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_ROUND_SECONDS):
                     await self._rounds.seek_last()

@@ -90,6 +90,13 @@ class NonFinite(Refused):
         self.overflows = overflows
 
 
+class OutOfMemory(Refused):
+    """This machine's memory ran out in a piece of work, which has left nothing behind; another peer may do it."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__("busy", reason or "out of memory")
+
+
 class TransportDown(NolocoError):
     """The local transport is closed or restarting; nothing can be sent at present."""
 

@@ -23,9 +23,10 @@ import torch
 import node.model.kernels
 import protocol.kernels
 from node.machine.heap import keep_freed_memory
+from node.model.shortage import free_caches, is_out_of_memory
 from node.watch.busy import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
-from protocol.errors import TransportDown
+from protocol.errors import OutOfMemory, TransportDown
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Compute(abc.ABC):
 
     @abc.abstractmethod
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do `work(*args)` when its turn comes; raises what it raises.
+        """Do `work(*args)` when its turn comes; raises what it raises, and `OutOfMemory` for any way to say that.
 
         A caller that is cancelled does not stop work that has begun.
         """
@@ -123,7 +124,7 @@ class ComputeThread(Compute):
             try:
                 result, error = work(*args, **kwargs), None
             except BaseException as raised:  # noqa: BLE001  it is raised again where it was asked for
-                result, error = None, raised
+                result, error = None, _named(raised)
             self._end(priority, work, queued, began)
             self._loop.call_soon_threadsafe(_settle, future, result, error)
 
@@ -144,7 +145,10 @@ class InlineCompute(Compute):
         began = self._begin(priority)
         try:
             seconds = self._cost(priority)
-            result = work(*args, **kwargs)
+            try:
+                result = work(*args, **kwargs)
+            except (MemoryError, RuntimeError) as raised:
+                raise _named(raised) from None
             await asyncio.sleep(seconds)
             return result
         finally:
@@ -176,6 +180,14 @@ class InlineCompute(Compute):
                 self._busy = True
                 turn.set_result(None)
                 return
+
+
+def _named(error: BaseException) -> BaseException:
+    """The error itself; for memory that ran out, however that was said, the one that callers expect."""
+    if not is_out_of_memory(error):
+        return error
+    free_caches()
+    return OutOfMemory(str(error).splitlines()[0] if str(error) else "")
 
 
 def job_name(work: Callable[..., Any]) -> str:

@@ -41,7 +41,7 @@ def ways(manifest: Manifest, stage: int, recompute: str = "auto") -> Iterator[Wa
     """All ways that the volunteer's `recompute` ("auto", "on", "off") allows, the fastest first."""
     least = least_in_flight(manifest, stage)
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[recompute]
-    slices = _slices(manifest.inner.sequences)
+    slices = slices_of(manifest.inner.sequences)
     if stage == manifest.hops - 1:
         yield from (Way(recomputes, at_once, 1) for recomputes in again for at_once in (0, *slices))
         return
@@ -53,7 +53,7 @@ def ways(manifest: Manifest, stage: int, recompute: str = "auto") -> Iterator[Wa
     yield from (Way(True, at_once, 1) for at_once in (0, *slices))
 
 
-def _slices(sequences: int) -> list[int]:
+def slices_of(sequences: int) -> list[int]:
     """Sizes that cut a microbatch into 2, 3, … equal parts, the largest first."""
     return sorted({-(-sequences // parts) for parts in range(2, sequences + 1)}, reverse=True)
 

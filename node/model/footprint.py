@@ -15,7 +15,7 @@ from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
 
 TRAINED_COPIES = 6  # float32 on the device: θ, gradients, φ, δ and AdamW's two moments
-SAVED_COPIES = 5  # a checkpoint is copied before it is written: θ, φ, δ and the moments
+SAVED_COPIES = 5  # a checkpoint is copied before it is written: θ, φ, δ and the moments, see `_saved_copies`
 REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
 LABEL_BYTES = 4  # an int32 travels with each token's activations, for the loss at the end
 STREAMS = 64 * 2**20  # frames on their way, and what p2pd takes for more peers than at the start
@@ -56,9 +56,15 @@ def memory_of_buffers(manifest: Manifest, stage: int) -> Buffers:
     parameters = parameter_count(manifest, stage)
     return Buffers(
         averaging=_averaging(manifest, parameters),
-        checkpoint=parameters * 4 * SAVED_COPIES,
+        checkpoint=parameters * 4 * _saved_copies(manifest),
         messages=_messages(manifest, stage),
     )
+
+
+def _saved_copies(manifest: Manifest) -> int:
+    """With what is owed to partners, and θ at the end of a round whose outer step is due."""
+    owes, is_late = manifest.wire.error_feedback, manifest.outer.overlap == "late"
+    return SAVED_COPIES + int(owes) + int(is_late)
 
 
 def _averaging(manifest: Manifest, parameters: int) -> int:

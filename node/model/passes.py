@@ -32,6 +32,9 @@ class Passes:
         """`slow_weights` are φ by the names of the stage's parameters: views, which follow it as it changes."""
         self.stage = stage
         self.execution = Execution()
+        # until whoever applies the gradients says otherwise:
+        self.has_run = False
+        self.is_spoiled = False  # a backward pass ended halfway: part of a microbatch is in the gradients
         self._device = device
         self._slow_weights = dict(slow_weights)
         self._compute: Callable[[torch.Tensor], torch.Tensor] = stage
@@ -47,6 +50,7 @@ class Passes:
 
         In slices no graph is kept: `backward` runs them again.
         """
+        self.has_run = True
         slices = self._slices(inputs.to(self._device))
         if len(slices) > 1:
             with torch.no_grad():
@@ -57,14 +61,17 @@ class Passes:
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
         """Accumulate parameter gradients; returns the gradient by the inputs, None on the first stage."""
-        gradient = gradient.to(self._device, outputs.dtype)
         if outputs.requires_grad:
-            torch.autograd.backward(outputs, gradient)
+            self._add_gradients(outputs, gradient.to(self._device, outputs.dtype))
             return leaf.grad
-        by_inputs = []
+        return self.backward_again(leaf, gradient)
+
+    def backward_again(self, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The same with the forward pass repeated, slice by slice: where its graph was not kept, or is spent."""
+        leaf, gradient, by_inputs = leaf.detach(), gradient.to(self._device), []
         for part, by_outputs in zip(self._slices(leaf), self._slices(gradient), strict=True):
             part, outputs = self._run(part)
-            torch.autograd.backward(outputs, by_outputs)
+            self._add_gradients(outputs, by_outputs.to(outputs.dtype))
             by_inputs.append(part.grad)
         return _joined(by_inputs)
 
@@ -121,6 +128,7 @@ class Passes:
 
         Raises `NonFinite` for a loss that is NaN or infinite; the parameters' gradients are then as before.
         """
+        self.has_run = True
         inputs, labels = inputs.to(self._device), labels.to(self._device)
         losses: list[torch.Tensor] = []
         by_inputs = []
@@ -131,7 +139,10 @@ class Passes:
             if not bool(loss.isfinite()):
                 self._take_back(run, inputs, labels, len(losses) if learns else 0)
                 raise NonFinite("the loss")
-            torch.autograd.backward(loss, inputs=None if learns else [leaf])
+            if learns:
+                self._add_gradients(loss)
+            else:
+                torch.autograd.backward(loss, inputs=[leaf])
             losses.append(loss.detach())
             by_inputs.append(leaf.grad)
             del logits, loss  # before the next slice takes as much
@@ -142,7 +153,12 @@ class Passes:
         pairs = list(zip(self._slices(inputs), self._slices(labels), strict=True))
         for part, targets in pairs[:slices]:
             loss = F.cross_entropy(run(part)[1].flatten(0, 1).float(), targets.flatten())
-            torch.autograd.backward(-loss * (len(part) / len(inputs)))
+            self._add_gradients(-loss * (len(part) / len(inputs)))
+
+    def _add_gradients(self, outputs: torch.Tensor, by_outputs: torch.Tensor | None = None) -> None:
+        before, self.is_spoiled = self.is_spoiled, True  # unless it comes to its end
+        torch.autograd.backward(outputs, by_outputs)
+        self.is_spoiled = before
 
     def _slices(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of a microbatch's first dimension, as many sequences each as are computed at once."""

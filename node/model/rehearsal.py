@@ -21,11 +21,9 @@ from node.model.fitting import USABLE, Way, by_formula, choose, ways
 from node.model.footprint import Cost, memory_of_buffers, memory_of_state, sliced
 from node.model.memory import Meter, meter_of
 from node.model.replica import Replica
+from node.model.shortage import is_out_of_memory
 from node.model.stage_work import Load, StageWork
 from protocol.errors import ResourceError
-
-# torch's ways to say that an allocation failed; a limit set by ulimit is met so
-NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,11 @@ class Rehearsal:
         try:
             return self._pass(sequences)
         except (RuntimeError, MemoryError) as error:
-            if isinstance(error, RuntimeError) and not any(words in str(error) for words in NO_MEMORY):
+            if not is_out_of_memory(error):
                 raise
             return None
         finally:
-            self._replica.flat.gradients.zero_()
+            self._replica.forget_gradients()
 
     def _pass(self, sequences: int) -> Cost:
         manifest, load = self._manifest, self._load(sequences, is_first=self._replica.stage.is_first)

@@ -7,17 +7,20 @@ and fixed during a round; the fast weights θ are what the module's parameters h
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
 from node.model.flat import FlatParameters
+from node.model.inner import AdamW, LeftOut, StepReport, are_finite, norm_of
 from node.model.outer import OuterSettings, add_weighted, contribution, outer_step
 from node.model.passes import Passes
 from node.model.schedule import learning_rate
 from node.model.stage import Stage
+from node.model.stage_state import LeftRound, StageState
 from node.rounds.residual import Residual
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
@@ -27,36 +30,6 @@ HEAVIEST = 4.0  # a round has at most this many times k inner steps
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
 Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One inner step: the global gradient norm before clipping and the learning rate used."""
-
-    step: int
-    gradient_norm: float
-    learning_rate: float
-
-
-@dataclass(frozen=True)
-class LeftRound:
-    """A round that has ended but for its outer step."""
-
-    theta: torch.Tensor  # [parameters] at its end
-    weight: float
-
-
-@dataclass(frozen=True)
-class StageState:
-    """Everything needed to go on elsewhere; all tensors flat float32 of the stage's parameter count."""
-
-    step: int
-    round: int
-    phi: torch.Tensor
-    theta: torch.Tensor
-    delta: torch.Tensor
-    first_moment: torch.Tensor
-    second_moment: torch.Tensor
 
 
 class Replica:
@@ -73,14 +46,14 @@ class Replica:
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
         self.residual = Residual(self.phi)
-        self.first_moment = torch.zeros_like(self.phi)
-        self.second_moment = torch.zeros_like(self.phi)
-        self.step = 0  # inner steps done
+        self.adamw = AdamW(manifest.inner, self.flat)
+        self.step = 0  # batches taken, those that were left out as well: data and learning rate go by it
         self.round = 0  # outer steps done
         self.steps_in_round = 0
         self._left: LeftRound | None = None
         self.passes = Passes(self.stage, self.device, self.slow_weights())
-        self._build_optimizer()
+        self._void_steps = 0  # whose batches began at weights that were replaced since
+        self._ran_before = False  # passes ran in the step before this one, with staleness some of this one's
 
     def slow_weights(self) -> dict[str, torch.Tensor]:
         """Views of φ by the names that the stage's module gives its parameters."""
@@ -89,26 +62,6 @@ class Replica:
             name: of_checkpoint[self.stage.checkpoint_name(name)] for name, _ in self.stage.named_parameters()
         }
 
-    def _build_optimizer(self) -> None:
-        inner = self.manifest.inner
-        groups = self.flat.groups()
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": [parameter], "weight_decay": inner.weight_decay if index == 0 else 0.0}
-                for index, (parameter, _) in enumerate(groups)
-            ],
-            lr=inner.learning_rate,
-            betas=(inner.beta1, inner.beta2),
-            eps=inner.eps,
-            fused=True,
-        )
-        for parameter, place in groups:
-            self._optimizer.state[parameter] = {
-                "step": torch.tensor(float(self.step), device=self.device),
-                "exp_avg": self.first_moment[place],
-                "exp_avg_sq": self.second_moment[place],
-            }
-
     @property
     def parameters(self) -> int:
         return self.phi.numel()
@@ -116,31 +69,41 @@ class Replica:
     def inner_step(self, microbatches: int) -> StepReport:
         """AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
 
-        Non-finite gradients are dropped: the step counts, the weights stay.
+        A batch that is left out counts as a step (`step`, the learning rate, the data and the round go on) but not as
+        an update of AdamW, whose bias correction must know how many gradients its moments are made of.
         """
-        gradients = self.flat.gradients
+        gradients, inner = self.flat.gradients, self.manifest.inner
         gradients.div_(microbatches)
-        norm = torch.linalg.vector_norm(gradients).item()
-        rate = learning_rate(self.manifest.inner, self.step)
-        if norm == norm and norm != float("inf"):
-            if norm > self.manifest.inner.clip_norm:
-                gradients.mul_(self.manifest.inner.clip_norm / norm)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
-        gradients.zero_()
+        rate, left_out = learning_rate(inner, self.step), self._left_out()
+        norm = math.nan if left_out else norm_of(gradients)
+        if not left_out and not math.isfinite(norm):
+            left_out = "non-finite"
+        if not left_out:
+            if norm > inner.clip_norm:
+                gradients.mul_(inner.clip_norm / norm)
+            left_out = "" if self.adamw.update(rate) else "memory"
+        self._ran_before, self._void_steps = self.passes.has_run, max(0, self._void_steps - 1)
+        self.forget_gradients()
         self.step += 1
         self.steps_in_round += 1
-        return StepReport(self.step, norm, rate)
+        return StepReport(self.step, norm, rate, left_out)
+
+    def _left_out(self) -> LeftOut:
+        """Why the gradients are not those of a whole batch at these weights, if they are not."""
+        if self._void_steps:
+            return "replaced"
+        return "memory" if self.passes.is_spoiled else ""
+
+    def forget_gradients(self) -> None:
+        """Begin a batch, as if no pass had run."""
+        self.flat.gradients.zero_()
+        self.passes.has_run = self.passes.is_spoiled = False
 
     def rehearse_step(self) -> None:
         """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
         self.flat.gradients.zero_()
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
-        self._optimizer.step()
+        self.adamw.rehearse()
         self.delta.zero_()  # zeros are given by the system when they are first touched
-        self._set_optimizer_step()
 
     def offered_phi(self, bounds: slice) -> torch.Tensor:
         """φ over `bounds` as partners are told it. With `offered_theta`, all that a contribution is made from."""
@@ -229,15 +192,21 @@ class Replica:
         return -(-self.parameters // PIECE_PARAMETERS)
 
     def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
-        """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece."""
+        """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece. Raises `Refused`."""
         bounds = self.piece_bounds(index)
-        sources = [self.phi, self.delta, self.first_moment, self.second_moment] if moments else [self.phi]
-        return [source[bounds].to("cpu", copy=True) for source in sources]
+        sources = [self.phi, self.delta, *self.adamw.moments] if moments else [self.phi]
+        if not are_finite(source[bounds] for source in sources):
+            raise Refused("not-finite", "this replica's weights are not numbers any more")
+        return [_on_host(source[bounds]) for source in sources]
+
+    def is_finite(self) -> bool:
+        """Whether all that it holds are numbers; a pass over each tensor, no memory."""
+        return are_finite((self.flat.values, self.phi, self.delta, *self.adamw.moments))
 
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
         """Take over a donor's piece; θ starts from its φ."""
         bounds = self.piece_bounds(index)
-        targets = [self.phi, self.delta, self.first_moment, self.second_moment]
+        targets = [self.phi, self.delta, *self.adamw.moments]
         if len(tensors) != len(targets) or any(t.shape != self.phi[bounds].shape for t in tensors):
             raise CodecError("a state piece does not have the shape of this stage")
         for target, tensor in zip(targets, tensors, strict=True):
@@ -245,12 +214,27 @@ class Replica:
         self.flat.values[bounds].copy_(tensors[0])
 
     def adopt(self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int) -> None:
-        """After a download of all pieces: continue from them and from the donor's count of steps and rounds."""
+        """After a download of all pieces: continue from them and from the donor's count of steps and rounds.
+
+        AdamW's updates are taken to be the donor's steps: donors do not tell how many of them were left out.
+        """
         for index, tensors in pieces.items():
             self.write_piece(index, tensors)
-        self.step, self.round, self.steps_in_round, self._left = step, round_, 0, None
         self.residual.clear()
-        self._set_optimizer_step()
+        self._begin_anew(step, round_, updates=step)
+
+    def _begin_anew(self, step: int, round_: int, updates: int) -> None:
+        """Nothing is left of the state before: its gradients, and the round that was left.
+
+        Microbatches that have run forward with the old weights still come back: their batches are left out.
+        """
+        self.step, self.round, self.steps_in_round, self._left = step, round_, 0, None
+        self.adamw.updates = updates
+        staleness = self.manifest.inner.staleness
+        are_under_way = self.passes.has_run or (staleness > 0 and self._ran_before)
+        self._void_steps = (1 + staleness) * are_under_way
+        self._ran_before = False
+        self.forget_gradients()
 
     @torch.no_grad()
     def begin_with(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -262,26 +246,53 @@ class Replica:
         self.phi.copy_(self.flat.values)
 
     def snapshot(self) -> StageState:
-        tensors = (self.phi, self.flat.values, self.delta, self.first_moment, self.second_moment)
-        return StageState(self.step, self.round, *(tensor.to("cpu", copy=True) for tensor in tensors))
+        """A copy of everything that the next inner step, and the outer step of this round, depend on.
+
+        Without the gradients of the batch that is under way: its microbatches are drawn again.
+        """
+        left, owed = self._left, self.residual.owed
+        return StageState(
+            self.step,
+            self.round,
+            self.steps_in_round,
+            self.adamw.updates,
+            phi=_on_host(self.phi),
+            theta=_on_host(self.flat.values),
+            delta=_on_host(self.delta),
+            first_moment=_on_host(self.adamw.moments[0]),
+            second_moment=_on_host(self.adamw.moments[1]),
+            residual=None if owed is None else _on_host(owed),
+            left=None if left is None else LeftRound(_on_host(left.theta), left.weight),
+        )
 
     def restore(self, state: StageState) -> None:
         """Take over a snapshot of the same stage. Raises `CodecError` when its size is another."""
-        for tensor in (state.phi, state.theta, state.delta, state.first_moment, state.second_moment):
+        for tensor in state.tensors().values():
             if tensor.shape != self.phi.shape:
                 raise CodecError(f"the state has {tensor.numel()} parameters, this stage {self.parameters}")
-        self.phi.copy_(state.phi)
-        self.flat.values.copy_(state.theta)
-        self.delta.copy_(state.delta)
-        self.first_moment.copy_(state.first_moment)
-        self.second_moment.copy_(state.second_moment)
-        self.step, self.round, self.steps_in_round, self._left = state.step, state.round, 0, None
-        self.residual.clear()
-        self._set_optimizer_step()
+        first, second = self.adamw.moments
+        for target, source in (
+            (self.phi, state.phi),
+            (self.flat.values, state.theta),
+            (self.delta, state.delta),
+            (first, state.first_moment),
+            (second, state.second_moment),
+        ):
+            target.copy_(source)
+        self._begin_anew(state.step, state.round, state.updates)
+        self.steps_in_round = state.steps_in_round
+        self.residual.restore(state.residual)
+        if state.left is not None:
+            self._left = replace(state.left, theta=state.left.theta.to(self.device, copy=True))
 
-    def _set_optimizer_step(self) -> None:
-        for state in self._optimizer.state.values():
-            state["step"].fill_(float(self.step))
+    @property
+    def has_left_round(self) -> bool:
+        """Whether the outer step of the round before is still to be taken."""
+        return self._left is not None
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("cpu", copy=True)
 
 
 def digest_of(tensors: list[torch.Tensor]) -> bytes:

@@ -9,14 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from node.model.copies import Copies, Landing
-from node.model.passes import Passes
+from node.model.passes import Learned, Passes
+from node.model.sparing import Sparing
 from protocol.codec import Encoded, encode, require_finite_values, torch_type
 from protocol.errors import CodecError, NonFinite, Refused
 from protocol.manifest import Manifest
 from protocol.rpc import Request
 
 Load: TypeAlias = Callable[[], tuple[torch.Tensor, torch.Tensor]]  # gives (inputs, labels)
-Learned: TypeAlias = tuple[float, list[Encoded]]  # the loss, and the gradient for the stage before
+LossAndAnswer: TypeAlias = tuple[float, list[Encoded]]  # the loss, and the gradient for the stage before
 
 
 class StageWork:
@@ -25,7 +26,11 @@ class StageWork:
     What goes to peers is a `Landing`: on a GPU it is copied and encoded while the next microbatch is computed.
     """
 
-    def __init__(self, manifest: Manifest, passes: Passes, copies: Copies) -> None:
+    def __init__(
+        self, manifest: Manifest, passes: Passes, copies: Copies, sparing: Sparing | None = None
+    ) -> None:
+        """Without `sparing` memory that runs out is the caller's to see, as in a rehearsal."""
+        self._sparing = sparing
         self._manifest = manifest
         self._passes = passes
         self._copies = copies
@@ -64,7 +69,7 @@ class StageWork:
 
     def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, Landing[list[Encoded]]]:
         inputs, labels = load()
-        leaf, outputs = self._passes.forward(self._copies.to_device(inputs))
+        leaf, outputs = self._forward(inputs)
         codec = self._manifest.wire.activations
         fetch = self._copies.to_host(outputs, torch_type(codec))
         self._copies.keep_pace()
@@ -75,26 +80,50 @@ class StageWork:
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> Landing[list[Encoded]]:
-        by_inputs = self._passes.backward(leaf, outputs, self._copies.to_device(gradient))
+        by_inputs = self._backward(leaf, outputs, gradient)
         answer = self._answer(by_inputs)
         self._copies.keep_pace()
         return self._copies.landing(answer)
 
-    def last_stage(self, load: Load) -> Landing[Learned]:
+    def last_stage(self, load: Load) -> Landing[LossAndAnswer]:
         """Forward and backward. Raises `NonFinite` for a loss that is none: nothing of it is in the gradients."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
-        loss, by_inputs = self._passes.last_stage(inputs, labels)
+        loss, by_inputs = self._whole(lambda: self._passes.last_stage(inputs, labels))
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (fetch_loss().item(), answer()))
 
-    def head(self, load: Load, learns: bool) -> Landing[Learned]:
+    def head(self, load: Load, learns: bool) -> Landing[LossAndAnswer]:
         """As `last_stage`, in a ring at the first stage."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
-        loss, by_inputs = self._passes.head(inputs, labels, learns)
+        loss, by_inputs = self._whole(lambda: self._passes.head(inputs, labels, learns))
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (fetch_loss().item(), answer()))
+
+    def _forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def work() -> tuple[torch.Tensor, torch.Tensor]:
+            return self._passes.forward(self._copies.to_device(inputs))
+
+        if self._sparing is None:
+            return work()
+        leaf, outputs = self._sparing.forward(work)
+        if outputs.requires_grad:
+            self._sparing.holds(outputs)
+        return leaf, outputs
+
+    def _backward(
+        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor | None:
+        def work() -> torch.Tensor | None:
+            return self._passes.backward(leaf, outputs, self._copies.to_device(gradient))
+
+        if self._sparing is None:
+            return work()
+        return self._sparing.backward(work, lambda: self._passes.backward_again(leaf, gradient))
+
+    def _whole(self, work: Callable[[], Learned]) -> Learned:
+        return work() if self._sparing is None else self._sparing.whole(work)
 
     def evaluate(self, load: Load) -> list[Encoded]:
         inputs, labels = load()

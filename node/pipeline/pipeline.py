@@ -12,7 +12,7 @@ from node.model.compute import Priority
 from node.model.copies import Landing
 from node.model.footprint import REMEMBERED_BATCHES
 from node.model.replica import Replica
-from node.model.stage_work import Learned, Load, StageWork
+from node.model.stage_work import Load, LossAndAnswer, StageWork
 from node.pipeline.complaints import Complaints
 from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate
@@ -21,10 +21,12 @@ from node.pipeline.passage import Passage
 from node.pipeline.window import Window
 from node.watch.trace import Track
 from protocol.codec import Encoded
-from protocol.errors import NonFinite, Refused
+from protocol.errors import NonFinite, OutOfMemory, Refused
 from protocol.messages import Forward, Gradient, Return
 from protocol.rpc import Answer, Request
 from protocol.transport.base import PeerId
+
+NO_ROOM_SECONDS = 1.0  # before an own microbatch that memory had no room for is tried again
 
 
 class Pipeline:
@@ -125,6 +127,14 @@ class Pipeline:
             lambda passage: self._come_back(message, request, passage),
         )
 
+    async def draw(self, microbatch: str, load: Load) -> Answer:
+        """An own microbatch, which nobody else would take: as `train`, again when the memory had no room for it."""
+        while True:
+            try:
+                return await self.train(microbatch, load)
+            except OutOfMemory:
+                await asyncio.sleep(NO_ROOM_SECONDS)
+
     async def train(
         self, microbatch: str, load: Load, home: Home | None = None, passage: Passage | None = None
     ) -> Answer:
@@ -154,7 +164,7 @@ class Pipeline:
             self._own.pop(microbatch, None)
         return await self._answer(place, landing, began)
 
-    async def _answer(self, place: str, landing: Landing[Learned], began: float) -> Answer:
+    async def _answer(self, place: str, landing: Landing[LossAndAnswer], began: float) -> Answer:
         """A microbatch whose gradient is in: it counts, also when what its sender should get cannot be sent."""
         context = self._context
         try:
@@ -178,7 +188,7 @@ class Pipeline:
 
     async def _train_through(
         self, microbatch: str, place: str, load: Load, home: Home | None, passage: Passage
-    ) -> Landing[Learned]:
+    ) -> Landing[LossAndAnswer]:
         context = self._context
         if context.manifest.is_ring and context.stage == 0:
             home = Home(context.me, microbatch)
@@ -227,7 +237,8 @@ class Pipeline:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
         context = self._context
         computing = context.compute.busy.seconds() / (context.counters.received + 1)
-        self._gate.allow(self._window.in_flight(seconds, computing))
+        fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
+        self._gate.allow(min(fitting, self._window.in_flight(seconds, computing)))
 
 
 def _name_onward(place: str) -> str:

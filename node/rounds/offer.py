@@ -76,6 +76,20 @@ class Offer:
                 target.add_(as_read(sent).to(target.device, torch.float32), alpha=factor * weight)
 
     @torch.no_grad()
+    def owe_rest(self) -> None:
+        """The partner has all of it: what its codec left out of Δ is owed from now on. Call it before the outer step.
+
+        Until then nothing has changed: a round that fails, or is cut off by a restart, owes what it did before.
+        """
+        residual = self._replica.residual
+        for index, bounds in self.pieces():
+            sent = self._sent.get(("progress", index))
+            if self._feeds_back and sent is not None:
+                meant = self._replica.offered_progress(bounds)
+                residual.add_to(meant, bounds)
+                residual.keep(meant, as_read(sent).to(meant.device, torch.float32), bounds)
+
+    @torch.no_grad()
     def _encode(self, part: Part, index: int) -> list[Encoded]:
         bounds = self._replica.piece_bounds(index)
         encoded = self._encode_piece(part, index, bounds)
@@ -86,15 +100,12 @@ class Offer:
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
         codec, values = self._codecs[part], self._exact(part, bounds)
         if codec == LOSSLESS:
-            return encode(values, codec)
-        feeds_back = self._feeds_back and part == "progress"
-        if feeds_back:
+            return encode(require_finite(values), codec)
+        if self._feeds_back and part == "progress":
             self._replica.residual.add_to(values, bounds)
         encoded = self._sent[part, index] = encode(values, codec)
         if codec != "int8":  # it has refused NaN and infinity already
             require_finite(as_read(encoded))
-        if feeds_back:
-            self._replica.residual.keep(values, as_read(encoded).to(values.device, torch.float32), bounds)
         return encoded
 
     def _exact(self, part: Part, bounds: slice) -> torch.Tensor:

@@ -28,6 +28,15 @@ class Residual:
             self._owed = torch.zeros_like(self._phi)
         torch.sub(meant, sent, out=self._owed[bounds])
 
+    @property
+    def owed(self) -> torch.Tensor | None:
+        """e [parameters] itself, no copy; None before the first lossy contribution."""
+        return self._owed
+
+    def restore(self, owed: torch.Tensor | None) -> None:
+        """Owe what a snapshot of the same weights owed."""
+        self._owed = None if owed is None else owed.to(self._phi.device, copy=True)
+
     def norm(self) -> float:
         return 0.0 if self._owed is None else float(torch.linalg.vector_norm(self._owed))
 

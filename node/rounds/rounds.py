@@ -24,7 +24,7 @@ from node.rounds.offer import sampled
 from node.rounds.pairing import Pair
 from node.rounds.swap import Swap
 from node.watch.trace import Track
-from protocol.errors import CodecError, Refused
+from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Contribute, Done
 from protocol.rpc import Answer, Request
 from protocol.supervision import cancelled
@@ -181,7 +181,7 @@ class Rounds:
         """Let the exchange go on by itself while the next round trains."""
         try:
             await self._context.compute.run(Priority.OPTIMIZER, self._work_leave_round, swap)
-        except CodecError:
+        except (CodecError, OutOfMemory):
             await self._take_step(None, False, began)
             return
         exchange = self._context.supervisor.start(
@@ -217,6 +217,7 @@ class Rounds:
             return None
         pull, phi = Pull(swap.offer, swap.partners, replica.device), sampled(replica.phi).clone()
         finding = self._judgement.defend(swap.pair.partner, pull)
+        swap.offer.owe_rest()
         replica.finish_round_with(pull.piece)
         return self._judgement.seen(pull.sample, phi, swap.phi_sample, finding)
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from node.context import Context
 from node.data.batches import Position
 from node.model.compute import Priority
+from node.model.inner import are_finite
 from node.model.replica import Replica
+from node.model.stage_state import StageState
 from node.state.directory import Checkpoint, StateDirectory
-from protocol.errors import CodecError, StateError
+from protocol.errors import CodecError, OutOfMemory, StateError
 
 LEAST_SECONDS = 10.0
 SHARE_OF_TIME = 0.01  # may go into writing checkpoints
@@ -41,13 +44,25 @@ class Checkpoints:
         if self._state is None:
             return
         context = self._context
-        snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
-        tokens, state = context.counters.tokens, self._state
+        try:
+            snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
+        except OutOfMemory:
+            raise StateError(
+                "There is no memory for a copy of the weights: this checkpoint is skipped, the last one stays. "
+                "Close other programs, or give this node more with --max-memory."
+            ) from None
+        if not await asyncio.to_thread(are_finite, snapshot.tensors().values()):
+            raise StateError(
+                "The weights are not numbers any more; they are not saved, the last checkpoint stays."
+            )
         checkpoint = Checkpoint(
-            context.stage, snapshot, self._position(snapshot.step), context.transport.now()
+            context.stage,
+            snapshot,
+            self._position(snapshot.step),
+            context.counters.tokens_stepped,
+            context.transport.now(),
         )
-        await asyncio.to_thread(state.save_checkpoint, context.run_id, checkpoint)
-        state.remember(tokens=tokens)
+        await asyncio.to_thread(self._state.save_checkpoint, context.run_id, checkpoint)
         context.events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
 
     async def save_regularly(self, most_seconds: float) -> None:
@@ -69,17 +84,38 @@ class Checkpoints:
         """Go on from a checkpoint of this stage. Raises `StateError` when it does not fit the run."""
         context, state = self._context, checkpoint.state
         try:
-            await context.compute.run(Priority.OPTIMIZER, self._replica.restore, state)
+            await context.compute.run(Priority.OPTIMIZER, self._work_restore, state)
         except CodecError as error:
             raise StateError(
                 f"The checkpoint does not fit this run's stage {checkpoint.stage} ({error}). "
                 "Delete checkpoint.safetensors in the state directory to start from other replicas."
             ) from None
-        if self._state is not None:
-            context.counters.tokens = self._state.tokens()
+        context.counters.restore(checkpoint.tokens)
         context.events.say(
             f"Continuing from the checkpoint at step {state.step}, round {state.round}.",
             "restored",
             step=state.step,
             round=state.round,
         )
+
+    async def take_up_last(self) -> bool:
+        """Instead of weights that were lost: the last checkpoint's, counted as if they were of the present step.
+
+        False when there is none that fits. The data go on from where they are.
+        """
+        context, replica = self._context, self._replica
+        try:
+            checkpoint = None if self._state is None else self._state.checkpoint(context.run_id)
+            if checkpoint is None or checkpoint.stage != context.stage:
+                return False
+            state = replace(checkpoint.state, step=replica.step)
+            await context.compute.run(Priority.OPTIMIZER, self._work_restore, state)
+        except (StateError, CodecError):
+            return False
+        return True
+
+    def _work_restore(self, state: StageState) -> None:
+        """A round that was left to its exchange ends alone: the exchange ended with the process that was saved."""
+        self._replica.restore(state)
+        if self._replica.has_left_round:
+            self._replica.finish_round_alone()

@@ -20,15 +20,13 @@ import safetensors
 import torch
 
 from node.data.batches import Position
-from node.model.replica import StageState
+from node.model.stage_state import LeftRound, StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.messages import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
 
 MAX_PEER_BOOK = 256
-MOST_TOKENS = 2**62  # more is no count, and a message could not tell it
-_TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,7 @@ class Checkpoint:
     stage: int
     state: StageState
     position: Position | None = None  # in the data, of a node that has trained on some
+    tokens: int = 0  # that this node has trained on at the stage
     saved: float = 0.0  # when, on the wall clock; 0 is not known
 
 
@@ -116,11 +115,6 @@ class StateDirectory:
         facts: dict[str, Any] = self._json("node.json", dict)
         return facts
 
-    def tokens(self) -> int:
-        """What the replica of the last checkpoint had been trained on; 0 when that is not known."""
-        tokens = self.facts().get("tokens")
-        return tokens if isinstance(tokens, int) and 0 <= tokens < MOST_TOKENS else 0
-
     def peer_book(self) -> list[str]:
         """Addresses of peers met before, latest first."""
         return [address for address in self._json("peers.json", list) if isinstance(address, str)]
@@ -139,33 +133,38 @@ class StateDirectory:
             "step": str(state.step),
             "round": str(state.round),
             "saved": str(checkpoint.saved),
+            "steps_in_round": str(state.steps_in_round),
+            "updates": str(state.updates),
+            "tokens": str(checkpoint.tokens),
             "position": json.dumps(checkpoint.position.facts() if checkpoint.position else None),
         }
-        tensors = {name: getattr(state, name) for name in _TENSORS}
+        if state.left is not None:
+            facts["left_weight"] = repr(state.left.weight)
+        tensors = state.tensors()
         facts["crc32"] = str(_checksum(tensors))
         with self._saving:
             self._replace(self.path / "checkpoint.safetensors", *_safetensors(tensors, facts))
 
     def checkpoint(self, run_id: str) -> Checkpoint | None:
-        """The last checkpoint of this run. Raises `StateError` when it is damaged."""
+        """The last checkpoint of this run. Raises `StateError` when it is damaged, or of an older version."""
         path = self.path / "checkpoint.safetensors"
         if not path.exists():
             return None
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 facts = file.metadata()
-                tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in _TENSORS}
+                tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if facts["run"] != run_id:
                 return None
             if int(facts["crc32"]) != _checksum(tensors):
                 raise ValueError("its checksum does not fit")
-            state = StageState(int(facts["step"]), int(facts["round"]), **tensors)
-            position = Position.of(json.loads(facts.get("position", "null")))
-            return Checkpoint(int(facts["stage"]), state, position, float(facts.get("saved", 0.0)))
+            position = Position.of(json.loads(facts["position"]))
+            stage, tokens, saved = int(facts["stage"]), int(facts["tokens"]), float(facts["saved"])
+            return Checkpoint(stage, _state_of(facts, tensors), position, tokens, saved)
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise StateError(
-                f"The checkpoint {path} is damaged ({error}). Delete it: the node then downloads its stage "
-                "from other replicas."
+                f"The checkpoint {path} is damaged, or of an older version ({error}). Delete it: the node then "
+                "downloads its stage from other replicas."
             ) from None
 
     # --- files --------------------------------------------------------------------------------
@@ -215,9 +214,17 @@ def _safetensors(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> lis
     return [len(text).to_bytes(8, "little"), text, *parts]
 
 
+def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageState:
+    """Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there."""
+    left_theta = tensors.pop("left_theta", None)
+    left = None if left_theta is None else LeftRound(left_theta, float(facts["left_weight"]))
+    step, round_, in_round, updates = (int(facts[n]) for n in ("step", "round", "steps_in_round", "updates"))
+    return StageState(step, round_, in_round, updates, left=left, **tensors)
+
+
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:
     """CRC-32 over the tensors' bytes: a flipped bit on the disk must not train on."""
     checksum = 0
-    for name in _TENSORS:
+    for name in sorted(tensors):
         checksum = zlib.crc32(tensors[name].contiguous().numpy().data.cast("B"), checksum)
     return checksum

@@ -47,7 +47,7 @@ class JsonLines:
         self._is_torn = False
 
     def __call__(self, event: dict[str, Any]) -> None:
-        line = json.dumps(event).encode() + b"\n"
+        line = json.dumps(event, allow_nan=False).encode() + b"\n"
         if self._is_torn:
             line = b"\n" + line
         try:

@@ -11,6 +11,10 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def finite_only(fields: dict[str, Any]) -> dict[str, Any]:
-    """The same fields with None in the place of NaN and infinity."""
-    return {name: finite(value) if isinstance(value, float) else value for name, value in fields.items()}
+def finite_only(value: Any) -> Any:
+    """The same with None in the place of NaN and infinity, at any depth."""
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, dict):
+        return {key: finite_only(inner) for key, inner in value.items()}
+    return [finite_only(inner) for inner in value] if isinstance(value, list | tuple) else value

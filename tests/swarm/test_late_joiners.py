@@ -40,7 +40,7 @@ def test_a_late_joiner_takes_over_the_state_and_takes_part_in_the_gossip() -> No
         start = Replica(swarm.manifest, 0).phi
         moved = (members[0].replica.phi - start).norm()
         assert (newcomer.replica.phi - members[0].replica.phi).norm() < 0.5 * moved
-        assert newcomer.replica.second_moment.any()
+        assert newcomer.replica.adamw.moments[1].any()
         await until(lambda: len(newcomer.context.counters.partners) == 2)
         await until(lambda: all(peer_of(newcomer) in n.context.counters.partners for n in members))
         await swarm.leave()

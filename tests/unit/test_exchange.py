@@ -74,7 +74,7 @@ def test_with_error_feedback_what_was_sent_adds_up_to_the_progress_made() -> Non
             made.add_(theirs - mine)
             sent.add_((2 * a.pulls[-1] - settings.gamma * apart) / settings.beta)
             owed.append(a.replica.residual.norm())
-        rests = [end.replica.residual._owed for end in (a, b)]
+        rests = [end.replica.residual.owed for end in (a, b)]
         rest_a, rest_b = (rest for rest in rests if rest is not None)
         assert torch.allclose(sent, made - (rest_b - rest_a), atol=1e-5)
         assert max(owed) < 2 * owed[0]  # it does not pile up

@@ -14,8 +14,10 @@ from transformers import LlamaForCausalLM
 import node.model.replica
 from node.model.families import model_config
 from node.model.outer import OuterSettings, contribution, outer_step
-from node.model.replica import Replica, StageState, digest_of
+from node.model.replica import Replica, digest_of
 from node.model.schedule import learning_rate
+from node.model.stage_state import StageState
+from node.rounds.offer import Offer
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_corpus, micro_manifest
@@ -143,7 +145,7 @@ def test_a_large_gradient_is_clipped_to_the_manifests_norm() -> None:
         [replica] = replicas_of(manifest_cut(1, inner__clip_norm=clip, inner__eps=1.0))
         carry([replica], *batch(replica.manifest, 0))
         norm = replica.inner_step(1).gradient_norm
-        return norm, replica.first_moment.clone()
+        return norm, replica.adamw.moments[0].clone()
 
     norm, free = moved(1e6)
     reported, clipped = moved(0.01)
@@ -254,9 +256,11 @@ def trained(stages: int = 1, index: int = 0) -> Replica:
 
 
 def assert_same_state(left: StageState, right: StageState) -> None:
-    assert (left.step, left.round) == (right.step, right.round)
-    for name in ("phi", "theta", "delta", "first_moment", "second_moment"):
-        assert torch.equal(getattr(left, name), getattr(right, name)), name
+    for count in ("step", "round", "steps_in_round", "updates"):
+        assert getattr(left, count) == getattr(right, count), count
+    assert left.tensors().keys() == right.tensors().keys()
+    for name, tensor in left.tensors().items():
+        assert torch.equal(tensor, right.tensors()[name]), name
 
 
 def test_a_restored_replica_goes_on_as_the_other_would_have() -> None:
@@ -270,6 +274,68 @@ def test_a_restored_replica_goes_on_as_the_other_would_have() -> None:
         replica.finish_round_alone()
         train_step([replica], 9)
     assert_same_state(restored.snapshot(), original.snapshot())
+
+
+def test_finite_gradients_have_a_finite_norm_however_large_they_are() -> None:
+    replica = trained()
+    carry([replica], *batch(replica.manifest, 0))
+    replica.flat.gradients[:1000] = 3e38
+    report = replica.inner_step(1)
+    assert report.gradient_norm == pytest.approx(3e38 * math.sqrt(1000))
+    assert report.left_out == ""
+    assert replica.is_finite()
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
+    replica = trained()
+    assert replica.is_finite()
+    replica.phi[3] = replica.flat.values[3] = poison
+    assert not replica.is_finite()
+    for moments in (True, False):
+        with pytest.raises(Refused, match="not numbers"):
+            replica.read_piece(0, moments)
+    for wire in ({}, {"gossip": "fp16"}, {"gossip": "bf16"}, {"gossip": "int8"}):
+        offer = Offer(replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire))
+        with pytest.raises(CodecError):
+            offer.encode("z", [0])
+
+
+def test_a_dropped_step_is_no_update_of_adamw_also_after_a_restore() -> None:
+    [replica] = replicas_of(manifest_cut(1))
+    for seed in range(6):
+        carry([replica], *batch(replica.manifest, seed))
+        replica.flat.gradients[7] = math.nan if seed % 2 else 0.0
+        replica.inner_step(1)
+    restored = Replica(replica.manifest, 0)
+    restored.restore(replica.snapshot())
+    assert (restored.step, restored.adamw.updates) == (6, 3)
+    train_step([replica], 6)
+    train_step([restored], 6)
+    assert_same_state(restored.snapshot(), replica.snapshot())
+
+
+def test_gradients_of_the_state_before_do_not_move_an_adopted_one() -> None:
+    """Nor do those of microbatches that had run forward when it came: their batch is left out."""
+    [replica], donor = replicas_of(manifest_cut(1)), trained()
+    carry([replica], *batch(replica.manifest, 0))
+    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
+    replica.adopt(pieces, donor.step, donor.round)
+    assert not replica.flat.gradients.any()
+    carry([replica], *batch(replica.manifest, 1))
+    assert replica.inner_step(MICROBATCHES).left_out == "replaced"
+    assert torch.equal(replica.flat.values, donor.phi)
+    donor.flat.values.copy_(donor.phi)
+    donor.step += 1  # the learning rate goes by the steps, those that were left out as well
+    assert train_step([replica], 7) == train_step([donor], 7)
+    assert torch.equal(replica.flat.values, donor.flat.values)
+
+
+def test_a_state_that_comes_between_two_steps_costs_no_batch() -> None:
+    replica, donor = trained(), trained()
+    replica.restore(donor.snapshot())
+    carry([replica], *batch(replica.manifest, 0))
+    assert replica.inner_step(1).left_out == ""
 
 
 def test_a_snapshot_is_a_copy() -> None:
@@ -303,7 +369,7 @@ def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
     pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
     assert sum(tensors[0].numel() for tensors in pieces.values()) == donor.parameters
     joiner.adopt(pieces, donor.step, donor.round)
-    expected = replace(donor.snapshot(), theta=donor.phi)
+    expected = replace(donor.snapshot(), theta=donor.phi, steps_in_round=0)
     assert_same_state(joiner.snapshot(), expected)
     assert joiner.steps_in_round == 0
     donor.flat.values.copy_(donor.phi)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.replica import StageState
+from node.model.stage_state import StageState
 from node.state.directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
@@ -34,18 +34,19 @@ def state(tmp_path: Path) -> Iterator[StateDirectory]:
 def checkpoint(step: int = 7, stage: int = 1, size: int = 1000) -> Checkpoint:
     generator = torch.Generator().manual_seed(step)
     tensors = torch.randn(5, size, generator=generator).unbind()
-    return Checkpoint(stage, StageState(step, 3, *(tensor.clone() for tensor in tensors)))
+    return Checkpoint(
+        stage, StageState(step, 3, 2, step - 1, *(tensor.clone() for tensor in tensors)), tokens=512
+    )
 
 
 def assert_same(left: Checkpoint | None, right: Checkpoint) -> None:
     assert left is not None
-    assert (left.stage, left.state.step, left.state.round) == (
-        right.stage,
-        right.state.step,
-        right.state.round,
-    )
-    for name in ("phi", "theta", "delta", "first_moment", "second_moment"):
-        assert torch.equal(getattr(left.state, name), getattr(right.state, name)), name
+    assert (left.stage, left.tokens, left.position) == (right.stage, right.tokens, right.position)
+    for count in ("step", "round", "steps_in_round", "updates"):
+        assert getattr(left.state, count) == getattr(right.state, count), count
+    assert left.state.tensors().keys() == right.state.tensors().keys()
+    for name, tensor in left.state.tensors().items():
+        assert torch.equal(tensor, right.state.tensors()[name]), name
 
 
 def signed(owner: str = "owner") -> SignedManifest:

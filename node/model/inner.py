@@ -1,0 +1,107 @@
+"""The inner step: the norm of a batch's gradient, and AdamW on the flat tensors of a stage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from node.model.flat import FlatParameters
+from node.model.shortage import is_out_of_memory, retried
+from protocol.codec import require_finite
+from protocol.errors import CodecError
+from protocol.manifest import Inner
+
+AT_ONCE = 2**18  # entries added up in float64 at a time: 2 MiB
+
+LeftOut = Literal["", "non-finite", "replaced", "memory"]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One inner step: the global gradient norm before clipping, NaN when it was not whole, and the learning rate.
+
+    `left_out` tells why the batch was not learned from; empty when it was.
+    """
+
+    step: int
+    gradient_norm: float
+    learning_rate: float
+    left_out: LeftOut = ""
+
+
+class AdamW:
+    """In two parts: the matrices, which decay, and the vectors, which do not.
+
+    Mutable state: both moments, flat float32, and how many updates they are made of.
+    """
+
+    def __init__(self, inner: Inner, flat: FlatParameters) -> None:
+        first, second = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
+        self.moments = (first, second)
+        self.updates = 0
+        self._parts: list[torch.optim.AdamW] = []
+        for index, (parameter, place) in enumerate(flat.groups()):
+            part = torch.optim.AdamW(
+                [parameter],
+                lr=inner.learning_rate,
+                betas=(inner.beta1, inner.beta2),
+                eps=inner.eps,
+                weight_decay=inner.weight_decay if index == 0 else 0.0,
+                fused=True,
+            )
+            part.state[parameter] = {
+                "step": torch.zeros((), device=flat.values.device),
+                "exp_avg": first[place],
+                "exp_avg_sq": second[place],
+            }
+            self._parts.append(part)
+
+    def update(self, rate: float) -> bool:
+        """One step by the gradients as they are, with this learning rate.
+
+        False when memory ran out, for a part also once caches were emptied: that part and those after it stay.
+        """
+        try:
+            for part in self._parts:
+                retried(lambda part=part: self._step(part, rate))  # type: ignore[misc]
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        self.updates += 1
+        return True
+
+    def rehearse(self) -> None:
+        """Take all the memory that updates will; with gradients of zero it changes nothing."""
+        for part in self._parts:
+            self._step(part, 0.0)
+
+    def _step(self, part: torch.optim.AdamW, rate: float) -> None:
+        for group in part.param_groups:
+            group["lr"] = rate
+        for state in part.state.values():
+            state["step"].fill_(float(self.updates))  # torch adds one
+        part.step()
+
+
+def norm_of(gradients: torch.Tensor) -> float:
+    """‖gradients‖; finite if all of them are: squares beyond float32 are added up in float64, piece by piece."""
+    norm = float(torch.linalg.vector_norm(gradients))
+    if math.isfinite(norm):
+        return norm
+    squares = (float(part.double().square().sum()) for part in torch.split(gradients, AT_ONCE))
+    return math.sqrt(sum(squares))
+
+
+def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether none of them holds NaN or infinity."""
+    try:
+        for tensor in tensors:
+            require_finite(tensor)
+    except CodecError:
+        return False
+    return True
