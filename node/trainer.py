@@ -29,6 +29,7 @@ from protocol.transport.base import PeerId
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_SECONDS = 0.25
+LOOK_SECONDS = 5.0  # between two looks whether the weights are numbers, when microbatches turn out as NaN
 LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a partner for its last round
 
 
@@ -150,10 +151,11 @@ class Trainer:
         """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
         complete = self._draws.start(self._pipeline.batch_complete())
         stopping = self._draws.start(self.stopping.wait())
+        doubt = self._draws.start(self._in_doubt())
         pending = list(draws)
         try:
             while True:
-                waiting = [complete, *pending] if draws else [complete, stopping]
+                waiting = [complete, doubt, *pending] if draws else [complete, doubt, stopping]
                 timeout = None if draws else IDLE_POLL_SECONDS
                 await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for draw in [draw for draw in pending if draw.done()]:
@@ -161,11 +163,20 @@ class Trainer:
                     draw.result()  # a failure here ends the node with its cause, it does not hang
                 if complete.done():
                     return True
+                if doubt.done():
+                    await self._healing.is_well()
+                    doubt = self._draws.start(self._in_doubt())
                 if not draws and (stopping.done() or self._finished_here() or self._matchmaker.behind):
                     return await self._refreshed()
         finally:
-            complete.cancel()
-            stopping.cancel()
+            await cancelled([complete, stopping, doubt])
+
+    async def _in_doubt(self) -> None:
+        """Return when the weights may be NaN, but not soon after they were looked at for that."""
+        now = asyncio.get_running_loop().time()
+        await asyncio.sleep(max(0.0, self._healing.looked_at + LOOK_SECONDS - now))
+        await self._pipeline.doubt.wait()
+        self._pipeline.doubt.clear()
 
     async def _refreshed(self) -> bool:
         await self._catch_up()

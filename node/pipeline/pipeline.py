@@ -53,6 +53,7 @@ class Pipeline:
         self._losses: list[float] = []
         self._own: dict[str, bool] = {}
         self.serving = True
+        self.doubt = asyncio.Event()  # something computed here was NaN: the weights may be
 
     # --- one inner step -----------------------------------------------------------------------
 
@@ -232,6 +233,8 @@ class Pipeline:
     def _tell(self, error: BaseException) -> None:
         if isinstance(error, NonFinite):
             self._complaints.note(error)
+            if not error.overflows:
+                self.doubt.set()
 
     def _adapt(self, seconds: float) -> None:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""

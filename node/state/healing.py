@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 
 from node.context import Context
@@ -38,6 +39,7 @@ class Healing:
         self._checkpoints = checkpoints
         self._abandon = abandon
         self._download = download
+        self.looked_at = -math.inf  # loop time at which the weights were last looked at
         self._left_out = 0
         self._told_at: float | None = None
         self._lost_at: int | None = None  # step
@@ -66,6 +68,7 @@ class Healing:
         Raises `NodeFailed` when there are none, or they are lost a second time within a round: no copy mends that.
         """
         context, replica = self._context, self._replica
+        self.looked_at = asyncio.get_running_loop().time()
         if await context.compute.run(Priority.OPTIMIZER, replica.is_finite):
             return True
         context.events.warn(
