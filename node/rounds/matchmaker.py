@@ -16,7 +16,7 @@ from node.rounds.handshake import Handshake, meeting_in
 from node.rounds.meeting import Progress
 from node.rounds.pace import Tempo, steps_of_round
 from node.rounds.pairing import Pair, Pairing
-from node.rounds.standing import FAR_AHEAD, Other, Standing
+from node.rounds.standing import FAR_AHEAD, Other, Standing, others_among
 from protocol.errors import NolocoError, Refused
 from protocol.messages import Accept, Done, Propose, SitOut
 from protocol.rpc import Answer, Request
@@ -82,7 +82,8 @@ class Matchmaker:
         """An inner step ended after `seconds`: look for a partner, or tell it that this round must end soon."""
         self._tempo.step_done(seconds, self._now())
         here, pair = self._here(), self.pair
-        self.standing.step_done(here.now, self._pairing.bounds.nominal * here.step_seconds, self._others())
+        rate, round_seconds = self._rate(), self._pairing.bounds.nominal * here.step_seconds
+        self.standing.step_done(here.now, self._replica.round, rate, round_seconds, self._others())
         if self._is_behind():
             return
         self._seek_when_due()
@@ -98,18 +99,17 @@ class Matchmaker:
         return not self.behind and self._pairing.must_end(self._here())
 
     def _is_behind(self) -> bool:
-        rate = self._context.counters.tokens_per_second()
-        self.behind = self.standing.why_behind(self._now(), self._replica.round, rate, self._others())
+        others = self._others()
+        self.behind = self.standing.why_behind(self._now(), self._replica.round, self._rate(), others)
         return bool(self.behind)
+
+    def _rate(self) -> float:
+        return self._context.counters.tokens_per_second()
 
     def _others(self) -> list[Other]:
         """The other replicas of the stage that train, as their records show them."""
         context = self._context
-        return [
-            Other(member.peer, member.announcement.round, member.announcement.tokens_per_second)
-            for member in context.view.members(context.stage, context.transport.now())
-            if member.peer != context.me and member.announcement.state == "serving"
-        ]
+        return others_among(context.view.members(context.stage, context.transport.now()), context.me)
 
     async def seek_last(self) -> None:
         """Look for a partner for the last round of a run, whatever the step count, until there is one."""
@@ -148,8 +148,7 @@ class Matchmaker:
     def _next_steps(self) -> int:
         rates = [other.tokens_per_second for other in self._others()]
         outer = self._context.manifest.outer
-        own_rate = self._context.counters.tokens_per_second()
-        return self._adapt(steps_of_round(outer.pace, outer.inner_steps, own_rate, rates))
+        return self._adapt(steps_of_round(outer.pace, outer.inner_steps, self._rate(), rates))
 
     def _here(self) -> Progress:
         return self._tempo.progress(self._now(), self._replica.steps_in_round)

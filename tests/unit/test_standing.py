@@ -22,10 +22,10 @@ def alone() -> Standing:
 
 
 def trained_until(now: float, *rounds: int) -> Standing:
-    """One that belongs, and has seen the others at these rounds when it last ended a step."""
+    """One that belongs, at round 10, and has seen the others at these rounds when it last ended a step."""
     standing = Standing(LIFETIME)
-    standing.step_done(now - 1.0, ROUND, others(*rounds))
-    standing.step_done(now, ROUND, others(*rounds))
+    for time in (now - 1.0, now):
+        standing.step_done(time, 10, 100.0, ROUND, others(*rounds))
     return standing
 
 
@@ -64,39 +64,49 @@ def test_who_has_averaged_or_downloaded_is_never_sent_back_by_what_others_say() 
 
 def test_who_stood_still_while_the_others_went_on_is_behind_once_it_knows() -> None:
     standing = trained_until(100.0, 10, 10, 10)
-    standing.step_done(400.0, ROUND, others(10, 10, 10))  # it has not read their new records
-    assert not standing.why_behind(400.0, 10, 100.0, others(10, 10, 10))
-    standing.step_done(401.0, ROUND, others(39, 40, 41))
-    assert "300 s" in standing.why_behind(401.0, 10, 100.0, others(39, 40, 41))
+    standing.step_done(700.0, 10, 100.0, ROUND, others(10, 10, 10))  # it has not read their new records
+    assert not standing.why_behind(700.0, 10, 100.0, others(10, 10, 10))
+    standing.step_done(701.0, 10, 10.0, ROUND, others(69, 70, 71))
+    assert "600 s" in standing.why_behind(701.0, 10, 10.0, others(69, 70, 71))
     standing.downloaded()
-    assert not standing.why_behind(402.0, 40, 100.0, others(39, 40, 41))
+    assert not standing.why_behind(702.0, 70, 10.0, others(69, 70, 71))
 
 
-def test_a_stage_that_stood_still_together_is_not_behind() -> None:
+def test_a_slow_one_that_stood_still_is_behind_as_well() -> None:
+    standing = Standing(LIFETIME)
+    standing.step_done(100.0, 10, 10.0, 10 * ROUND, others(100, 100))
+    standing.step_done(1_600.0, 10, 10.0, 10 * ROUND, others(250, 251))
+    assert standing.why_behind(1_600.0, 10, 10.0, others(250, 251))
+
+
+@pytest.mark.parametrize("lag", [0, 15])
+def test_a_stage_that_stood_still_together_is_not_behind(lag: int) -> None:
+    """Though the records before were `lag` rounds old, and the others end rounds since then."""
     standing = trained_until(100.0, 10, 10, 10)
-    standing.step_done(400.0, ROUND, others(10, 11, 10))
-    assert not standing.why_behind(400.0, 10, 100.0, others(10, 11, 10))
-    standing.step_done(400.0 + LIFETIME + 1.0, 1e6, others(10, 11, 10))
-    assert not standing.why_behind(400.0 + LIFETIME + 1.0, 10, 100.0, others(90, 90, 90))
+    for since in range(30):
+        now, rounds = 700.0 + ROUND * since, [10 + lag + since] * 3
+        standing.step_done(now, 10 + since, 100.0, ROUND, others(*rounds))
+        assert not standing.why_behind(now, 10 + since, 100.0, others(*rounds))
+    now = 700.0 + LIFETIME + 1.0
+    standing.step_done(now, 40, 100.0, 1e6, others(10, 11, 10))
+    assert not standing.why_behind(now, 40, 100.0, others(900, 900, 900))
 
 
 def test_rounds_that_others_ended_while_this_one_trained_say_nothing() -> None:
     standing = trained_until(100.0, 10, 10)
     for step in range(200):
-        standing.step_done(101.0 + step, ROUND, others(10 + step, 10 + step))
+        standing.step_done(101.0 + step, 11, 10.0, ROUND, others(10 + step, 10 + step))
     assert not standing.why_behind(301.0, 11, 10.0, others(209, 209))
 
 
-def test_a_short_stop_is_none() -> None:
-    standing = trained_until(100.0, 10, 10)
-    standing.step_done(99.0 + LEAST_AWAY, 0.1, others(10, 10))
-    assert not standing.why_behind(160.0, 10, 100.0, others(90, 90))
-
-
-def test_a_stop_shorter_than_its_own_rounds_is_none() -> None:
-    standing = trained_until(100.0, 10, 10)
-    standing.step_done(300.0, 100.0, others(10, 10))
-    assert not standing.why_behind(300.0, 10, 100.0, others(90, 90))
+@pytest.mark.parametrize(("lifetime", "round_seconds"), [(1.0, 0.1), (LIFETIME, 0.1), (1.0, 100.0)])
+def test_a_short_stop_is_none(lifetime: float, round_seconds: float) -> None:
+    """Shorter than a minute, than a record's life, or than a few of its own rounds."""
+    standing = Standing(lifetime)
+    standing.step_done(100.0, 10, 100.0, round_seconds, others(10, 10))
+    now = 99.0 + max(LEAST_AWAY, lifetime)
+    standing.step_done(now, 10, 100.0, round_seconds, others(10, 10))
+    assert not standing.why_behind(now, 10, 100.0, others(900, 900))
 
 
 def test_after_a_download_that_failed_training_goes_on_for_a_while() -> None:
