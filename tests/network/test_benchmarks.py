@@ -32,7 +32,7 @@ PROMISED: dict[str, tuple[str, ...]] = {
     "pipeline": ("hidden_64",),
     "placed_swarm": ("planned_vs_random_case5_worldwide",),
     "placement": ("annealing_to_genetic_worst", "scheduled_to_random_case5_worldwide"),
-    "poison": ("opposite_0.25_clip_0", "opposite_0.25_clip_1.5"),
+    "poison": ("sign-flip_0.25_clip_0", "sign-flip_0.25_clip_1.5"),
     "soak": ("memory_vs_round_100", "descriptors_vs_round_100", "tasks_vs_round_100"),
     "staleness": ("one_fp32_staleness_1_loss", "four_bf16_staleness_1_speed"),
     "swarm": ("swarm_vs_plain_loops",),
