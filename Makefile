@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 IMAGE  ?= noloco-node
 BUILD_IMAGE ?= docker build
 
-.PHONY: swarm test test-long check lint bench image image-test clean
+.PHONY: swarm test test-long check lint bench bench-tiny image image-test clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ check: lint test test-long  ## what CI runs
 
 bench: $(VENV)/.installed  ## every benchmark; prints ratios
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
+
+bench-tiny: $(VENV)/.installed  ## the same so small that it tells only whether they run; tests/network does it, too
+	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file --tiny || exit 1; done
 
 image:  ## docker/Dockerfile for the CPU; BUILD_IMAGE="docker build --build-arg …" for another, or buildah
 	$(BUILD_IMAGE) -f docker/Dockerfile -t $(IMAGE) .

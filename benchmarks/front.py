@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--plot", type=Path, help="SVG of loss against bytes per token")
     parser.add_argument("--cite", action="store_true", help="keep the points for `noloco manifest check`")
-    arguments = arguments_of(parser, results=None, steps=10, points=3)
+    arguments = arguments_of(parser, results=None, steps=5, points=2, jobs=1)
     report, seeds = Report("front", arguments.json), [int(seed) for seed in arguments.seeds.split(",")]
     wanted = list(settings(seeds, arguments.steps, arguments.points))
     if arguments.results is not None:

@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--without", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--results", type=Path, default=RESULTS, help="outcomes are kept here (JSON lines)")
     arguments = arguments_of(
-        parser, results=None, steps=10, replicas=4, fractions=[0.25], attacks=["opposite"]
+        parser, results=None, steps=10, replicas=4, fractions=[0.25], attacks=["sign-flip"]
     )
     report = Report("poison", arguments.json)
     if arguments.results is not None:

@@ -48,6 +48,7 @@ SAMPLE_SECONDS = 0.25
 GROWN_LINES = 25  # told with --growth
 CHECKPOINT_MINUTES = 0.5
 STANDSTILL_SECONDS = 60.0
+START_SECONDS = 600.0  # until the first round, on a busy machine
 HOST = "127.0.0.1"
 SMALL: dict[str, dict[str, Any]] = {
     "model": {"hidden_size": 16, "layers": 2, "heads": 2, "intermediate_size": 32},
@@ -166,8 +167,8 @@ async def watch(
             done, last = soak.rounds(), done
             now = time.monotonic()
             moved = now if done > last else moved
-            if now - moved > STANDSTILL_SECONDS:
-                raise UserError(f"No round ended for {STANDSTILL_SECONDS:.0f} s after {done:,}.")
+            if now - moved > (STANDSTILL_SECONDS if done else START_SECONDS):
+                raise UserError(f"No round ended for {now - moved:.0f} s after {done:,}.")
             if done >= warm_up:
                 samples.append(look.sample(done) | {"seconds": now})
                 if growth and before is None:

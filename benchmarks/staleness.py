@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--jobs", type=int, default=2)
-    arguments = arguments_of(parser, results=None, steps=10, seeds=1)
+    arguments = arguments_of(parser, results=None, steps=4, seeds=1, jobs=1)
     report = Report("staleness", arguments.json)
     wanted = {
         (shape, codec, staleness, seed): setting(arguments.steps, shape, codec, staleness, seed)
