@@ -8,9 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from node.model.execution import Execution
 from node.model.families import model_config, parts_of
 from node.model.replica import Replica
 from node.model.stage import Stage, logits_through, parameter_count, parameter_shapes
+from protocol.errors import NonFinite
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 
@@ -155,3 +157,24 @@ def test_no_token_sees_a_later_one() -> None:
     before, after = logits_of(parts, tokens), logits_of(parts, changed)
     assert torch.allclose(before[:, :20], after[:, :20], atol=1e-6)
     assert not torch.allclose(before[:, 20:], after[:, 20:], atol=1e-3)
+
+
+@pytest.mark.parametrize("at_once", [0, 1])
+def test_a_loss_that_is_none_leaves_the_gradients_as_they_were(at_once: int) -> None:
+    """Also when the sequences are computed one by one and the first ones were sound."""
+    replica = Replica(manifest_cut(1), 0)
+    replica.passes.execute(Execution(at_once=at_once))
+    tokens = some_tokens(replica.manifest)
+    replica.passes.last_stage(tokens, tokens)
+    before = replica.flat.gradients.clone()
+    weights = replica.stage.get_parameter(
+        next(n for n, _ in replica.stage.named_parameters() if "embed" in n)
+    )
+    assert weights.shape[0] == replica.manifest.model.vocab_size
+    damaged = tokens.clone()
+    damaged[:-1], damaged[-1] = 1, 2
+    with torch.no_grad():
+        weights[2] = float("nan")
+    with pytest.raises(NonFinite):
+        replica.passes.last_stage(damaged, tokens)
+    assert torch.allclose(replica.flat.gradients, before, atol=1e-6)
