@@ -1,23 +1,28 @@
 """What every node imports and compiles before it can join, done once: nodes are forked from a process that has.
 
-To import this module takes ten seconds of processor time, twice that where the kernels were never compiled. It
-starts no thread of torch's or Python's, so that the process may fork after it, and has it end with the process that
-started it.
+To import this module takes ten seconds of processor time, more where the kernels were never compiled. It starts no
+thread of torch's or Python's, so that the process may fork after it, and has it end with the process that started it.
 """
 
 from __future__ import annotations
 
 import gc
 
-import node.cli
-import node.model.kernels
-import node.serving
-import protocol.kernels
 from node.machine.processes import die_with_parent
-from node.model.families import parts_of
 
-die_with_parent()
-parts_of("llama")  # most of the time goes into what all families share
-node.model.kernels.load()
-protocol.kernels.load()
-gc.freeze()  # a collection in a node would touch, and so copy, all that it shares with the others
+
+def _preload() -> None:
+    die_with_parent()  # before the imports: after a Ctrl-C nobody waits for them
+    import node.cli
+    import node.model.kernels
+    import node.serving
+    import protocol.kernels
+    from node.model.families import parts_of
+
+    parts_of("llama")  # most of the time goes into what all families share
+    node.model.kernels.load()
+    protocol.kernels.load()
+    gc.freeze()  # a collection in a node would touch, and so copy, all that it shares with the others
+
+
+_preload()

@@ -14,7 +14,7 @@ from rich.console import Console
 from bootstrap.local.chaos.disturber import Disturber
 from bootstrap.local.chaos.faults import obey
 from bootstrap.local.chaos.report import ChaosReport, Run, seen_of
-from bootstrap.local.chaos.schedule import Schedule
+from bootstrap.local.chaos.schedule import PERIOD_SECONDS, Schedule
 from bootstrap.local.plan import Plan
 from bootstrap.local.progress import Progress
 from bootstrap.local.swarm import LocalSwarm
@@ -22,13 +22,11 @@ from node.machine.signals import on_interrupt
 
 END_SECONDS = 5.0  # for processes that were told to end, before they count as left behind
 CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to come back with
-TEMPORARY = ("noloco-[0-9]*", "noloco-health-*", "hivemind-*", "pymp-*")
 
 
 async def run_both(plan: Plan, console: Console, progress: Progress, seed: int) -> ChaosReport:
     """Each for `plan.minutes`. The summary is that of the disturbed run, with the comparison in it."""
     plan = replace(plan, ends_by_clock=True, checkpoint_minutes=CHECKPOINT_MINUTES)
-    before = set(_temporary())
     console.print(f"First the undisturbed run, {plan.minutes:g} minutes.")
     aside = plan.directory / "undisturbed"
     calm = _swarm(replace(plan, directory=aside, summary=aside / "summary.json"), console, progress)
@@ -36,15 +34,24 @@ async def run_both(plan: Plan, console: Console, progress: Progress, seed: int) 
     await calm.run()
     if not calm.summary.complete:
         return ChaosReport(seed, False, calm.run_seen(), Run())
-    console.print(f"Now the same with a fault every 15 s, drawn from the seed {seed}.")
+    console.print(f"Now the same with a fault every {PERIOD_SECONDS:.0f} s, drawn from the seed {seed}.")
     swarm = _swarm(replace(plan, directory=plan.directory / "disturbed"), console, progress)
-    disturber = Disturber(
-        swarm, Schedule(seed, plan.names()), lambda text: console.print(text, soft_wrap=True, markup=False)
-    )
+    schedule = Schedule(seed, plan.names())
+    disturber = Disturber(swarm, schedule, lambda text: console.print(text, soft_wrap=True, markup=False))
     swarm.beside = disturber.run
     on_interrupt(lambda _: swarm.stop())
     await swarm.run()
-    report = ChaosReport(
+    report = _report(seed, calm, disturber)
+    swarm.summary.chaos = report.for_summary()
+    swarm.summary.write(plan.summary)
+    return report
+
+
+def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
+    """Of two runs that have ended."""
+    swarm = disturber.swarm
+    places = sorted(str(path) for path in disturber.places if path.exists())
+    return ChaosReport(
         seed,
         swarm.summary.complete,
         calm.run_seen(),
@@ -52,11 +59,8 @@ async def run_both(plan: Plan, console: Console, progress: Progress, seed: int) 
         faults=[seen_of(done) for done in disturber.done],
         ended=disturber.ended,
         restarted_parts=_restarted_parts(node.directory for node in swarm.nodes.all),
-        left_behind=_left(disturber.processes) + sorted(str(path) for path in set(_temporary()) - before),
+        left_behind=_left(disturber.processes) + places,
     )
-    swarm.summary.chaos = report.for_summary()
-    swarm.summary.write(plan.summary)
-    return report
 
 
 def _swarm(plan: Plan, console: Console, progress: Progress) -> LocalSwarm:
@@ -78,8 +82,3 @@ def _restarted_parts(directories: Iterable[Path]) -> dict[str, int]:
 def _left(processes: Iterable[psutil.Process]) -> list[str]:
     _, alive = psutil.wait_procs(list(processes), timeout=END_SECONDS)
     return [f"process {process.pid} {process.name()}" for process in alive]
-
-
-def _temporary() -> list[Path]:
-    """What nodes and their p2pd keep in /tmp while they run; other swarms on this machine do, too."""
-    return [path for pattern in TEMPORARY for path in Path("/tmp").glob(pattern)]

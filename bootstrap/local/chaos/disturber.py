@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -16,6 +18,7 @@ from bootstrap.local.chaos import faults
 from bootstrap.local.chaos.schedule import PERIOD_SECONDS, Fault, Schedule
 from bootstrap.local.nodes import LocalNode
 from bootstrap.local.swarm import LocalSwarm
+from node.watch.health import SOCKET_FILE
 from protocol.supervision import Supervisor
 
 WORDS = 16 * 1024  # bytes that a node may say while its disk is full
@@ -45,7 +48,7 @@ class Done:
 
 @dataclass
 class Disturber:
-    """Mutable state: who is being disturbed, what was done, who ended by itself, every process that was seen."""
+    """Mutable state: who is being disturbed, what was done, who ended by itself; processes and places seen."""
 
     swarm: LocalSwarm
     schedule: Schedule
@@ -53,6 +56,7 @@ class Disturber:
     done: list[Done] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)  # by themselves, with their last words
     processes: set[psutil.Process] = field(default_factory=set)
+    places: set[Path] = field(default_factory=set)  # outside their state directories
     _disturbed: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
@@ -87,6 +91,7 @@ class Disturber:
                 with suppress(psutil.NoSuchProcess):
                     process = psutil.Process(node.pid)
                     self.processes |= {process, *process.children(recursive=True)}
+                self.places |= _places_of(node)
             elif node.name not in self.swarm.away and node.name not in self.ended:
                 self.ended[node.name] = f"exit code {node.process.exitcode}\n{node.last_words()}"
                 self.say(f"Node {node.name} ended by itself: {self.ended[node.name]}")
@@ -171,6 +176,15 @@ def _signal_p2pd(node: LocalNode, number: signal.Signals) -> None:
         for child in psutil.Process(node.pid).children(recursive=True):
             if "p2pd" in child.name():
                 child.send_signal(number)
+
+
+def _places_of(node: LocalNode) -> set[Path]:
+    """The temporary directories of p2pd's sockets and of the health check's."""
+    folders = {Path("/tmp"), Path(tempfile.gettempdir())}
+    places = {path for folder in folders for path in folder.glob(f"noloco-{node.pid}-*")}
+    with suppress(OSError):
+        places.add(Path((node.directory / SOCKET_FILE).read_text(encoding="utf-8")).parent)
+    return places
 
 
 def _last_warning(node: LocalNode, since: int) -> str:
