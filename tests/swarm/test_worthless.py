@@ -154,7 +154,8 @@ def test_a_replica_whose_gradients_are_out_of_proportion_voids_no_step_of_others
             if event["event"] == "step" and event["node"] in numbers
         ]
         assert max(norms) < 100 * usual
-        assert events_of(swarm, "left-alone") or math.isnan(gradient)
+        nonsense = [event for event in events_of(swarm, "resend") if event["reason"] == "CodecError"]
+        assert nonsense or math.isnan(gradient)  # who computes NaN says so itself
         assert_exact_admission(swarm, first)
         await swarm.leave()
 
