@@ -160,8 +160,8 @@ class StateDirectory:
             return Checkpoint(int(facts["stage"]), _state_of(facts, tensors), position, int(facts["tokens"]))
         except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
             raise StateError(
-                f"The checkpoint {path} is damaged, or of an older version ({error}). Delete it: the node then downloads its stage "
-                "from other replicas."
+                f"The checkpoint {path} is damaged, or of an older version ({error}). Delete it: the node then "
+                "downloads its stage from other replicas."
             ) from None
 
     # --- files --------------------------------------------------------------------------------
