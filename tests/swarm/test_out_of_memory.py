@@ -1,0 +1,230 @@
+"""Memory that runs out, in any work of a node: nobody ends, and training goes on with whole batches."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bootstrap.simulation.swarm import SimulatedSwarm
+from node.model.replica import Replica
+from protocol.errors import StateError
+from tests.swarm.micro import (
+    FOREVER,
+    all_reached,
+    assert_exact_admission,
+    events_of,
+    everyone_goes_on,
+    everyone_reaches,
+    micro_swarm,
+    run_swarm,
+    until,
+)
+
+
+def runs_out(owner: Any, method: str, fails: Callable[[], bool], late: bool = False) -> None:
+    """`method` fails as torch does whenever `fails()`; with `late` after it has done its work."""
+    original = getattr(owner, method)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        does_fail = fails()
+        result = original(*args, **kwargs) if late or not does_fail else None
+        if does_fail:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return result
+
+    setattr(owner, method, failing)
+
+
+def at_calls(*numbers: int) -> Callable[[], bool]:
+    calls = iter(range(10**6))
+    return lambda: next(calls) in numbers
+
+
+def made_short(shorten: Callable[[Replica], None]) -> Callable[[Any, int, str], Replica]:
+    def make(manifest: Any, stage: int, device: str) -> Replica:
+        replica = Replica(manifest, stage, device)
+        shorten(replica)
+        return replica
+
+    return make
+
+
+async def swarm_with(
+    stage: int, shorten: Callable[[Replica], None], directory: Path | None = None, **changes: Any
+) -> SimulatedSwarm:
+    """Two stages of two replicas; node 0 or 1 runs out of memory."""
+    swarm: SimulatedSwarm = micro_swarm(directory=directory, inner__total_steps=FOREVER, **changes)
+    await swarm.seed_peer.start()
+    for number in range(4):
+        is_short = number == stage
+        swarm.add(number, stage=number % 2, replica=made_short(shorten) if is_short else Replica)
+    await everyone_reaches(swarm, 8)
+    await everyone_goes_on(swarm, 4)
+    return swarm
+
+
+async def assert_all_train(swarm: SimulatedSwarm) -> None:
+    assert not any(task.done() for task in swarm.tasks.values())
+    assert_exact_admission(swarm)
+    await swarm.leave()
+
+
+# --- passes -------------------------------------------------------------------------------------
+
+
+def forward_of_many(replica: Replica) -> None:
+    """A second graph does not fit beside the first."""
+    graphs: list[weakref.ref[torch.Tensor]] = []
+    original = replica.passes.forward
+
+    def forward(inputs: torch.Tensor) -> Any:
+        alive = [graph for graph in graphs if graph() is not None]
+        if alive:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        leaf, outputs = original(inputs)
+        graphs.append(weakref.ref(outputs))
+        return leaf, outputs
+
+    replica.passes.forward = forward  # type: ignore[method-assign]
+
+
+def test_graphs_that_do_not_fit_beside_each_other_are_fewer_from_then_on() -> None:
+    async def main() -> None:
+        swarm = await swarm_with(0, forward_of_many, inner__microbatches=3)
+        [told] = events_of(swarm, "made-smaller")
+        assert (told["node"], told["in_flight"], told["at_once"]) == (0, 1, 0)
+        assert not [event for event in events_of(swarm, "step") if event["left_out"]]
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_pass_that_does_not_fit_is_made_in_slices(stage: int) -> None:
+    def shorten(replica: Replica) -> None:
+        method = "forward" if stage == 0 else "last_stage"
+        whole = replica.manifest.inner.sequences
+        calls = iter(range(10**6))
+        runs_out(
+            replica.passes,
+            method,
+            lambda: next(calls) > 10 and replica.passes.execution.at_once in (0, whole),
+        )
+
+    async def main() -> None:
+        swarm = await swarm_with(stage, shorten)
+        told = events_of(swarm, "made-smaller")
+        assert 0 < told[-1]["at_once"] < swarm.manifest.inner.sequences
+        assert len(told) <= 2  # once for the microbatches in flight, once for slices
+        assert {event["node"] for event in told} == {stage}
+        assert not [event for event in events_of(swarm, "step") if event["left_out"]]
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_backward_pass_that_ends_halfway_costs_its_batch_as_a_whole(stage: int) -> None:
+    """Part of a microbatch is in the gradients then: nothing is learned from them."""
+
+    def shorten(replica: Replica) -> None:
+        calls = iter(range(10**6))
+
+        def fail(_: torch.Tensor) -> None:
+            if next(calls) == 9:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        next(replica.stage.parameters()).register_hook(fail)  # the last whose gradient is made
+
+    async def main() -> None:
+        swarm = await swarm_with(stage, shorten)
+        assert [event["reason"] for event in events_of(swarm, "step-left-out")] == ["memory"]
+        short = swarm.nodes[stage].replica
+        assert short.adamw.updates == short.step - 1
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_microbatch_that_never_fits_is_refused_and_told_once_and_the_node_stays(stage: int) -> None:
+    def shorten(replica: Replica) -> None:
+        runs_out(replica.passes, "forward" if stage == 0 else "last_stage", lambda: True)
+
+    async def main() -> None:
+        swarm: SimulatedSwarm = micro_swarm(inner__total_steps=FOREVER)
+        await swarm.seed_peer.start()
+        for number in range(4):
+            replica: Any = made_short(shorten) if number == stage else Replica
+            swarm.add(number, stage=number % 2, replica=replica)
+        others = [node for number, node in swarm.nodes.items() if number != stage]
+        await until(lambda: all_reached(others, 8))
+        assert len(events_of(swarm, "out-of-memory", node=stage)) == 1
+        assert [task.result() for task in swarm.tasks.values() if task.done()] == []  # or what ended it
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_runs_out_twice_leaves_one_step_out() -> None:
+    def shorten(replica: Replica) -> None:
+        runs_out(replica.adamw, "_step", at_calls(4, 10, 11))  # the first is tried again
+
+    async def main() -> None:
+        swarm = await swarm_with(1, shorten)
+        assert [event["reason"] for event in events_of(swarm, "step-left-out")] == ["memory"]
+        assert swarm.nodes[1].replica.adamw.updates == swarm.nodes[1].replica.step - 1
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+def test_an_exchange_that_runs_out_ends_its_round_alone() -> None:
+    for overlap in ("none", "phi-early", "late"):
+
+        def shorten(replica: Replica) -> None:
+            runs_out(replica, "offered_phi", at_calls(0, 1, 2))
+
+        async def main(overlap: str = overlap) -> None:
+            swarm = await swarm_with(1, shorten, outer__overlap=overlap)
+            assert any(event["partner"] is not None for event in events_of(swarm, "round", node=1))
+            await assert_all_train(swarm)
+
+        run_swarm(main())
+
+
+def test_a_checkpoint_without_memory_is_skipped_with_a_sentence(tmp_path: Path) -> None:
+    def shorten(replica: Replica) -> None:
+        runs_out(replica, "snapshot", at_calls(0))
+
+    async def main() -> None:
+        swarm = await swarm_with(1, shorten, tmp_path)
+        checkpoints = swarm.nodes[1].checkpoints
+        with pytest.raises(StateError, match="--max-memory"):
+            await checkpoints.save()
+        await checkpoints.save()
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+def test_a_state_piece_without_memory_is_refused_and_taken_from_another() -> None:
+    def shorten(replica: Replica) -> None:
+        runs_out(replica, "read_piece", lambda: True)
+
+    async def main() -> None:
+        swarm = await swarm_with(1, shorten)
+        newcomer = swarm.add(4, stage=1)
+        await everyone_reaches(swarm, 1)
+        assert newcomer.replica.round > 0
+        await assert_all_train(swarm)
+
+    run_swarm(main())
