@@ -41,7 +41,7 @@ class Assembly:
         if self._opened is None:
             loop = asyncio.get_running_loop()
             opened = self._opened = loop.create_future()
-            timer = loop.call_later(self._seconds, self._open)
+            timer = loop.call_later(self._seconds, self._time_is_up, opened)
             opened.add_done_callback(lambda _: timer.cancel())
         opened = self._opened
         self._waiting[peer] = None
@@ -49,6 +49,10 @@ class Assembly:
         if len(self._waiting) > 1 and set(self._group()) - self._absent <= self._waiting.keys():
             self._open()
         return await asyncio.shield(opened)
+
+    def _time_is_up(self, opened: asyncio.Future[Assembled]) -> None:
+        if self._opened is opened:  # else this roll was complete in the same moment
+            self._open()
 
     def _open(self) -> None:
         opened, members = self._opened, tuple(sorted(self._waiting))
