@@ -19,6 +19,7 @@ from node.model.inner import AdamW, LeftOut, StepReport, are_finite, norm_of
 from node.model.outer import OuterSettings, add_weighted, contribution, outer_step
 from node.model.passes import Passes
 from node.model.schedule import learning_rate
+from node.model.shortage import is_out_of_memory, retried
 from node.model.stage import Stage
 from node.model.stage_state import LeftRound, StageState
 from node.rounds.residual import Residual
@@ -171,7 +172,7 @@ class Replica:
         values, left = self.flat.values, self._left
         for index in range(self.pieces):  # a piece at a time stays in the cache
             bounds = self.piece_bounds(index)
-            outer_step(self.phi[bounds], self.delta[bounds], mean_z(index, bounds), self.settings)
+            self._step_piece(lambda index=index, bounds=bounds: mean_z(index, bounds), bounds)  # type: ignore[misc]
             if left is None:
                 values[bounds].copy_(self.phi[bounds])
             else:
@@ -180,6 +181,21 @@ class Replica:
         self._left = None
         if left is None:
             self.steps_in_round = 0
+
+    def _step_piece(self, mean_z: Callable[[], torch.Tensor], bounds: slice) -> None:
+        """Without memory for the mean: as a group of one, in place."""
+        phi, delta = self.phi[bounds], self.delta[bounds]
+        try:
+            mean = retried(mean_z)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            theta = self.flat.values if self._left is None else self._left.theta
+            beta = self.settings.beta
+            delta.mul_(self.settings.alpha).add_(theta[bounds], alpha=beta).sub_(phi, alpha=beta)
+            phi.add_(delta)
+        else:
+            outer_step(phi, delta, mean, self.settings)
 
     def piece_bounds(self, index: int) -> slice:
         start = index * PIECE_PARAMETERS
