@@ -223,10 +223,20 @@ class Rounds:
 
     async def _average_with_all(self, began: float) -> None:
         context, replica, sent_before = self._context, self._replica, self.all_reduce.bytes_sent
-        z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
-        with context.trace.span(Track.ROUND_END, "wait for all replicas"):
-            mean = await self.all_reduce.mean(z)
-        await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
+        try:
+            z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
+        except OutOfMemory:
+            context.events.warn(
+                "There is no memory to average with the others; this round counts its own progress alone. Close other "
+                "programs, or give this node more with --max-memory.",
+                "all-reduce-alone",
+                reason="out of memory",
+            )
+            await context.compute.run(Priority.OPTIMIZER, replica.finish_round_alone)
+        else:
+            with context.trace.span(Track.ROUND_END, "wait for all replicas"):
+                mean = await self.all_reduce.mean(z)
+            await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
         sent = self.all_reduce.bytes_sent - sent_before
         context.counters.gossip_bytes += sent
         self._tell(None, asyncio.get_running_loop().time() - began, sent)

@@ -74,7 +74,9 @@ class P2pd:
         """
         listen_address = "" if config.client_only else _listen_address(config, port)
         _remove_former()
-        directory = Path(tempfile.mkdtemp(prefix=f"noloco-{os.getpid()}-", dir=_short_directory()))
+        directory = Path(
+            tempfile.mkdtemp(prefix=f"noloco-{os.getpid()}-{pids_known()}-", dir=_short_directory())
+        )
         handles: list[Any] = []
 
         class Handle(P2P):  # type: ignore[misc] # hivemind has no types
@@ -206,11 +208,21 @@ def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:
 
 def _short_directory() -> str | None:
     """A socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
-    return None if len(tempfile.gettempdir()) < 50 else "/tmp"
+    return None if len(tempfile.gettempdir()) < 40 else "/tmp"
+
+
+def pids_known() -> str:
+    """Which processes this one sees by their numbers: containers that share a /tmp do not see each other's."""
+    try:
+        return f"{Path('/proc/self/ns/pid').stat().st_ino:x}"
+    except OSError:
+        return "all"
 
 
 def _remove_former() -> None:
     """The directories of processes that were killed and could not remove their own."""
-    for directory in Path(_short_directory() or tempfile.gettempdir()).glob("noloco-[0-9]*-*"):
+    for directory in Path(_short_directory() or tempfile.gettempdir()).glob(
+        f"noloco-[0-9]*-{pids_known()}-*"
+    ):
         if not Path(f"/proc/{directory.name.split('-')[1]}").exists() and Path("/proc/self").exists():
             shutil.rmtree(directory, ignore_errors=True)

@@ -19,6 +19,7 @@ import pytest
 from protocol.errors import PeerUnreachable, ResourceError, StateError, UserError
 from protocol.identity import Identity
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+from protocol.transport.p2pd import pids_known
 from tests.transport_network import ECHO, KEY, SOON, ask, echo
 
 
@@ -53,7 +54,7 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
 async def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
     gone = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await gone.wait()
-    left, others = (Path(f"/tmp/noloco-{pid}-test") for pid in (gone.pid, os.getppid()))
+    left, others = (Path(f"/tmp/noloco-{pid}-{pids_known()}-test") for pid in (gone.pid, os.getppid()))
     for directory in (left, others):
         directory.mkdir(exist_ok=True)
     transport = make(tmp_path)
