@@ -227,7 +227,7 @@ class Rounds:
             z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
         except OutOfMemory:
             context.events.warn(
-                "There is no memory to average with the others; this round counts its own progress alone. Close other "
+                "There is no memory to average with the others; it counts its own progress alone. Close other "
                 "programs, or give this node more with --max-memory.",
                 "all-reduce-alone",
                 reason="out of memory",
