@@ -17,7 +17,8 @@ from protocol.manifest import Inner
 
 AT_ONCE = 2**18  # entries added up in float64 at a time: 2 MiB
 
-LeftOut = Literal["", "non-finite", "replaced", "memory"]
+LeftOut = Literal["", "non-finite", "absurd", "replaced", "memory"]
+LARGEST_NORM = 1e9  # of a gradient: clipped to 1, what is beyond that is no direction to go in
 
 
 @dataclass(frozen=True)

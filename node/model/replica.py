@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from node.model.flat import FlatParameters
-from node.model.inner import AdamW, LeftOut, StepReport, are_finite, norm_of
+from node.model.inner import LARGEST_NORM, AdamW, LeftOut, StepReport, are_finite, norm_of
 from node.model.outer import OuterSettings, add_weighted, contribution, outer_step
 from node.model.passes import Passes
 from node.model.schedule import learning_rate
@@ -79,6 +79,8 @@ class Replica:
         norm = math.nan if left_out else norm_of(gradients)
         if not left_out and not math.isfinite(norm):
             left_out = "non-finite"
+        elif not left_out and norm > LARGEST_NORM:
+            left_out = "absurd"
         if not left_out:
             if norm > inner.clip_norm:
                 gradients.mul_(inner.clip_norm / norm)

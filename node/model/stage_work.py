@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -91,7 +92,7 @@ class StageWork:
         loss, by_inputs = self._whole(lambda: self._passes.last_stage(inputs, labels))
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
-        return self._copies.landing(lambda: (fetch_loss().item(), answer()))
+        return self._copies.landing(lambda: (_finite(fetch_loss().item()), answer()))
 
     def head(self, load: Load, learns: bool) -> Landing[LossAndAnswer]:
         """As `last_stage`, in a ring at the first stage."""
@@ -99,7 +100,7 @@ class StageWork:
         loss, by_inputs = self._whole(lambda: self._passes.head(inputs, labels, learns))
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
-        return self._copies.landing(lambda: (fetch_loss().item(), answer()))
+        return self._copies.landing(lambda: (_finite(fetch_loss().item()), answer()))
 
     def _forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         def work() -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,6 +149,13 @@ class StageWork:
         codec = self._manifest.wire.gradients
         fetch = self._copies.to_host(by_inputs, torch_type(codec))
         return lambda: [_encoded(fetch(), codec, "gradients")]
+
+
+def _finite(loss: float) -> float:
+    """Raises `NonFinite`: the microbatch counts, and its sender must not learn from it."""
+    if not math.isfinite(loss):
+        raise NonFinite("the loss")
+    return loss
 
 
 def _encoded(tensor: torch.Tensor, codec: str, what: str) -> Encoded:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from node.context import Context
+from node.model.inner import LARGEST_NORM
 from node.pipeline.norms import Norms
 from node.rounds.quarantine import Quarantine
 from protocol.errors import CodecError, Refused
@@ -37,7 +38,7 @@ class Conduct:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32).item()
         if not math.isfinite(norm):
             raise CodecError("the gradient is not finite")
-        if self._norms.is_outlying(norm):
+        if norm > LARGEST_NORM or self._norms.is_outlying(norm):
             raise CodecError(f"the gradient has a norm of {norm:.3g}, out of all proportion")
 
     def did_well(self, peer: PeerId) -> None:

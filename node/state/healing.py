@@ -17,6 +17,7 @@ TELL_SECONDS = 60.0  # between two sentences about batches that were left out
 
 REASONS: dict[LeftOut, str] = {
     "non-finite": "A gradient was not finite (NaN or infinity)",
+    "absurd": "A gradient was out of all proportion",
     "memory": "Memory ran out in a backward pass or in the optimizer",
     "replaced": "The weights were replaced in the middle of a batch",
 }
@@ -43,9 +44,11 @@ class Healing:
         self._left_out = 0
         self._told_at: float | None = None
         self._lost_at: int | None = None  # step
+        self._in_a_row = 0  # steps left out for their gradients
 
     async def step_done(self, report: StepReport) -> None:
         """Tell of a batch that was left out, and see to the weights, which may be the reason."""
+        self._in_a_row = self._in_a_row + 1 if report.left_out in ("non-finite", "absurd") else 0
         if not report.left_out:
             return
         self._left_out += 1
@@ -61,6 +64,17 @@ class Healing:
             )
         if report.left_out == "non-finite":
             await self.is_well()
+        self._require_progress()
+
+    def _require_progress(self) -> None:
+        """Raises `NodeFailed` after two rounds of nothing but worthless gradients, where others go on without."""
+        context = self._context
+        others = {*context.view.serving(context.stage, context.transport.now())} - {context.me}
+        if others and self._in_a_row >= 2 * context.manifest.outer.inner_steps:
+            raise NodeFailed(
+                f"{self._in_a_row} inner steps in a row were left out since their gradients were worthless, while "
+                "others train this stage. Check the device (memory errors, heat, overclocking) and start again."
+            )
 
     async def is_well(self) -> bool:
         """Whether all weights are numbers. If not, they are taken from other replicas or the last checkpoint.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import Counter
@@ -16,7 +15,7 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.passes import evaluate_through
 from protocol.errors import NodeFailed
 from tests.swarm.broken import Place, broken
-from tests.swarm.micro import micro_corpus, micro_swarm, run_swarm
+from tests.swarm.micro import micro_corpus, micro_swarm, run_swarm, step_of, until
 
 REPLICAS, STEPS = 4, 80
 ABSURD = 1e30
@@ -38,29 +37,41 @@ def validation_loss(swarm: SimulatedSwarm, without: int | None) -> float:
     return float(torch.stack(losses).mean())
 
 
-async def trained(stage: int | None, place: Place = "loss", value: float = math.nan) -> SimulatedSwarm:
-    """Two stages of four replicas to the end of their steps; the last one added is broken at `place`."""
+BAD = 2 * REPLICAS - 1  # the number of the broken node, if there is one
+
+
+async def trained(stage: int, place: Place | None = None, value: float = math.nan) -> SimulatedSwarm:
+    """Two stages of four replicas until the sound ones of the first have done their steps; one broken at `place`."""
     swarm: SimulatedSwarm = micro_swarm(inner__total_steps=STEPS)
     await swarm.seed_peer.start()
-    for number in range(2 * REPLICAS - 1):
-        swarm.add(number, stage=(number + (stage == 1)) % 2)
-    swarm.add(
-        2 * REPLICAS - 1, stage=1 if stage is None else stage,
-        **({} if stage is None else {"replica": broken(place, value)}),
-    )  # fmt: skip
-    with contextlib.suppress(NodeFailed):  # the broken one may end, with a sentence
-        await swarm.finish()
-        return swarm
-    swarm.tasks.pop(2 * REPLICAS - 1)
-    swarm.nodes.pop(2 * REPLICAS - 1)
-    await swarm.finish()
+    stages = [(number + (stage == 0)) % 2 for number in range(BAD)]  # four of each with the broken one
+    sound = [swarm.add(number, stage=its) for number, its in enumerate(stages)]
+    if place is not None:
+        swarm.add(BAD, stage=stage, replica=broken(place, value))
+    elif stage == 1:
+        swarm.add(BAD, stage=stage)
+    first = [node for node, its in zip(sound, stages, strict=True) if its == 0]
+    await until(lambda: all(step_of(node) >= STEPS for node in first), seconds=600, step=0.5)
     return swarm
 
 
+async def leave(swarm: SimulatedSwarm) -> None:
+    """All but the broken one, which may have ended with a sentence, and leaves in any way."""
+    if BAD in swarm.tasks and swarm.tasks[BAD].done():
+        assert isinstance(swarm.tasks.pop(BAD).exception(), NodeFailed)
+        swarm.nodes.pop(BAD)
+    await swarm.leave()
+
+
 @cache
-def undisturbed() -> float:
+def undisturbed(stage: int) -> float:
+    """With as many tokens: those of a broken replica of the first stage never count, so it is left out there."""
+
     async def main() -> float:
-        return validation_loss(await trained(None), None)
+        swarm = await trained(stage)
+        loss = validation_loss(swarm, None)
+        await leave(swarm)
+        return loss
 
     loss: float = run_swarm(main())
     return loss
@@ -86,17 +97,17 @@ CASES: list[tuple[int, Place, float]] = [
 def test_one_broken_replica_of_eight_harms_nobody_else(stage: int, place: Place, value: float) -> None:
     async def main() -> None:
         swarm = await trained(stage, place, value)
-        bad = 2 * REPLICAS - 1
-        loss = validation_loss(swarm, bad)
+        loss = validation_loss(swarm, BAD)
         print(f"{place} {value} at stage {stage}: {loss:.4f}, undisturbed {undisturbed_loss:.4f}")
         assert loss < undisturbed_loss + TOLERANCE
-        for number in range(bad):
+        for number in range(BAD):
             assert torch.isfinite(swarm.nodes[number].replica.flat.values).all()
         told = Counter(
-            event["event"] for event in swarm.events if event["node"] == bad and event["event"] in TOLD
+            event["event"] for event in swarm.events if event["node"] == BAD and event["event"] in TOLD
         )
         assert told or value == ABSURD, "its owner was told nothing"
         assert max(told.values(), default=0) <= 5, told  # not with every microbatch
+        await leave(swarm)
 
-    undisturbed_loss = undisturbed()
+    undisturbed_loss = undisturbed(stage)
     run_swarm(main())
