@@ -89,11 +89,12 @@ def test_two_runs_without_measurements_are_reported_too() -> None:
 
 def test_tokens_of_a_node_that_was_restarted_are_counted_on() -> None:
     count = TokenCount()
-    for tokens in (100, 300, 50, 80):
+    for tokens in (100, 300, 250, 400):  # from its checkpoint
         count.note([sighting("a", tokens), sighting("b", 10)])
-    assert count.total == 300 + 80 + 10
-    count.note([])
-    assert count.total == 390
+    assert count.total == 410
+    for tokens in (20, 80):  # with the state of others
+        count.note([sighting("a", tokens), sighting("b", 10)])
+    assert count.total == 490
 
 
 def sighting(name: str, tokens: int) -> Sighting:
