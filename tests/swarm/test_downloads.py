@@ -40,7 +40,7 @@ class Donor:
         self.peer, self.rpc = self.transport.peer_id, Rpc(self.transport)
         self.replica = Replica(MANIFEST, 0)
         self.replica.round, self.replica.step = round_, 5 * round_
-        for tensor in (self.replica.phi, self.replica.delta, self.replica.first_moment):
+        for tensor in (self.replica.phi, self.replica.delta, self.replica.adamw.moments[0]):
             tensor.fill_(mark)
         self.service = StateService(0, self.replica, InlineCompute(lambda _: 0.001))
         self.asked = 0
