@@ -66,7 +66,8 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
     return sum(s.stats.tokens for s in sightings if s.stats is not None and s.stats.stage == 0)
 
 
-PICTURE_WIDTH = 100
+PICTURE_WIDTH = 110
+LEAST_WIDTHS = {"node": 4, "stage": 5, "state": 7, "step": 4}  # cut last on a narrow terminal
 PLAIN_LINE_SECONDS = 4.0
 COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("node", "left"),
@@ -78,7 +79,6 @@ COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("tok/s", "right"),
     ("busy", "right"),
     ("s/batch", "right"),
-    ("queue", "right"),
     ("partner", "left"),
     ("pairs", "right"),
     ("resent", "right"),
@@ -94,7 +94,7 @@ def render(picture: Picture) -> Group:
         header_style="bold underline",
     )
     for heading, justify in COLUMNS:
-        table.add_column(heading, justify=justify, no_wrap=True)
+        table.add_column(heading, justify=justify, no_wrap=True, min_width=LEAST_WIDTHS.get(heading))
     for sighting in sorted(
         picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, picture))
     ):
@@ -124,8 +124,9 @@ def headline(picture: Picture) -> str:
 
 
 def show(console: Console, picture: Picture) -> None:
-    """Print the whole picture once."""
-    console.print(render(picture))
+    """Print the whole picture once; what is no terminal has room for all columns."""
+    width = None if console.is_terminal else max(console.width, PICTURE_WIDTH)
+    console.print(render(picture), width=width, crop=console.is_terminal)
 
 
 def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], None]]:
@@ -187,12 +188,19 @@ def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
         _number(stats.loss, 3),
         f"{stats.tokens_per_second:,.0f}",
         percent(stats.recent_compute_fraction),
-        "-" if stats.seconds_per_microbatch is None else f"{stats.seconds_per_microbatch:.2g}",
-        str(stats.queue),
+        _lag(stats),
         partner if stats.round else "",
         str(stats.pair_averagings),
         str(stats.resends),
     ]
+
+
+def _lag(stats: NodeStats) -> str:
+    """Seconds of computing for a microbatch, and how many waited for it when the last step ended."""
+    if stats.seconds_per_microbatch is None:
+        return "-"
+    waiting = f" +{stats.queue}" if stats.queue else ""
+    return f"{stats.seconds_per_microbatch:.2g}{waiting}"
 
 
 def percent(fraction: float | None) -> str:
