@@ -30,8 +30,8 @@ class Waiting:
 class Channel:
     """Either side of one stream of one class of traffic; only the calling side has requests that wait.
 
-    Mutable state: the requests that wait for their replies, the next one's number, when bytes were last handed to the
-    stream, whether it is of no use any more, and the task that reads replies.
+    Mutable state: the requests that wait for their replies, the next one's number, whether the stream is of no use
+    any more, and the task that reads replies.
     """
 
     stream: Stream
@@ -40,7 +40,6 @@ class Channel:
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: dict[int, Waiting] = field(default_factory=dict)
     next_id: int = 0
-    wrote: float = 0.0
     broken: bool = False
     reader: asyncio.Task[None] | None = None
 
@@ -128,19 +127,15 @@ class Channel:
                         message.kind,
                         message.model_dump(),
                         tensors,
-                        self._note_moved,
                     )
             except BaseException:
                 self.fail(PeerUnreachable("the stream broke while sending"))
                 raise
             self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
 
-    def _note_moved(self) -> None:
-        self.wrote = asyncio.get_running_loop().time()
-
     def _moved(self) -> float:
         """When bytes last moved, either way."""
-        return max(self.wrote, self.stream.heard)
+        return max(self.stream.wrote, self.stream.heard)
 
     @asynccontextmanager
     async def _turn(self, patience: Patience | None = None) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ Every length is checked against its limit before memory is taken for it. Nothing
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -26,7 +26,6 @@ from protocol.transport.base import Buffer, PeerId, Stream
 MAGIC = b"NLC1"
 MAX_HEADER_BYTES = 256 * 1024
 MAX_TENSORS = 8
-CHUNK = 256 * 1024  # bytes handed to the stream at once, after which they count as moved
 MOST_EXPANSION = 4  # of a class's bound on payloads: what int8 may take when it is decoded, and no codec more
 _PREFIX = struct.Struct(">4sBIQ")
 
@@ -89,12 +88,8 @@ async def write_frame(
     kind: str,
     body: Any,
     tensors: Sequence[Encoded] = (),
-    moved: Callable[[], None] = lambda: None,
 ) -> int:
-    """Send one frame; returns its size in bytes. The tensors' memory must not change until this returns.
-
-    `moved` is called whenever the stream has taken another part of it.
-    """
+    """Send one frame; returns its size in bytes. The tensors' memory must not change until this returns."""
     specs = [describe(tensor) for tensor in tensors]
     header: bytes = msgpack.packb([request_id, kind, body, specs])
     payload_bytes = sum(tensor.nbytes for tensor in tensors)
@@ -102,27 +97,8 @@ async def write_frame(
     buffers: list[Buffer] = [prefix + header]
     for tensor in tensors:
         buffers.extend(tensor.buffers)
-    for part in _parts(buffers):
-        await stream.write(*part)
-        moved()
+    await stream.write(*buffers)
     return len(prefix) + len(header) + payload_bytes
-
-
-def _parts(buffers: Sequence[Buffer]) -> Iterator[list[Buffer]]:
-    """The buffers one after another, `CHUNK` bytes at a time, small ones together."""
-    part: list[Buffer] = []
-    room = CHUNK
-    for buffer in buffers:
-        view = memoryview(buffer)
-        if view.nbytes > room:
-            view = view.cast("B")
-            while view.nbytes > room:
-                yield [*part, view[:room]]
-                view, part, room = view[room:], [], CHUNK
-            buffer = view
-        part.append(buffer)
-        room -= view.nbytes
-    yield part
 
 
 async def read_frame(

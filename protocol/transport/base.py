@@ -36,6 +36,11 @@ class Stream(abc.ABC):
         """The loop's time at which bytes last came from the peer, asked for or not; 0 before."""
         return 0.0
 
+    @property
+    def wrote(self) -> float:
+        """The loop's time at which the network last took bytes of a `write`, to about 0.2 s; 0 before."""
+        return 0.0
+
     @abc.abstractmethod
     async def read(self, size: int) -> Buffer:
         """Exactly `size` bytes, which belong to the caller. No deadline of its own.

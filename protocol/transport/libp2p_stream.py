@@ -24,6 +24,10 @@ class Libp2pStream(Stream):
     def heard(self) -> float:
         return self._socket.heard
 
+    @property
+    def wrote(self) -> float:
+        return self._socket.wrote
+
     async def accept(self) -> None:
         """Tell the opener that a handler has taken the stream."""
         await self.write(_ACCEPTED)

@@ -188,12 +188,17 @@ class MemoryStream(Stream):
         self.twin: MemoryStream | None = None  # the other end
         self._outgoing, self._incoming = outgoing, incoming
         self._limits, self._rng = limits, rng
+        self._wrote = 0.0
         self._closed = False
         self._lock = asyncio.Lock()  # writes of several tasks do not mix
 
     @property
     def heard(self) -> float:
         return self._incoming.heard
+
+    @property
+    def wrote(self) -> float:
+        return self._wrote
 
     async def read(self, size: int) -> bytes:
         if self._closed:
@@ -218,6 +223,7 @@ class MemoryStream(Stream):
                 await self._wait_for_room()
             self._check_writable()
             pipe.put(_snapshot(buffer, start, start + step))
+            self._wrote = asyncio.get_running_loop().time()
 
     async def _wait_for_room(self) -> None:
         pipe = self._outgoing

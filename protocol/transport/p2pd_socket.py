@@ -18,6 +18,7 @@ READ_AHEAD = 1 << 20  # bytes that Python holds unasked before p2pd, and so the 
 _SCRATCH = 64 << 10  # bytes taken from the kernel at once when nobody waits for them
 # bytes from which memory is taken as it is; what is smaller costs nothing to fill with zeros
 _BULK = 64 << 10
+_LOOK = 0.2  # seconds between two looks at how much the kernel has taken of what a writer waits for
 
 
 class P2pdSocket(asyncio.BufferedProtocol):
@@ -29,6 +30,7 @@ class P2pdSocket(asyncio.BufferedProtocol):
 
     def __init__(self, made: Callable[[P2pdSocket], None] = lambda _: None) -> None:
         self.heard = 0.0  # the loop's time at which bytes last came
+        self.wrote = 0.0  # the same of bytes that the kernel took, known to `_LOOK` seconds
         self._made = made  # called once, when the connection is there
         self._loop = asyncio.get_running_loop()
         self._ahead = bytearray()
@@ -107,10 +109,20 @@ class P2pdSocket(asyncio.BufferedProtocol):
             raise ConnectionResetError("the connection is closed")
         if not self._has_room:
             self._writer = self._loop.create_future()
+            self._look(self._transport.get_write_buffer_size())
             try:
                 await self._writer
             finally:
                 self._writer = None
+                self._next_look.cancel()
+        self.wrote = self._loop.time()
+
+    def _look(self, before: int) -> None:
+        """Note whether the kernel took something of the `before` bytes, now and again until it has them all."""
+        left = self._transport.get_write_buffer_size()
+        if left < before:
+            self.wrote = self._loop.time()
+        self._next_look = self._loop.call_later(_LOOK, self._look, left)
 
     def pause_writing(self) -> None:
         self._has_room = False
