@@ -41,8 +41,8 @@ class Complaints:
             "the microbatch or this device may be damaged" if sound else "this replica's weights are none"
         )
         self._context.events.warn(
-            f"{error.what.capitalize()} computed by stage {stage} here are NaN or infinite: {reason}. Such "
-            "microbatches are dropped. If it goes on, stop this node, remove its checkpoint and start it again.",
+            f"Stage {stage} here computed NaN or infinity in {error.what}: {reason}. Such microbatches "
+            "are dropped. If it goes on, stop this node, remove its checkpoint and start it again.",
             event,
             stage=stage,
             what=error.what,
