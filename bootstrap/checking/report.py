@@ -182,7 +182,8 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Links) 
     if manifest.stages > 1 and there_and_back > limits.microbatch_deadline:
         notes.append(
             f"a microbatch is {there_and_back:.0f} s on these links, limits.microbatch_deadline "
-            f"{limits.microbatch_deadline:g} s: fewer inner.sequences, or a shorter codec in wire."
+            f"{limits.microbatch_deadline:g} s: a link that keeps what it was given for longer "
+            "than that looks silent. Fewer inner.sequences, or a shorter codec in wire."
         )
     is_late = manifest.outer.overlap == "late"  # what φ takes earlier has the whole round
     exchange = max(links.seconds(s.round.sent if is_late else s.round.blocking) for s in stages)

@@ -27,6 +27,7 @@ from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.looking.observer import Observer, Sighting
 from bootstrap.looking.table import tokens_trained
 from node.machine.sizes import size
+from node.model.stage import parameter_count
 from protocol.errors import JoinError, ResourceError, StateError
 from protocol.manifest import Manifest
 
@@ -80,7 +81,8 @@ async def export(
 
 async def _source(observer: Observer, order: Order, stage: int, partial: Path) -> Source:
     peers = [order.route[stage]] if order.route else observer.view.holding(stage, observer.transport.now())
-    donors, parameters = await donors_of(observer, stage, peers)
+    parameters = parameter_count(observer.manifest, stage)
+    donors = await donors_of(observer, stage, parameters, peers)
     earlier = earlier_donors(partial, observer.signed.run_id, stage)
     return Source(stage, parameters, tuple(choose(donors, order.mean, earlier)))
 

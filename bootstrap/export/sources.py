@@ -62,12 +62,12 @@ def choose(donors: Sequence[Donor], mean: bool, earlier: Sequence[Sequence[str |
     return kept if len(kept) == len(again) >= len(best) else best
 
 
-async def donors_of(observer: Observer, stage: int, peers: Sequence[PeerId]) -> tuple[list[Donor], int]:
-    """Those of `peers` that answer, by peer id, and the stage's number of parameters.
+async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequence[PeerId]) -> list[Donor]:
+    """Those of `peers` that answer and hold as many parameters as the manifest says, by peer id.
 
     Raises `JoinError` when nobody does, with what each of those asked failed with.
     """
-    answers = await all_of(*(_index(observer, stage, peer) for peer in sorted(peers)))
+    answers = await all_of(*(_index(observer, stage, parameters, peer) for peer in sorted(peers)))
     found = [answer for answer in answers if not isinstance(answer, str)]
     if not found and answers:
         raise JoinError(
@@ -79,12 +79,11 @@ async def donors_of(observer: Observer, stage: int, peers: Sequence[PeerId]) -> 
         raise JoinError(
             f"No live peer serves stage {stage} of {observer.manifest.stages}. Wait until one has joined."
         )
-    parameters = found[0][1]
-    return [donor for donor, count in found if count == parameters], parameters
+    return found
 
 
-async def _index(observer: Observer, stage: int, peer: PeerId) -> tuple[Donor, int] | str:
-    """The donor and its number of parameters, or in words why it is none."""
+async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) -> Donor | str:
+    """The donor, or in words why it is none."""
     try:
         index, _ = await observer.rpc.call(
             peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE
@@ -93,4 +92,6 @@ async def _index(observer: Observer, stage: int, peer: PeerId) -> tuple[Donor, i
         return f"…{peer[-8:]}: {failure}"
     if index.stage != stage:
         return f"…{peer[-8:]}: it has gone to stage {index.stage}"
-    return Donor(peer, index.step, index.round, observer.view.has_finished(peer)), index.parameters
+    if index.parameters != parameters:
+        return f"…{peer[-8:]}: it has {index.parameters} parameters where the manifest says {parameters}"
+    return Donor(peer, index.step, index.round, observer.view.has_finished(peer))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from bootstrap.looking.observer import Observer
+from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights
 
 
@@ -18,8 +19,9 @@ async def measure_spread(observer: Observer) -> float:
     """
     squares, entries = 0.0, 0
     for stage in range(observer.manifest.stages):
+        parameters = parameter_count(observer.manifest, stage)
         replicas = [
-            (await fetch_slow_weights(observer.rpc, stage, peer))[0]
+            (await fetch_slow_weights(observer.rpc, stage, parameters, peer))[0]
             for peer in observer.view.holding(stage, observer.transport.now())
         ]
         squares += squared_deviation(replicas)

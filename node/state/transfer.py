@@ -86,24 +86,27 @@ async def fetch_piece(
     return piece, tensors
 
 
-async def fetch_slow_weights(rpc: Rpc, stage: int, peer: PeerId) -> tuple[torch.Tensor, Progress]:
-    """All of one replica's φ, flat float32, of one round.
+async def fetch_slow_weights(
+    rpc: Rpc, stage: int, parameters: int, peer: PeerId
+) -> tuple[torch.Tensor, Progress]:
+    """All of one replica's φ, flat float32 [parameters], of one round.
 
-    Raises `JoinError` when the replica goes away, or ends a round each time before all pieces are here.
+    Raises `JoinError` when the replica goes away, says that it has another number of parameters than the manifest's,
+    or ends a round each time before all pieces are here.
     """
     index, _ = await rpc.call(peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE)
-    if index.stage != stage or index.parameters > 2**40:
+    if index.stage != stage or index.parameters != parameters:
         raise JoinError(f"Peer {peer} does not serve stage {stage} any more. Try again.")
     for _ in range(TRIES_PER_PIECE):
-        flat = torch.empty(index.parameters)
-        numbers = iter(range(piece_count(index.parameters)))
+        flat = torch.empty(parameters)
+        numbers = iter(range(piece_count(parameters)))
         seen: list[Progress] = []
 
         async def work_off(
             flat: torch.Tensor = flat, numbers: Iterator[int] = numbers, seen: list[Progress] = seen
         ) -> None:
             for number in numbers:
-                piece, phi = await _fetch_phi(rpc, stage, index.parameters, number, peer)
+                piece, phi = await _fetch_phi(rpc, stage, parameters, number, peer)
                 flat[number * PIECE_PARAMETERS :][: len(phi)].copy_(phi)
                 seen.append(Progress(piece.step, piece.round))
 
