@@ -24,9 +24,9 @@ from pipelines.plain import train_plainly
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.traces.report import time_of_nodes
-from node.machine.resources import room_on
 from node.model.execution import choose_execution
 from node.model.replica import Replica
+from node.model.resources import room_on
 from protocol.manifest import Manifest, load_preset
 
 STAGES = {2: "two_stages", 4: "four_stages"}

@@ -33,7 +33,7 @@ from node.daemon import Node
 from node.machine.heap import keep_freed_memory
 from node.member import Surroundings
 from node.model.compute import ComputeThread
-from node.state.directory import StateDirectory
+from node.model.state_directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from protocol.errors import UserError
 from protocol.identity import Identity

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from node.links.links import Links
+from node.membership.view import View
 from node.model.compute import Compute
-from node.places.membership import View
 from node.watch.events import Events
 from node.watch.tally import Tally
 from node.watch.trace import NO_TRACE, Trace

@@ -12,25 +12,25 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context
-from node.data.supply import DataSupply
-from node.data.tokenizer_exchange import RunTokenizer
 from node.frame_limits import payload_limits
 from node.links.links import Links
 from node.member import Member, Surroundings
+from node.membership.abilities import Abilities
+from node.membership.greeting import serve_greeting
+from node.membership.joining import find_run
+from node.membership.moving import Mover
+from node.membership.newcomer import found_stage
+from node.membership.owners_plan import OwnersPlan
+from node.membership.supply import DataSupply
+from node.membership.tokenizer_exchange import RunTokenizer
+from node.membership.view import View
 from node.model.families import parts_of
 from node.model.replica import Replica
 from node.model.stage import work_of
-from node.places.abilities import Abilities
-from node.places.greeting import serve_greeting
-from node.places.joining import find_run
-from node.places.membership import View
-from node.places.moving import Mover
-from node.places.newcomer import found_stage
-from node.places.owners_plan import OwnersPlan
+from node.model.state_directory import Checkpoint
 from node.rounds.rounds import Rounds
 from node.service import Service, attempt
 from node.state.checkpoints import Checkpoints
-from node.state.directory import Checkpoint
 from node.watch.health import parts_told, reached_at
 from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.config import NodeConfig
-from node.data.supply import DataSupply, ReadData
-from node.data.tokenizer_exchange import RunTokenizer
 from node.links.links import Links
+from node.membership.abilities import Abilities
+from node.membership.supply import DataSupply, ReadData
+from node.membership.tokenizer_exchange import RunTokenizer
+from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica
-from node.places.abilities import Abilities
-from node.places.membership import View
-from node.state.directory import StateDirectory
+from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest

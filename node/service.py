@@ -11,28 +11,28 @@ import torch
 
 from node.context import Context, Counters
 from node.data.batches import Position
-from node.links.probes import LinkProbes
+from node.first_state import FirstState
+from node.link_probes import LinkProbes
 from node.machine.ports import tcp_port
-from node.machine.resources import room_on
 from node.member import CLOSING_SECONDS, Member
+from node.membership.discovery import Discovery
 from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
-from node.model.evaluation import EvaluationService
 from node.model.execution import choose_execution, described
-from node.model.prediction import PredictionService
 from node.model.rehearsal import rehearse
 from node.model.replica import Replica
+from node.model.resources import room_on
 from node.model.sparing import sparing_for
 from node.model.stage_work import StageWork
+from node.model.state_directory import Checkpoint
+from node.node_statistics import announcement, statistics
+from node.pipeline.evaluation import EvaluationService
 from node.pipeline.pipeline import Pipeline
-from node.places.discovery import Discovery
+from node.pipeline.prediction import PredictionService
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
-from node.state.directory import Checkpoint
-from node.state.first_state import FirstState
 from node.state.transfer import StateService
 from node.trainer import Trainer
-from node.watch.portrait import announcement, statistics
 from protocol.announcement import Announcement, State
 from protocol.errors import Refused, UserError
 from protocol.messages import (

@@ -22,9 +22,9 @@ from state import manifest_of, sample
 
 from node.context import Context, Counters
 from node.frame_limits import payload_limits
+from node.membership.view import View
 from node.model.compute import ComputeThread, Priority
 from node.model.replica import Replica
-from node.places.membership import View
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
 from protocol.announcement import Announcement

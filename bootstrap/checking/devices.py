@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from bootstrap.checking.known_devices import GB, Device
-from node.machine.resources import least_memory, room_on
 from node.model.footprint import Cost, estimated, least_in_flight, memory_of_buffers, memory_of_state
+from node.model.resources import least_memory, room_on
 from node.model.stage import Stage, work_of
 from protocol.manifest import Manifest
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from bootstrap.checking.devices import DeviceReport
-from node.machine.resources import least_memory, memory_needed
 from node.machine.sizes import size
 from node.model.footprint import (
     Buffers,
@@ -17,6 +16,7 @@ from node.model.footprint import (
     memory_of_buffers,
     memory_of_state,
 )
+from node.model.resources import least_memory, memory_needed
 from protocol.manifest import Manifest
 
 FITS = {"whole": "", "smaller": " *", "no": "does not fit"}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from node.data.tokenizer_exchange import serve_tokenizer
-from node.places.greeting import serve_greeting
+from node.membership.greeting import serve_greeting
+from node.membership.tokenizer_exchange import serve_tokenizer
 from node.watch.health import parts_told, reached_at
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bootstrap.looking.observer import Observer
-from node.data.tokenizer_exchange import RunTokenizer
+from node.membership.tokenizer_exchange import RunTokenizer
 from protocol.manifest import BYTES
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.frame_limits import payload_limits
-from node.places.discovery import read_stage
-from node.places.greeting import greet
-from node.places.joining import DIAL_DEADLINE
-from node.places.membership import Member, View
+from node.membership.discovery import read_stage
+from node.membership.greeting import greet
+from node.membership.joining import DIAL_DEADLINE
+from node.membership.view import Member, View
 from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity
 from protocol.manifest import Manifest

@@ -20,9 +20,9 @@ from bootstrap.placement.fewest_moves import with_fewest_moves
 from bootstrap.placement.noloco import NolocoProblem
 from bootstrap.placement.plan import Plan
 from bootstrap.placement.scenario import Integers, Scenario, scenario_from
+from node.membership.capacity import Peer, peer_of
+from node.membership.discovery import DHT_DEADLINE
 from node.model.stage import work_of
-from node.places.capacity import Peer, peer_of
-from node.places.discovery import DHT_DEADLINE
 from protocol.errors import JoinError, ScenarioError, StateError
 from protocol.identity import Identity
 from protocol.manifest import Manifest

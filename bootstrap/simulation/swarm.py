@@ -19,7 +19,7 @@ from node.data.batches import TrainingData
 from node.member import Surroundings
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
-from node.state.directory import StateDirectory
+from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.identity import Identity
 from protocol.manifest import Manifest

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from node.machine.limits import Room
-from node.machine.resources import room_on, too_little
 from node.machine.sizes import size
 from node.model.copies import copies_of
 from node.model.execution import Execution, Precision, executed
@@ -21,6 +20,7 @@ from node.model.fitting import USABLE, Way, by_formula, choose, ways
 from node.model.footprint import Cost, memory_of_buffers, memory_of_state, sliced
 from node.model.memory import Meter, meter_of
 from node.model.replica import Replica
+from node.model.resources import room_on, too_little
 from node.model.shortage import is_out_of_memory
 from node.model.stage_work import Load, StageWork
 from protocol.errors import ResourceError

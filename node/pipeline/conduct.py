@@ -1,6 +1,6 @@
 """How the peers of the next stage behave: whose answers are worthless, and who is left alone for it.
 
-Each node keeps its own record and believes nobody else's, as of partners (`node.rounds.quarantine`).
+Each node keeps its own record and believes nobody else's, as of partners (`node.membership.quarantine`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from node.context import Context
+from node.membership.quarantine import Quarantine
 from node.model.inner import LARGEST_NORM
 from node.pipeline.norms import Norms
-from node.rounds.quarantine import Quarantine
 from protocol.errors import CodecError, Refused
 from protocol.transport.base import PeerId
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from node.model.footprint import QUEUE_BATCHES
 from node.pipeline.admission import Admission, Decision
 from protocol.errors import NolocoError, Refused, TransportDown
-
-QUEUE_BATCHES = 2  # microbatches that may wait here, in batches of an inner step
 
 
 class Gate:

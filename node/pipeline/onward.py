@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from node.context import Context
+from node.links.deadlines import AdaptiveDeadline
 from node.pipeline.conduct import CONTENT, Conduct
-from node.pipeline.deadlines import AdaptiveDeadline
 from node.pipeline.passage import Passage
 from node.pipeline.routing import FixedRouter, Router
 from protocol.codec import Encoded

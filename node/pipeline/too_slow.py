@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from node.places.membership import Member
+from node.membership.view import Member
 
 TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
 

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from node.membership.quarantine import Quarantine
 from node.model.flat import Slice
 from node.rounds.history import History
-from node.rounds.quarantine import Quarantine
 from protocol.transport.base import PeerId
 
 CHUNK = 2**16  # entries worked on at once, so that they stay in the cache

@@ -11,9 +11,9 @@ from typing import NoReturn
 import torch
 
 from node.context import Context
+from node.links.deadlines import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
-from node.pipeline.deadlines import AdaptiveDeadline
 from node.rounds.contribution import Buffers, Contribution, weights_of
 from node.rounds.offer import Offer, sample_stride
 from node.rounds.pairing import Pair

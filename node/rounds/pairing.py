@@ -19,9 +19,9 @@ import random
 from collections.abc import Sequence
 from enum import IntEnum
 
-from node.places.search import Proposal, Refusal, Search
 from node.rounds.agreement import Agreement, Pair
 from node.rounds.meeting import LONGEST, Bounds, Meeting, Progress
+from node.rounds.search import Proposal, Refusal, Search
 from protocol.transport.base import PeerId
 
 __all__ = ["Pair", "Pairing"]

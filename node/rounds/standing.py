@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from node.places.membership import Member
+from node.membership.view import Member
 from protocol.transport.base import PeerId
 
 FAR_AHEAD = 5  # rounds; two replicas that are nearer to each other than that may as well average

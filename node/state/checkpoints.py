@@ -12,7 +12,7 @@ from node.model.compute import Priority
 from node.model.inner import are_finite
 from node.model.replica import Replica
 from node.model.stage_state import StageState
-from node.state.directory import Checkpoint, StateDirectory
+from node.model.state_directory import Checkpoint, StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 
 LEAST_SECONDS = 10.0

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from node.context import Context, Counters
-from node.places.membership import View
+from node.membership.view import View
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.pairing import Pair
 from protocol.announcement import Announcement

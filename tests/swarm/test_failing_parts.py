@@ -18,11 +18,11 @@ from tests.swarm.micro import FOREVER, everyone_goes_on, everyone_reaches, micro
 SLOWLY = 10  # times the usual seconds of a piece of work: virtual minutes in few of them
 # where an exception is thrown, and for parts that are kept running, the name that they are told by
 PARTS = [
-    ("node.places.discovery.Discovery.refresh", "Discovery"),
+    ("node.membership.discovery.Discovery.refresh", "Discovery"),
     ("node.links.links.Links.choose", "Measuring links"),
     ("node.state.checkpoints.Checkpoints.save", "Saving checkpoints"),
     ("node.model.replica.Replica.snapshot", "Saving checkpoints"),
-    ("node.places.moving.Mover._survey", "Watching for stages in need"),
+    ("node.membership.moving.Mover._survey", "Watching for stages in need"),
 ]
 TASKS = [
     "node.rounds.matchmaker.Matchmaker._ask",

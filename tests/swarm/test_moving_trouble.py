@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from node.places.abilities import Abilities
-from node.places.capacity import Peer
-from node.places.moving import Mover
-from node.places.plan_moves import next_move
-from node.places.rebalance import Move
+from node.membership.abilities import Abilities
+from node.membership.capacity import Peer
+from node.membership.moving import Mover
+from node.membership.plan_moves import next_move
+from node.membership.rebalance import Move
 from node.state.download import download_state
 from protocol.errors import JoinError, ResourceError
 from protocol.transport.base import PeerId
@@ -89,8 +89,8 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
     monkeypatch.setattr(Mover, "_look", marked_look)
     monkeypatch.setattr(Mover, "_take_lease", counted)
     monkeypatch.setattr(Mover, "_claims", unseen)
-    monkeypatch.setattr("node.places.moving.next_move", selfish)
-    monkeypatch.setattr("node.places.moving.PAUSES", (0.5, 0.5))
+    monkeypatch.setattr("node.membership.moving.next_move", selfish)
+    monkeypatch.setattr("node.membership.moving.PAUSES", (0.5, 0.5))
 
     async def main() -> None:
         swarm = await settled(2, 3)

@@ -13,9 +13,9 @@ from bootstrap.export.exporting import export
 from bootstrap.export.order import Order
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.membership.discovery import LONELY_SECONDS
 from node.model.flat import layout
 from node.model.stage import parameter_shapes
-from node.places.discovery import LONELY_SECONDS
 from protocol.codec import encode
 from protocol.errors import Refused
 from protocol.messages import Gradient, Return

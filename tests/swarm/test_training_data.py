@@ -15,7 +15,7 @@ from node.data.documents import Split
 from node.data.store import stored_documents
 from node.data.tokenised import TokenisedDocuments
 from node.data.tokenizer import ByteTokenizer, identity_of
-from node.data.tokenizer_exchange import fetch_tokenizer
+from node.membership.tokenizer_exchange import fetch_tokenizer
 from protocol.errors import TokenizerError
 from protocol.manifest import Manifest
 from protocol.messages import GetTokenizer, TokenizerPiece

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from node.places.search import Proposal, Refusal
 from node.rounds.meeting import LONGEST, Meeting, Progress
 from node.rounds.pairing import Pair, Pairing
+from node.rounds.search import Proposal, Refusal
 from protocol.transport.base import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from node.context import Context, Counters
+from node.membership.view import View
 from node.model.compute import InlineCompute
 from node.model.replica import Replica
-from node.places.membership import View
 from node.rounds.all_reduce import AllReduce
 from node.rounds.gathers import IN_FLIGHT, mean_of
 from node.watch.events import Events

@@ -11,7 +11,7 @@ from bootstrap.local.chaos.report import ChaosReport, Run, Seen, loss_at
 from bootstrap.local.chaos.schedule import KINDS, SECONDS, Schedule
 from bootstrap.local.tokens import TokenCount
 from bootstrap.looking.observer import Sighting
-from node.places.membership import Member
+from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.identity import Identity
 from protocol.messages import NodeStats

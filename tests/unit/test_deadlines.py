@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pipeline.deadlines import ENOUGH, HISTORY, AdaptiveDeadline
+from node.links.deadlines import ENOUGH, HISTORY, AdaptiveDeadline
 
 LIMIT, LEAST = 30.0, 0.5
 

@@ -7,11 +7,11 @@ import shutil
 import pytest
 import torch
 
-from node.machine.resources import GIB
 from node.model.execution import COMPILERS, Execution, choose_execution, described
 from node.model.fitting import USABLE
 from node.model.footprint import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.replica import Replica
+from node.model.resources import GIB
 from protocol.errors import UserError
 from protocol.manifest import Manifest, load_preset
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from node.machine.limits import Room
-from node.machine.resources import GIB
 from node.model.copies import copies_of
 from node.model.execution import Execution
 from node.model.fitting import USABLE, Way, by_formula, choose, least_activations, ways
@@ -17,6 +16,7 @@ from node.model.footprint import Cost, estimated, least_in_flight, memory_of_buf
 from node.model.memory import Meter
 from node.model.rehearsal import Rehearsal
 from node.model.replica import Replica
+from node.model.resources import GIB
 from node.model.stage_work import StageWork
 from protocol.errors import Refused, ResourceError
 from protocol.manifest import Manifest, load_preset

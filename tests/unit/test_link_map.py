@@ -16,7 +16,7 @@ from bootstrap.looking.link_table import table_of, write_scenario
 from bootstrap.looking.observer import Sighting
 from bootstrap.looking.table import Picture, headline
 from bootstrap.placement.scenario import read_scenario
-from node.places.membership import Member
+from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.errors import StateError
 from protocol.identity import Identity

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.report import Links, Report, report_on
 from bootstrap.simulation.front import read_points
-from node.machine.resources import memory_needed
+from node.model.resources import memory_needed
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.manifest import PRESETS, Manifest, load_preset, manifest_from, preset_text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.membership import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
+from node.membership.view import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
 from protocol.announcement import Announcement, State, parse_announcement
 from protocol.errors import RecordError
 from protocol.transport.base import PeerId, Record

@@ -12,7 +12,7 @@ from bootstrap.checking.known_devices import DEVICES, GB, Device
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.memory_tables import memory_figures
 from bootstrap.checking.report import Links, report_on
-from node.machine.resources import least_memory, memory_needed
+from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
 from protocol.manifest import load_preset
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from node.places.outside import announced, inner_port, is_outside, rented
+from node.membership.outside import announced, inner_port, is_outside, rented
 
 CONTAINER = ["/ip4/172.17.0.3/tcp/31337/p2p/12D3Koo", "/ip4/127.0.0.1/tcp/31337/p2p/12D3Koo"]
 RUNPOD = {"RUNPOD_PUBLIC_IP": "203.0.113.9", "RUNPOD_TCP_PORT_22": "40022", "RUNPOD_TCP_PORT_31337": "41337"}

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.search import Refusal
 from node.rounds.meeting import Meeting
 from node.rounds.pairing import Pair, Pairing
+from node.rounds.search import Refusal
 from tests.unit.pairings import A, B, C, K, agreed, answer, at, deliver, pairing, propose
 
 # --- holding to it ---------------------------------------------------------------------------------

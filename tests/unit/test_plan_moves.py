@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.capacity import Peer
-from node.places.plan_moves import next_move
-from node.places.rebalance import Move
+from node.membership.capacity import Peer
+from node.membership.plan_moves import next_move
+from node.membership.rebalance import Move
 from protocol.transport.base import PeerId
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.capacity import Peer
-from node.places.moving import PROMPT_PEERS, pause_before_look
-from node.places.rebalance import GAIN, Move, Patience, best_move
+from node.membership.capacity import Peer
+from node.membership.moving import PROMPT_PEERS, pause_before_look
+from node.membership.rebalance import GAIN, Move, Patience, best_move
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(1, 8), min_size=2, max_size=5)

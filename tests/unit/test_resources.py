@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from node.machine.limits import Room
-from node.machine.resources import (
+from node.model.footprint import memory_of_buffers
+from node.model.resources import (
     GIB,
     STARTING,
     least_memory,
@@ -16,7 +17,6 @@ from node.machine.resources import (
     require_memory,
     stages_that_fit,
 )
-from node.model.footprint import memory_of_buffers
 from node.model.stage import parameter_count
 from protocol.errors import ResourceError
 from protocol.manifest import load_preset

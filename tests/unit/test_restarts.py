@@ -15,8 +15,8 @@ import torch
 
 from node.model.replica import Replica
 from node.model.stage_state import StageState
+from node.model.state_directory import StateDirectory
 from node.state.checkpoints import Checkpoints
-from node.state.directory import StateDirectory
 from tests.swarm.micro import micro_corpus, run_swarm
 from tests.unit.two_ends import End, agree, two_ends
 

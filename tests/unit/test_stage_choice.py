@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.places.capacity import Peer
-from node.places.stage_choice import Arrival, better_stage, choose_stage
+from node.membership.capacity import Peer
+from node.membership.stage_choice import Arrival, better_stage, choose_stage
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=6)

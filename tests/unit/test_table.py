@@ -11,7 +11,7 @@ from rich.console import Console
 from bootstrap.local.summary import Summary
 from bootstrap.looking.observer import Sighting
 from bootstrap.looking.table import Picture, render
-from node.places.membership import Member
+from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.errors import WireError
 from protocol.identity import Identity

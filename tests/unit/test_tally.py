@@ -10,9 +10,9 @@ import msgpack
 
 from node.context import Context, Counters
 from node.links.links import Links
+from node.membership.view import View
 from node.model.replica import Replica
-from node.places.membership import View
-from node.watch.portrait import statistics
+from node.node_statistics import statistics
 from node.watch.tally import MAX_COUNTED, Tally
 from protocol.frames import MAX_HEADER_BYTES
 from protocol.identity import Identity

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from node.context import Context, Counters
+from node.membership.view import View
 from node.model.compute import InlineCompute
 from node.model.outer import contribution, outer_step
 from node.model.replica import Pieces, Replica
-from node.places.membership import View
 from node.rounds.pairing import Pair
 from node.rounds.rounds import Rounds
 from node.rounds.standing import Standing

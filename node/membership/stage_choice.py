@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from node.places.capacity import Capacities, Peer
+from node.membership.capacity import Capacities, Peer
 from protocol.transport.base import PeerId
 
 ALIKE = 1.08  # capacities within this factor count as equal: equal machines measure themselves that far apart

@@ -6,17 +6,17 @@ import torch
 
 from node.config import NodeConfig
 from node.data.opening import LOCAL
-from node.data.supply import DataSupply
 from node.machine.limits import Room, host_room
-from node.machine.resources import (
+from node.membership.supply import DataSupply
+from node.model.footprint import memory_of_state
+from node.model.resources import (
     require_disk,
     require_host_memory,
     require_memory,
     room_on,
     stages_that_fit,
 )
-from node.model.footprint import memory_of_state
-from node.state.directory import StateDirectory
+from node.model.state_directory import StateDirectory
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 

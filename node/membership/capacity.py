@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from node.places.membership import Member
+from node.membership.view import Member
 from protocol.transport.base import PeerId
 
 

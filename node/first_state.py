@@ -7,12 +7,12 @@ import contextlib
 from statistics import median
 
 from node.context import Context
+from node.membership.discovery import Discovery
 from node.model.compute import Priority
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica
-from node.places.discovery import Discovery
+from node.model.state_directory import Checkpoint
 from node.state.checkpoints import Checkpoints
-from node.state.directory import Checkpoint
 from node.trainer import Trainer
 from protocol.errors import CheckpointError, JoinError
 from protocol.transport.base import PeerId

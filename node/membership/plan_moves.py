@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from node.places.capacity import Capacities, Peer
-from node.places.rebalance import Move, best_move, may_leave
+from node.membership.capacity import Capacities, Peer
+from node.membership.rebalance import Move, best_move, may_leave
 from protocol.transport.base import PeerId
 
 # What leaving the plan must gain. More than what lets the plan be followed, so that a swarm between the two stays as

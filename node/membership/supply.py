@@ -11,7 +11,7 @@ from node.data.background import in_background
 from node.data.batches import Position, TrainingData
 from node.data.feed import Feed
 from node.data.opening import DataPlan, open_data
-from node.state.directory import StateDirectory
+from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.manifest import Manifest
 

@@ -10,8 +10,8 @@ from node.context import Context
 from node.links.allowance import ProbeAllowance
 from node.links.links import pause_after
 from node.links.visitor import Visitor, probe_digest
-from node.places.discovery import read_stage
-from node.places.membership import View
+from node.membership.discovery import read_stage
+from node.membership.view import View
 from protocol.errors import NolocoError, Refused
 from protocol.messages import Probe, Probed
 from protocol.rpc import Answer, Request, Traffic

@@ -10,8 +10,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from node.data.tokenizer import identity_of, load_tokenizer, read_tokenizer
-from node.places.membership import View
-from node.state.directory import StateDirectory
+from node.membership.view import View
+from node.model.state_directory import StateDirectory
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.manifest import BYTES, Manifest
 from protocol.messages import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece

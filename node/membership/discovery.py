@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from node.places.membership import View
-from node.state.directory import StateDirectory
+from node.membership.view import View
+from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.announcement import Announcement, parse_announcement, stage_key
 from protocol.errors import NolocoError, RecordError, StateError, TransportDown

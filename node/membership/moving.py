@@ -7,14 +7,14 @@ import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from node.places.capacity import Peer, peer_of
-from node.places.discovery import DHT_DEADLINE, read_stage
-from node.places.greeting import silent
-from node.places.membership import Member, View
-from node.places.owners_plan import OwnersPlan
-from node.places.plan_moves import next_move
-from node.places.rebalance import Move, Patience
-from node.places.renewal import Renewal
+from node.membership.capacity import Peer, peer_of
+from node.membership.discovery import DHT_DEADLINE, read_stage
+from node.membership.greeting import silent
+from node.membership.owners_plan import OwnersPlan
+from node.membership.plan_moves import next_move
+from node.membership.rebalance import Move, Patience
+from node.membership.renewal import Renewal
+from node.membership.view import Member, View
 from node.watch.events import Events
 from protocol.announcement import Claim, moving_key, parse_claim
 from protocol.errors import NolocoError, RecordError, UserError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from node.places.capacity import Capacities, Peer
+from node.membership.capacity import Capacities, Peer
 from protocol.transport.base import PeerId
 
 # What the least capacity must rise by. Equal machines measure themselves several percent apart, and a move costs

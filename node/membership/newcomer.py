@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 from node.config import NodeConfig
 from node.links.links import Links
 from node.links.visitor import Visitor
+from node.membership.capacity import Capacities, Peer, peer_of
+from node.membership.discovery import DHT_DEADLINE, read_stage
+from node.membership.greeting import silent
+from node.membership.link_cost import LinkTable, Volumes, excess_seconds
+from node.membership.owners_plan import OwnersPlan
+from node.membership.renewal import Renewal
+from node.membership.stage_choice import Arrival, better_stage, choose_stage, poorest_stages
+from node.membership.view import Member, View
 from node.model.stage import parameter_count, work_of
-from node.places.capacity import Capacities, Peer, peer_of
-from node.places.discovery import DHT_DEADLINE, read_stage
-from node.places.greeting import silent
-from node.places.link_cost import LinkTable, Volumes, excess_seconds
-from node.places.membership import Member, View
-from node.places.owners_plan import OwnersPlan
-from node.places.renewal import Renewal
-from node.places.stage_choice import Arrival, better_stage, choose_stage, poorest_stages
 from node.watch.events import Events
 from protocol.announcement import Announcement, State, joining_key, parse_announcement, stage_key
 from protocol.codec import nbytes_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from node.places.discovery import DHT_DEADLINE
+from node.membership.discovery import DHT_DEADLINE
 from node.watch.events import Events
 from protocol.errors import RecordError
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key

@@ -6,9 +6,9 @@ import asyncio
 import logging
 
 from node.config import NodeConfig
-from node.places.greeting import Greeting, NobodyGreets, greet
-from node.places.outside import inner_port, is_outside
-from node.state.directory import StateDirectory
+from node.membership.greeting import Greeting, NobodyGreets, greet
+from node.membership.outside import inner_port, is_outside
+from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import JoinError
 from protocol.rpc import Rpc
