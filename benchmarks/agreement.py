@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.founding.choosing import RunOptions
-from bootstrap.simulation.learning import Setting
+from bootstrap.simulation.learning import LearningSetting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import preset_text
 
@@ -61,7 +61,7 @@ def main() -> None:
         manifests = [RunOptions(file=file, steps=arguments.steps).resolved()[0] for file in files]
         real = [real_swarm(file, arguments.steps, directory) for file in files]
     settings = [
-        replace(Setting(manifest, REPLICAS, seed), validation_sequences=SEQUENCES)
+        replace(LearningSetting(manifest, REPLICAS, seed), validation_sequences=SEQUENCES)
         for manifest, seed in zip(manifests, seeds, strict=True)
     ]
     simulated = run_study(settings, None, os.cpu_count() or 1, lambda *_: None)

@@ -21,7 +21,7 @@ from pipelines.chain import Chain, ChainFailed, manifest_of
 from reporting.report import Report, arguments_of, parser_of, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from node.data.batches import Tally
+from node.data.batches import TokenisingTally
 from node.data.documents import Split
 from node.data.packing import TOKENISED_AT_ONCE, tokenised
 from node.data.paths import python_stdlib_files
@@ -85,7 +85,7 @@ def tokenise_all(text: Path, raw: bytes, cache: Path) -> dict[str, Any]:
     began = time.perf_counter()
     documents = stored_documents([str(text)], "text", 16_384, Split(0.05), cache)
     read_seconds = time.perf_counter() - began
-    tokenizer, tally, batch = FileTokenizer(raw, end_of_text_in(raw)), Tally(), list[str]()
+    tokenizer, tally, batch = FileTokenizer(raw, end_of_text_in(raw)), TokenisingTally(), list[str]()
     for document in documents.training(("benchmark",), 0, 0):
         batch.append(document)
         if len(batch) == TOKENISED_AT_ONCE:

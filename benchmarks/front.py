@@ -18,8 +18,8 @@ from typing import Any
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.figure import figure
-from bootstrap.simulation.front import Point, write_points
-from bootstrap.simulation.learning import Outcome, Setting
+from bootstrap.simulation.front import FrontPoint, write_points
+from bootstrap.simulation.learning import LearningResult, LearningSetting
 from bootstrap.simulation.learning_settings import one_setting
 from bootstrap.simulation.study import grouped, rows, run_study
 from protocol.manifest import load_preset
@@ -64,7 +64,7 @@ POINTS: Sequence[dict[str, Any]] = (
 PUBLISHED = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 
 
-def settings(seeds: Sequence[int], steps: int, points: int) -> Iterator[Setting]:
+def settings(seeds: Sequence[int], steps: int, points: int) -> Iterator[LearningSetting]:
     base = load_preset("tiny")
     for seed in seeds:
         for point in POINTS[:points]:
@@ -73,9 +73,9 @@ def settings(seeds: Sequence[int], steps: int, points: int) -> Iterator[Setting]
             )
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Sequence[FrontPoint]) -> list[FrontPoint]:
     """Those that no other beats in both loss and bytes per token, by bytes."""
-    best: list[Point] = []
+    best: list[FrontPoint] = []
     for point in sorted(points, key=lambda point: (point.bytes_per_token, point.loss)):
         if not best or point.loss < best[-1].loss:
             best.append(point)
@@ -97,7 +97,7 @@ def main() -> None:
     if arguments.results is not None:
         arguments.results.parent.mkdir(parents=True, exist_ok=True)
 
-    def told(outcome: Outcome, done: int, total: int) -> None:
+    def told(outcome: LearningResult, done: int, total: int) -> None:
         report.tell(
             f"{done}/{total}  {outcome.setting['method']} k={outcome.setting['k']} "
             f"seed {outcome.setting['seed']}: {outcome.loss:.3f} ({outcome.wall_seconds:.0f} s)"
@@ -115,19 +115,19 @@ def main() -> None:
     report.conclude({"loss_gap_at_a_tenth": round(gap, 4)}, rows(outcomes))
 
 
-def gap_at_a_tenth(points: Sequence[Point]) -> tuple[float, Point]:
+def gap_at_a_tenth(points: Sequence[FrontPoint]) -> tuple[float, FrontPoint]:
     """The smallest loss above all-reduce's with at most a tenth of its bytes, and its point."""
     reference = next(point for point in points if point.method == "all-reduce")
     best = min((point for point in points if point.share <= TENTH), key=lambda point: point.loss)
     return best.loss - reference.loss, best
 
 
-def points_of(outcomes: Sequence[Outcome]) -> list[Point]:
+def points_of(outcomes: Sequence[LearningResult]) -> list[FrontPoint]:
     """One for each setting; all-reduce must be among them."""
     reference = next(outcome for outcome in outcomes if outcome.setting["method"] == "all-reduce")
-    settings = {field.name for field in fields(Point)}
+    settings = {field.name for field in fields(FrontPoint)}
     return [
-        Point(
+        FrontPoint(
             **{name: value for name, value in group[0].setting.items() if name in settings},
             seeds=len(group),
             loss=round(mean(outcome.loss for outcome in group), 4),
@@ -139,7 +139,7 @@ def points_of(outcomes: Sequence[Outcome]) -> list[Point]:
     ]
 
 
-def markdown(points: Sequence[Point]) -> str:
+def markdown(points: Sequence[FrontPoint]) -> str:
     """A table sorted by bytes; the front's members are marked."""
     lines = [
         "| setting | seeds | loss | spread | bytes/token | of all-reduce's | front |",
@@ -154,7 +154,7 @@ def markdown(points: Sequence[Point]) -> str:
     return "\n".join(lines)
 
 
-def plot(points: Sequence[Point], file: Path) -> None:
+def plot(points: Sequence[FrontPoint], file: Path) -> None:
     with figure(file) as axis:
         for method in dict.fromkeys(point.method for point in points):
             own = [point for point in points if point.method == method]

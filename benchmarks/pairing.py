@@ -17,7 +17,7 @@ from typing import Any
 from reporting.report import Report, arguments_of, parser_of, run
 from scipy.stats import chisquare
 
-from bootstrap.simulation.pairing import Setting, SimulatedStage
+from bootstrap.simulation.pairing import PairingSetting, SimulatedStage
 
 FOURFOLD = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 
@@ -25,7 +25,7 @@ FOURFOLD = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 def fairness(replicas: int, rounds: int, seed: int) -> dict[str, Any]:
     """A stage of nearly equal replicas."""
     rng = Random(seed)
-    setting = Setting([rng.uniform(0.95, 1.05) for _ in range(replicas)], seed=seed)
+    setting = PairingSetting([rng.uniform(0.95, 1.05) for _ in range(replicas)], seed=seed)
     outcome = SimulatedStage(setting).run(rounds)
     counts = [outcome.pairs[pair] for pair in combinations(range(replicas), 2)]
     return {
@@ -41,7 +41,7 @@ def fairness(replicas: int, rounds: int, seed: int) -> dict[str, Any]:
 
 def blocking(pace: Any, rounds: int, seed: int) -> dict[str, Any]:
     """Seven replicas of 1 to 4 times the slowest one's speed."""
-    outcome = SimulatedStage(Setting(FOURFOLD, pace=pace, seed=seed)).run(rounds)
+    outcome = SimulatedStage(PairingSetting(FOURFOLD, pace=pace, seed=seed)).run(rounds)
     blocked = [outcome.blocked_fraction(replica) for replica in range(len(FOURFOLD))]
     return {
         "pace": pace,

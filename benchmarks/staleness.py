@@ -15,7 +15,7 @@ from statistics import fmean
 
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.simulation.learning import Outcome, Setting
+from bootstrap.simulation.learning import LearningResult, LearningSetting
 from bootstrap.simulation.learning_settings import one_setting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import load_preset
@@ -31,7 +31,7 @@ VARIANTS = [("fp32", 0), ("bf16", 0), ("fp32", 1), ("bf16", 1)]
 LATENCY = 0.05
 
 
-def setting(steps: int, shape: str, codec: str, staleness: int, seed: int) -> Setting:
+def setting(steps: int, shape: str, codec: str, staleness: int, seed: int) -> LearningSetting:
     share, microbatches, sequences = SHAPES[shape]
     return one_setting(
         load_preset("tiny"),
@@ -60,7 +60,7 @@ def main() -> None:
         for codec, staleness in VARIANTS
     }
 
-    def told(outcome: Outcome, done: int, total: int) -> None:
+    def told(outcome: LearningResult, done: int, total: int) -> None:
         report.tell(f"{done}/{total}  loss {outcome.loss:.4f}  ({outcome.wall_seconds:.0f} s)")
 
     found = dict(

@@ -14,7 +14,7 @@ from node.config import NodeConfig
 from node.context import Context
 from node.frame_limits import payload_limits
 from node.links.links import Links
-from node.member import Member, Surroundings
+from node.member import NodeResources, Surroundings
 from node.membership.abilities import Abilities
 from node.membership.greeting import serve_greeting
 from node.membership.joining import find_run
@@ -57,7 +57,7 @@ class Node:
         supervisor = Supervisor(surroundings.events.warn, self._fail)
         surroundings.transport.supervise(supervisor.group())
         rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
-        self._member = Member(config, surroundings, rpc, supervisor)
+        self._member = NodeResources(config, surroundings, rpc, supervisor)
         self._service: Service | None = None
         self._leaving = asyncio.Event()
         self._patience = LEAVE_SECONDS

@@ -44,7 +44,7 @@ class Surroundings:
 
 
 @dataclass
-class Member:
+class NodeResources:
     """What stays of a node when it moves from one stage to another."""
 
     config: NodeConfig

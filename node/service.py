@@ -14,7 +14,7 @@ from node.data.batches import Position
 from node.first_state import FirstState
 from node.link_probes import LinkProbes
 from node.machine.ports import tcp_port
-from node.member import CLOSING_SECONDS, Member
+from node.member import CLOSING_SECONDS, NodeResources
 from node.membership.discovery import Discovery
 from node.model.compute import Compute, Priority
 from node.model.copies import copies_of
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 class Service:
     """Mutable state: the parts, made one after another by `make`, and what others are told of them."""
 
-    def __init__(self, member: Member, stage: int, seconds_left: float) -> None:
+    def __init__(self, member: NodeResources, stage: int, seconds_left: float) -> None:
         """`seconds_left` is what the volunteer still gives; 0 is no limit."""
         self.stage = stage
         self.public_state: State = "joining"

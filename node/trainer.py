@@ -19,8 +19,8 @@ from node.pipeline.dropped import Dropped
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
-from node.state.donors import Limits
-from node.state.download import Wanted, download_state
+from node.state.donors import RunLimits
+from node.state.download import WantedState, download_state
 from node.state.healing import Healing
 from protocol.errors import NolocoError, Refused, TransportDown
 from protocol.supervision import cancelled
@@ -240,7 +240,7 @@ class Trainer:
             holding = context.view.holding(context.stage, context.transport.now())
             return [peer for peer in holding if peer != context.me]
 
-        wanted = Wanted(context.stage, replica.parameters, Limits.of(context.manifest))
+        wanted = WantedState(context.stage, replica.parameters, RunLimits.of(context.manifest))
         began, self._matchmaker.behind = clock(), ""
         try:
             pieces, progress = await download_state(context.rpc, wanted, holders)

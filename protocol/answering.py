@@ -16,7 +16,7 @@ from protocol.codec import Encoded
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Message, Progress
-from protocol.places import Places, places_for
+from protocol.places import RequestLimiter, places_for
 from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Answering:
         channel: Channel,
         dispatch: Callable[[Frame, Status], Awaitable[Answer]],
         strike: Callable[[], None],
-        places: Places,
+        places: RequestLimiter,
         supervisor: Supervisor,
     ) -> None:
         self._channel = channel

@@ -16,7 +16,7 @@ from protocol.model import Model
 
 
 @dataclass(frozen=True)
-class Cost:
+class LayerWeights:
     """What stages weigh by one measure: a layer, and what else there is in the first and in the last stage."""
 
     layer: int
@@ -48,8 +48,8 @@ def starts_of(model: Model, sequence_tokens: int, stages: int) -> tuple[int, ...
     With tied embeddings the matrix, and with it the head's work, is in the first stage alone.
     """
     head, table, tied = head_work(model), model.table_parameters, model.tied_embeddings
-    work = Cost(layer_work(model, sequence_tokens), head if tied else 0, 0 if tied else head)
-    size = Cost(model.layer_parameters, table, 0 if tied else table)
+    work = LayerWeights(layer_work(model, sequence_tokens), head if tied else 0, 0 if tied else head)
+    size = LayerWeights(model.layer_parameters, table, 0 if tied else table)
     most = [model.layers] * stages
     for cost in (work, size):
         besides = cost.besides(stages)

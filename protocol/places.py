@@ -17,7 +17,7 @@ def places_for(max_payload: int) -> int:
     return max(FEWEST, min(MOST, BUDGET // max(1, max_payload)))
 
 
-class Places:
+class RequestLimiter:
     """The places of one peer and class, shared by all of its streams and kept until its last request is answered.
 
     Mutable state: how many are taken, who waits for one, how many streams there are.

@@ -30,7 +30,7 @@ from protocol.errors import (
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Done, Message
 from protocol.patience import Patience
-from protocol.places import Places
+from protocol.places import RequestLimiter
 from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Stream, Transport
 
@@ -115,7 +115,7 @@ class Rpc:
         self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
         self._opening: dict[tuple[PeerId, Traffic], _Opening] = {}
         self._streams_from: dict[PeerId, int] = {}
-        self._places: dict[tuple[PeerId, Traffic], Places] = {}
+        self._places: dict[tuple[PeerId, Traffic], RequestLimiter] = {}
         self._bans = Bans()
 
     def handle(self, traffic: Traffic, request: type[Message], handler: RequestHandler) -> None:
@@ -226,7 +226,7 @@ class Rpc:
         if self.is_banned(peer) or self._streams_from.get(peer, 0) >= MAX_STREAMS_PER_PEER:
             return
         self._streams_from[peer] = self._streams_from.get(peer, 0) + 1
-        places = self._places.setdefault((peer, traffic), Places())
+        places = self._places.setdefault((peer, traffic), RequestLimiter())
         places.streams += 1
         try:
             await self._read_requests(traffic, stream, places)
@@ -242,7 +242,7 @@ class Rpc:
             places.streams -= 1
             self._drop_places(peer, traffic)
 
-    async def _read_requests(self, traffic: Traffic, stream: Stream, places: Places) -> None:
+    async def _read_requests(self, traffic: Traffic, stream: Stream, places: RequestLimiter) -> None:
         """Until the stream ends."""
         peer = stream.remote
         answering = Answering(

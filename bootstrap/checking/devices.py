@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import torch
 
 from bootstrap.checking.known_devices import GB, Device
-from node.model.footprint import Cost, estimated, least_in_flight, memory_of_buffers, memory_of_state
+from node.model.footprint import (
+    MicrobatchBytes,
+    estimated,
+    least_in_flight,
+    memory_of_buffers,
+    memory_of_state,
+)
 from node.model.resources import least_memory, room_on
 from node.model.stage import Stage, work_of
 from protocol.manifest import Manifest
@@ -65,7 +71,7 @@ def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
     memory = device.memory * GB
     if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
         return "no"
-    cost: Cost = estimated(
+    cost: MicrobatchBytes = estimated(
         manifest, stage, manifest.inner.sequences, False, "bf16" if device.is_gpu else "fp32"
     )
     whole = memory_of_state(manifest, stage) + cost.of(least_in_flight(manifest, stage)) / 0.8

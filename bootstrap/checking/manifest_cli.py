@@ -53,9 +53,9 @@ def check(
     except UserError as error:
         fail(error)
     from bootstrap.checking.devices import measured_here, report_of
-    from bootstrap.checking.report import Links, report_on
+    from bootstrap.checking.report import AssumedLinks, report_on
 
-    links = Links(mbit, latency_ms / 1000)
+    links = AssumedLinks(mbit, latency_ms / 1000)
     report = report_on(chosen, replicas, links)
     speeds = [report_of(chosen, each) for each in [*devices, *([measured_here(chosen)] if measure else [])]]
     if as_json:

@@ -9,8 +9,8 @@ from rich.table import Table
 from bootstrap.checking.devices import DeviceReport
 from node.machine.sizes import size
 from node.model.footprint import (
-    Buffers,
-    Cost,
+    BufferBytes,
+    MicrobatchBytes,
     estimated,
     least_in_flight,
     memory_of_buffers,
@@ -30,8 +30,8 @@ class MemoryFigures:
     """
 
     state: int
-    buffers: Buffers
-    microbatch: Cost
+    buffers: BufferBytes
+    microbatch: MicrobatchBytes
     in_flight: int
     whole: int
     least: int

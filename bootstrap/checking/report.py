@@ -19,7 +19,7 @@ TOLERABLE = 0.05  # of the time: what an exchange may block before the report ca
 
 
 @dataclass(frozen=True)
-class Links:
+class AssumedLinks:
     """What every replica has: `mbit` up and as much down at the same time, seconds one way."""
 
     mbit: float
@@ -88,7 +88,7 @@ class Report:
     study: str | None
 
 
-def report_on(manifest: Manifest, replicas: int, links: Links) -> Report:
+def report_on(manifest: Manifest, replicas: int, links: AssumedLinks) -> Report:
     """The figures for `replicas` of each stage on `links`."""
     stages = tuple(_stage(manifest, stage, replicas, links) for stage in range(manifest.stages))
     tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
@@ -136,7 +136,7 @@ def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
     return Stability(gamma, gamma_bound(alpha), spread)
 
 
-def _stage(manifest: Manifest, stage: int, replicas: int, links: Links) -> StageFigures:
+def _stage(manifest: Manifest, stage: int, replicas: int, links: AssumedLinks) -> StageFigures:
     parameters, memory = parameter_count(manifest, stage), memory_figures(manifest, stage)
     step_tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
     sent, blocking = averaging_bytes(manifest, parameters, replicas)
@@ -164,7 +164,7 @@ def _stage(manifest: Manifest, stage: int, replicas: int, links: Links) -> Stage
     )
 
 
-def _hop(manifest: Manifest, links: Links) -> Hop:
+def _hop(manifest: Manifest, links: AssumedLinks) -> Hop:
     tokens = manifest.tokens_per_microbatch
     shape = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
     forward = nbytes_of(manifest.wire.activations, shape) + LABEL_BYTES * tokens
@@ -175,7 +175,7 @@ def _hop(manifest: Manifest, links: Links) -> Hop:
     )
 
 
-def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Links) -> list[str]:
+def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: AssumedLinks) -> list[str]:
     """Deadlines that such links miss from the first message on."""
     limits, notes = manifest.limits, []
     there_and_back = links.seconds(forward_bytes(manifest)) + links.seconds(backward_bytes(manifest))

@@ -9,13 +9,13 @@ from rich.text import Text
 from bootstrap.checking.devices import DeviceReport
 from bootstrap.checking.known_devices import EFFICIENCY
 from bootstrap.checking.memory_tables import device_table, memory_table
-from bootstrap.checking.report import TOLERABLE, Hop, Links, Report
+from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, Report
 from node.machine.sizes import size
 from node.model.footprint import backward_bytes, forward_bytes
 from protocol.manifest import Manifest
 
 
-def show_report(report: Report, manifest: Manifest, links: Links, speeds: list[DeviceReport]) -> None:
+def show_report(report: Report, manifest: Manifest, links: AssumedLinks, speeds: list[DeviceReport]) -> None:
     memory = memory_table([stage.memory_parts for stage in report.stages])
     tables = [stage_table(report), "", memory, *(["", device_table(speeds)] if speeds else [])]
     said = sentences(report, manifest, links) | (speed_of_devices() if speeds else {})
@@ -58,7 +58,7 @@ def stage_table(report: Report) -> Table:
     return table
 
 
-def sentences(report: Report, manifest: Manifest, links: Links) -> dict[str, str]:
+def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[str, str]:
     """What the table does not say, by its subject."""
     outer = manifest.outer
     worst = max(report.stages, key=lambda stage: stage.round.seconds)

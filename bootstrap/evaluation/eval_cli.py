@@ -39,10 +39,10 @@ def evaluate(
     """
     if (model is None) == (not join):
         fail(UserError("Tell which model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
-    from bootstrap.evaluation.measuring import Wanted, evaluate_export, evaluate_swarm
+    from bootstrap.evaluation.measuring import WantedLosses, evaluate_export, evaluate_swarm
     from node.data.opening import default_cache
 
-    wanted = Wanted(tuple(data or ()), text_field, held_out, sequences, data_cache or default_cache())
+    wanted = WantedLosses(tuple(data or ()), text_field, held_out, sequences, data_cache or default_cache())
     if model is None:
         run_async(evaluate_swarm(join or [], wanted, every_replica, tokenizer))
         return

@@ -29,7 +29,7 @@ AT_ONCE = 8  # sequences that an export computes together
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedLosses:
     """What to measure on."""
 
     data: tuple[str, ...]
@@ -62,7 +62,7 @@ class Wanted:
         return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
 
 
-async def evaluate_swarm(join: list[str], wanted: Wanted, every_replica: bool, own: str) -> None:
+async def evaluate_swarm(join: list[str], wanted: WantedLosses, every_replica: bool, own: str) -> None:
     async with visit(join) as observer:
         manifest = observer.manifest
         raw = await tokenizer_file(observer, own)
@@ -88,7 +88,7 @@ async def evaluate_swarm(join: list[str], wanted: Wanted, every_replica: bool, o
             print(f"{sum(losses) / len(losses):.4f} nats per token, mean over {len(losses)} routes")
 
 
-def evaluate_export(directory: Path, wanted: Wanted) -> None:
+def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
     loaded = load_exported(directory)
     manifest = _manifest_of(directory)
     is_bytes = manifest is None or manifest.data.tokenizer == BYTES

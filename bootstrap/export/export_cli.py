@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.export.order import DEFAULT_SHARD, Order, check_order
+from bootstrap.export.order import DEFAULT_SHARD, ExportOrder, check_order
 from bootstrap.model_options import Join, TokenizerFile
 from node.command import fail, run_async
 from protocol.errors import NolocoError
@@ -28,7 +28,7 @@ def export(
 
     Started again with the same --out, an export that was cut short goes on where it stopped.
     """
-    order = Order(out, mean, dtype, shard_size)
+    order = ExportOrder(out, mean, dtype, shard_size)
     try:
         check_order(order)
     except NolocoError as error:

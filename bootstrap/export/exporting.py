@@ -13,7 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from bootstrap.export.card import Facts, model_card
 from bootstrap.export.fetching import RoundEnded, fetch_stage
-from bootstrap.export.order import DTYPES, FACTS, PARTIAL, Order, check_order, shard_bytes
+from bootstrap.export.order import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
 from bootstrap.export.shards import (
     INDEX,
     checkpoint_config,
@@ -47,7 +47,7 @@ class Exported:
 
 async def export(
     observer: Observer,
-    order: Order,
+    order: ExportOrder,
     tokenizer: bytes | None = None,
     tell: Tell = lambda sentence: None,
     progress: StageProgress = lambda stage, done, total: None,
@@ -79,7 +79,7 @@ async def export(
     return Exported(order.directory, facts.parameters, tuple(facts.sources))
 
 
-async def _source(observer: Observer, order: Order, stage: int, partial: Path) -> Source:
+async def _source(observer: Observer, order: ExportOrder, stage: int, partial: Path) -> Source:
     peers = [order.route[stage]] if order.route else observer.view.holding(stage, observer.transport.now())
     parameters = parameter_count(observer.manifest, stage)
     donors = await donors_of(observer, stage, parameters, peers)
@@ -88,7 +88,7 @@ async def _source(observer: Observer, order: Order, stage: int, partial: Path) -
 
 
 async def _fetch(
-    observer: Observer, order: Order, source: Source, partial: Path, tell: Tell, progress: StageProgress
+    observer: Observer, order: ExportOrder, source: Source, partial: Path, tell: Tell, progress: StageProgress
 ) -> StageFile:
     """All of a stage; anew when a replica's round ends meanwhile."""
     stage, run_id = source.stage, observer.signed.run_id
@@ -115,12 +115,12 @@ def _went_on(file: StageFile, had_some: bool) -> str:
     return " What was here is of other weights or damaged: started anew." if had_some else ""
 
 
-def _dtype(order: Order) -> torch.dtype:
+def _dtype(order: ExportOrder) -> torch.dtype:
     found: torch.dtype = getattr(torch, DTYPES[order.dtype])
     return found
 
 
-def _require_disk(manifest: Manifest, order: Order) -> None:
+def _require_disk(manifest: Manifest, order: ExportOrder) -> None:
     """Room for all that is fetched, and for the checkpoint beside it."""
     partial = order.directory / PARTIAL
     here = sum(path.stat().st_blocks * 512 for path in partial.glob("*.f32"))
@@ -138,7 +138,7 @@ def _parameters(manifest: Manifest) -> int:
 
 
 def _facts(
-    observer: Observer, order: Order, sources: Sequence[Source], sightings: Sequence[Sighting]
+    observer: Observer, order: ExportOrder, sources: Sequence[Source], sightings: Sequence[Sighting]
 ) -> Facts:
     losses = [s.stats.loss for s in sightings if s.stats is not None and s.stats.loss is not None]
     return Facts(
@@ -156,7 +156,7 @@ def _facts(
 
 def _finish(
     observer: Observer,
-    order: Order,
+    order: ExportOrder,
     files: Sequence[StageFile],
     facts: Facts,
     tokenizer: bytes | None,

@@ -18,7 +18,7 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True)
-class Order:
+class ExportOrder:
     """What the export is to be. With `route` of that replica of each stage, else of any, or of the mean."""
 
     directory: Path
@@ -29,7 +29,7 @@ class Order:
     validation_loss: float | None = None
 
 
-def check_order(order: Order) -> None:
+def check_order(order: ExportOrder) -> None:
     """Raises `UserError` for what cannot be; before anybody is asked for anything. Leaves nothing behind."""
     directory = order.directory
     shard_bytes(order.shard_size)

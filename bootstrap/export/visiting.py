@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bootstrap.bars import bars
 from bootstrap.export.exporting import export
-from bootstrap.export.order import Order
+from bootstrap.export.order import ExportOrder
 from bootstrap.looking.observed_tokenizer import tokenizer_file
 from bootstrap.looking.observer import visit
 
 
-async def export_swarm(join: list[str], order: Order, tokenizer: str) -> None:
+async def export_swarm(join: list[str], order: ExportOrder, tokenizer: str) -> None:
     async with visit(join) as observer:
         raw = await tokenizer_file(observer, tokenizer)
         with bars() as shown:

@@ -8,9 +8,9 @@ import time
 from bootstrap.evaluation.losses import Loss, checkpoint_loss, evaluate_route, starting_loss
 from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
-from bootstrap.export.order import Order
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.local.plan import Plan
+from bootstrap.local.plan import LocalPlan
 from bootstrap.local.summary import Summary
 from bootstrap.looking.observer import Observer
 from bootstrap.looking.spread import measure_spread
@@ -25,7 +25,7 @@ from protocol.transport.base import PeerId
 class Measuring:
     """Mutable state: the data and the text held out of them, and the summary, which every measurement goes to."""
 
-    def __init__(self, plan: Plan, summary: Summary) -> None:
+    def __init__(self, plan: LocalPlan, summary: Summary) -> None:
         self._plan = plan
         self._summary = summary
         self._began = time.monotonic()
@@ -87,7 +87,7 @@ class Measuring:
 
     async def _export(self, observer: Observer, route: list[PeerId], swarm_loss: float) -> None:
         directory = self._plan.directory / "export"
-        order = Order(directory, route=route, validation_loss=swarm_loss)
+        order = ExportOrder(directory, route=route, validation_loss=swarm_loss)
         exported = await export(observer, order, self._plan.tokenizer)
         loss = await asyncio.to_thread(checkpoint_loss, directory, self._text)
         self._summary.export = {

@@ -12,7 +12,7 @@ from protocol.manifest import Manifest
 
 
 @dataclass(frozen=True)
-class Plan:
+class LocalPlan:
     """`minutes` is the time that each node trains at most."""
 
     manifest: Manifest

@@ -25,7 +25,7 @@ _AFTER_EVENT = {  # what a node does once it has told of this
 }
 
 
-class Progress:
+class StatusLine:
     """Mutable state: what is being done, what was said last and when, and the thread that looks every second.
 
     A thread, since what takes long here, imports above all, holds up an event loop.
@@ -56,7 +56,7 @@ class Progress:
             self._say(f"{now - self._began:4.0f} s  {text}")
             self._last, self._said = now, text
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> StatusLine:
         threading.Thread(target=self._run, name="progress", daemon=True).start()
         return self
 

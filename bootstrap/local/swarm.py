@@ -15,8 +15,8 @@ from bootstrap.founding.seed_peer import SeedPeer
 from bootstrap.local.chaos.report import Run
 from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNode, LocalNodes
-from bootstrap.local.plan import Plan
-from bootstrap.local.progress import Progress, what_nodes_do
+from bootstrap.local.plan import LocalPlan
+from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Summary
 from bootstrap.local.tokens import TokenCount
 from bootstrap.looking.observer import Observer, Sighting
@@ -36,7 +36,7 @@ START_SECONDS = 180.0  # for all nodes to join, on two busy cores
 FINISH_SECONDS = 60.0  # beyond the training time, for the last rounds
 
 
-async def run_swarm(plan: Plan, console: Console, progress: Progress) -> Summary:
+async def run_swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> Summary:
     """Until it is trained, or Ctrl-C."""
     local = LocalSwarm(plan, console, progress)
     on_interrupt(lambda _: local.stop())
@@ -48,9 +48,9 @@ class LocalSwarm:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LocalPlan,
         console: Console,
-        progress: Progress,
+        progress: StatusLine,
         prepare: Callable[[Path], None] | None = None,
     ) -> None:
         """`prepare` is called in each node's process before it begins, with its state directory."""

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bootstrap.founding.choosing import RunOptions
-    from bootstrap.local.plan import Plan
-    from bootstrap.local.progress import Progress
+    from bootstrap.local.plan import LocalPlan
+    from bootstrap.local.progress import StatusLine
     from protocol.manifest import Manifest
 
 STEPS = 1000
@@ -70,25 +70,25 @@ def swarm(
     from rich.console import Console
 
     from bootstrap.local.nodes import begin_preloading
-    from bootstrap.local.progress import Progress
+    from bootstrap.local.progress import StatusLine
 
     console = Console()
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
     begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
-    with Progress(
+    with StatusLine(
         lambda text: console.print(text, soft_wrap=True, highlight=False, markup=False)
     ) as progress:
         progress.doing("importing torch and transformers")
         import torch
 
         from bootstrap.founding.choosing import RunOptions
-        from bootstrap.local.plan import Plan
+        from bootstrap.local.plan import LocalPlan
 
         torch.set_num_threads(1)  # the nodes need the cores
         steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
         wanted, raw = _resolved(RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps))
         place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
-        plan = Plan(
+        plan = LocalPlan(
             wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
         )  # fmt: skip
@@ -104,7 +104,7 @@ def _resolved(options: RunOptions) -> tuple[Manifest, bytes | None]:
         fail(error)
 
 
-def _train(plan: Plan, console: Console, progress: Progress, chaos: int | None) -> bool:
+def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int | None) -> bool:
     """Whether everything was done to its end; what was measured is printed either way."""
     from bootstrap.local.swarm import run_swarm
 

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Seen:
+class MappedNode:
     """One node and what it says of itself; `throughput` in microbatches per second, NaN when it is not told."""
 
     peer: PeerId
@@ -36,7 +36,7 @@ class LinkMap:
     """N peers, by stage and id. NaN where nobody has measured, the diagonals among it.
 
     `latency_s` [N, N] one way, the same both ways. `bandwidth` [N, N] in bytes per second, from the row's peer to
-    the column's; `uncertainty` [N, N]: the standard deviation of its logarithm. `throughput` [N]: see `Seen`.
+    the column's; `uncertainty` [N, N]: the standard deviation of its logarithm. `throughput` [N]: see `MappedNode`.
     """
 
     peers: tuple[PeerId, ...]
@@ -57,7 +57,7 @@ class LinkMap:
         return len(self.peers) * (len(self.peers) - 1) // 2
 
 
-def link_map(nodes: Iterable[Seen]) -> LinkMap:
+def link_map(nodes: Iterable[MappedNode]) -> LinkMap:
     """Reports of peers that are not among `nodes` are left out.
 
     Of two reports of a round trip the longer one counts: a peer that claims to be near others is then believed
@@ -84,24 +84,24 @@ def link_map(nodes: Iterable[Seen]) -> LinkMap:
     )
 
 
-def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list[Seen]:
+def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list[MappedNode]:
     """All links of a node that answered; those in its record of one that did not."""
     seen = []
     for sighting in sightings:
         member, stats = sighting.member, sighting.stats
         if stats is None:
-            seen.append(Seen(member.peer, member.announcement.stage, member.announcement.links))
+            seen.append(MappedNode(member.peer, member.announcement.stage, member.announcement.links))
             continue
         busy = stats.recent_compute_fraction
         throughput = _throughput(stats.tokens_per_second, busy, manifest)
-        seen.append(Seen(member.peer, member.announcement.stage, stats.links, throughput))
+        seen.append(MappedNode(member.peer, member.announcement.stage, stats.links, throughput))
     return seen
 
 
-def seen_in_simulation(nodes: Iterable[Node]) -> list[Seen]:
+def seen_in_simulation(nodes: Iterable[Node]) -> list[MappedNode]:
     """Nodes of a `SimulatedSwarm` that have joined."""
     return [
-        Seen(
+        MappedNode(
             node.transport.peer_id,
             node.context.stage,
             node.links.told(),

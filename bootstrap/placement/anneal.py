@@ -19,7 +19,7 @@ import numpy as np
 from bootstrap.placement.coarse import lifted
 from bootstrap.placement.constructive import greedy, ordered
 from bootstrap.placement.genetic import genetic
-from bootstrap.placement.search import Found, Meter, Problem
+from bootstrap.placement.search import BudgetMeter, Found, Problem
 
 # of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
 HOT, WARM, COLD = 0.05, 0.01, 0.0002
@@ -31,7 +31,7 @@ CHUNK_SECONDS = 0.02
 CHUNKS = 400  # at least, of a budget
 
 
-def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
+def anneal(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
     """Greedy placements, the genetic algorithm, a hot run, a warm one."""
     drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
     seen = [Found(placement, problem.cost(placement)) for placement in drawn]
@@ -53,7 +53,7 @@ def anneal(problem: Problem, meter: Meter, generator: np.random.Generator) -> It
 
 
 def clustered(
-    problem: Problem, scale: float, meter: Meter, generator: np.random.Generator
+    problem: Problem, scale: float, meter: BudgetMeter, generator: np.random.Generator
 ) -> Iterator[Found]:
     """A hot run among clusters of devices, where there are many; what it finds counts by its cost among devices."""
     made = problem.coarse(generator)
@@ -70,15 +70,21 @@ def cost(found: Found) -> float:
     return found.cost
 
 
-def until(end: float, method: Iterator[Found], meter: Meter) -> Iterator[Found]:
+def until(end: float, method: Iterator[Found], meter: BudgetMeter) -> Iterator[Found]:
     """What `method` finds until the fraction `end` of the budget is spent."""
     while meter.spent() < end:
         yield next(method)
 
 
 def cooled(
-    problem: Problem, start: Found, hot: float, cold: float, end: float, meter: Meter, generator: np.random.Generator
-) -> Iterator[Found]:  # fmt: skip
+    problem: Problem,
+    start: Found,
+    hot: float,
+    cold: float,
+    end: float,
+    meter: BudgetMeter,
+    generator: np.random.Generator,
+) -> Iterator[Found]:
     """One run from `start` until the fraction `end` of the budget is spent; it cools from hot to cold."""
     walker = problem.annealer(start.stage_of, generator)
     begun, steps = meter.spent(), 50
@@ -90,7 +96,7 @@ def cooled(
         steps = chunk(steps, meter, meter.seconds - since)
 
 
-def chunk(steps: int, meter: Meter, took: float) -> int:
+def chunk(steps: int, meter: BudgetMeter, took: float) -> int:
     """How many steps next: many enough for the loop around them not to matter, few enough for a smooth schedule."""
     if meter.budget.seconds is None:
         return max(1, (meter.budget.evaluations or 0) // CHUNKS)

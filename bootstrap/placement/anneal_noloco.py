@@ -16,7 +16,7 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 
-class Model(NamedTuple):
+class CostArrays(NamedTuple):
     """What the compiled loops need of a scenario and a training; see `step.fill_terms` for the arrays."""
 
     stages: int
@@ -53,7 +53,7 @@ def grouped(stage_of: Integers, stages: int) -> tuple[Integers, Integers]:
 
 
 @compiled
-def step_time(model: Model, stage_of: Integers) -> float:
+def step_time(model: CostArrays, stage_of: Integers) -> float:
     """T in seconds of `stage_of` [N]; infinite when a stage is too small or a device does not fit."""
     members, starts = grouped(stage_of, model.stages)
     for s in range(model.stages):
@@ -80,7 +80,7 @@ def step_time(model: Model, stage_of: Integers) -> float:
 
 
 @compiled
-def change(model: Model, stage_of: Integers, generator: np.random.Generator) -> None:
+def change(model: CostArrays, stage_of: Integers, generator: np.random.Generator) -> None:
     """One random change in place: of the stages' order now and then, else of one or two devices."""
     stages, count = model.stages, stage_of.size
     kind = generator.random()
@@ -102,7 +102,7 @@ def change(model: Model, stage_of: Integers, generator: np.random.Generator) -> 
 
 @compiled
 def anneal_moves(
-    model: Model, stage_of: Integers, best: Integers, least: float, temperature: float, steps: int,
+    model: CostArrays, stage_of: Integers, best: Integers, least: float, temperature: float, steps: int,
     generator: np.random.Generator,
 ) -> float:  # fmt: skip
     """Tries `steps` changes of `stage_of` at one `temperature`, the Metropolis rule deciding.
@@ -131,7 +131,7 @@ def anneal_moves(
 class MoveAnnealer:
     """A walk by such changes; `least` and `best` [N] are of the best placement seen."""
 
-    def __init__(self, model: Model, start: Integers, generator: np.random.Generator) -> None:
+    def __init__(self, model: CostArrays, start: Integers, generator: np.random.Generator) -> None:
         self._model, self._generator = model, generator
         self._current = start.astype(np.int64)
         self.best, self.least = self._current.copy(), math.inf

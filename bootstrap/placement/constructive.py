@@ -7,17 +7,19 @@ from itertools import combinations
 
 import numpy as np
 
-from bootstrap.placement.search import Found, Integers, Meter, Problem
+from bootstrap.placement.search import BudgetMeter, Found, Integers, Problem
 
 
-def random_placements(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
+def random_placements(
+    problem: Problem, meter: BudgetMeter, generator: np.random.Generator
+) -> Iterator[Found]:
     """Random placements, one after the other."""
     while True:
         placement = problem.drawn(generator)
         yield Found(placement, problem.cost(placement))
 
 
-def greedy(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
+def greedy(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
     """Fills stage after stage with the devices nearest to those already in it, from ever other first devices."""
     while True:
         # a random placement says what is allowed: the sizes of its groups are kept

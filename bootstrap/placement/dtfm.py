@@ -74,7 +74,7 @@ class DtfmProblem:
 
 
 @dataclass(frozen=True)
-class Cost:
+class DtfmCost:
     """Seconds. `pipelines` [S][n]: stages in the order of the path; a column is one pipeline of matched devices."""
 
     parallel: float
@@ -107,7 +107,7 @@ def groups_of(stage_of: Integers, stages: int) -> Integers:
     return np.argsort(stage_of, kind="stable").reshape(stages, -1)
 
 
-def explain(problem: DtfmProblem, stage_of: Integers) -> Cost:
+def explain(problem: DtfmProblem, stage_of: Integers) -> DtfmCost:
     """The terms of the cost, the order of the stages and the pipelines."""
     groups, count = groups_of(stage_of, problem.stages), problem.stages
     parallel = max(float(data_parallel(problem.parallel, group)) for group in groups)
@@ -124,7 +124,7 @@ def explain(problem: DtfmProblem, stage_of: Integers) -> Cost:
         row[partner] = groups[stage]
         rows.append(row)
     length = sum(hops[a, b] for a, b in pairwise(order))
-    return Cost(parallel, float(length), tuple(tuple(int(d) for d in row) for row in rows))
+    return DtfmCost(parallel, float(length), tuple(tuple(int(d) for d in row) for row in rows))
 
 
 def path_order(hops: Floats) -> list[int]:

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 import numpy as np
 
 from bootstrap.placement.chains import Integers, improve
-from bootstrap.placement.search import Found, Meter, Problem
+from bootstrap.placement.search import BudgetMeter, Found, Problem
 
 POPULATION = 100
 CROSSED = 5  # devices whose groups come from the other parent
 
 
-def genetic(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
+def genetic(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
     """With DT-FM's local search, which moves fast links out of groups."""
     return _evolve(problem, generator, wasted_links=True)
 
 
-def kernighan_lin(problem: Problem, meter: Meter, generator: np.random.Generator) -> Iterator[Found]:
+def kernighan_lin(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
     """The same frame with Kernighan and Lin's gain, which keeps fast links inside groups."""
     return _evolve(problem, generator, wasted_links=False)
 

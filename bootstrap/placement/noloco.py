@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from bootstrap.placement.anneal_noloco import Model, MoveAnnealer, grouped, step_time
+from bootstrap.placement.anneal_noloco import CostArrays, MoveAnnealer, grouped, step_time
 from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.step import combined, fill_terms
 from protocol.errors import ScenarioError
@@ -61,7 +61,7 @@ class Terms:
 class NolocoProblem:
     """Placements of a scenario's devices; `model` holds what the compiled loops need."""
 
-    model: Model
+    model: CostArrays
     weights: Floats
     regions: tuple[str, ...]
 
@@ -115,7 +115,7 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
     nbytes = scenario.pipeline_bytes / training.microbatches
     measured = scenario.throughput
     gossip_bytes = scenario.data_parallel_bytes if training.gossip_bytes is None else training.gossip_bytes
-    model = Model(
+    model = CostArrays(
         stages=stages,
         least_size=least_size,
         sizes_vary=measured is not None and bool(np.ptp(measured) > 0),

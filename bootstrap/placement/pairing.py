@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Pairing:
+class PairMixing:
     """`probabilities` P [n, n]; `gap` 1 − λ₂(P); `shrink` a round; `seconds` mean time of an exchange."""
 
     probabilities: Floats
@@ -58,7 +58,7 @@ def spectral_gap(pairs: Floats) -> float:
     return 1.0 - float(np.linalg.eigvalsh(basis.T @ centred @ basis)[-1])
 
 
-def pairing(times: Floats, floor: float) -> Pairing:
+def pairing(times: Floats, floor: float) -> PairMixing:
     """The nearest pairs that mix well enough: P = (1 − ε)·nearest + ε·uniform with the least ε of 1 − λ₂ ≥ `floor`.
 
     `times` [n, n] in seconds for one exchange. Floors above what uniform pairs reach give uniform pairs.
@@ -76,4 +76,4 @@ def pairing(times: Floats, floor: float) -> Pairing:
     gap = spectral_gap(pairs)
     meeting = pairs * ~np.eye(size, dtype=bool)
     seconds = float((meeting * times).sum() / meeting.sum()) if meeting.any() else 0.0
-    return Pairing(pairs, gap, 1 - gap / 2, seconds)
+    return PairMixing(pairs, gap, 1 - gap / 2, seconds)

@@ -14,7 +14,7 @@ from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
 from bootstrap.placement.methods import METHODS
 from bootstrap.placement.noloco import NolocoProblem, Training, noloco_problem
 from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.search import Budget, Outcome, Sighting, run_search
+from bootstrap.placement.search import Budget, Improvement, SearchResult, run_search
 from protocol.errors import ScenarioError
 
 OBJECTIVES = ("noloco", "dtfm")
@@ -22,13 +22,13 @@ WARM_UP = 101  # evaluations: every loop of every method has run once, and is co
 
 
 @dataclass(frozen=True)
-class Plan:
+class Placement:
     """`stages` [S][…] devices in the order of the pipeline. For DT-FM a column is one pipeline."""
 
     method: str
     objective: str
     seed: int
-    outcome: Outcome
+    outcome: SearchResult
     stages: tuple[tuple[int, ...], ...]
     terms: dtfm.Cost | noloco.Terms
 
@@ -66,9 +66,9 @@ def make_plan(
     budget: Budget,
     seed: int,
     *,
-    progress: Callable[[Sighting], None] | None = None,
+    progress: Callable[[Improvement], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Plan:
+) -> Placement:
     """Raises `ScenarioError` for an unknown method. The budget does not count the compiling before."""
     if method not in METHODS:
         raise ScenarioError(f"--method {method!r}: choose from {', '.join(METHODS)}.")
@@ -76,11 +76,11 @@ def make_plan(
     outcome = run_search(problem, METHODS[method], budget, seed, progress=progress, clock=clock)
     if isinstance(problem, DtfmProblem):
         cost = dtfm.explain(problem, outcome.stage_of)
-        return Plan(method, "dtfm", seed, outcome, cost.pipelines, cost)
+        return Placement(method, "dtfm", seed, outcome, cost.pipelines, cost)
     members = tuple(
         tuple(np.flatnonzero(outcome.stage_of == stage).tolist()) for stage in range(problem.stages)
     )
-    return Plan(method, "noloco", seed, outcome, members, noloco.explain(problem, outcome.stage_of))
+    return Placement(method, "noloco", seed, outcome, members, noloco.explain(problem, outcome.stage_of))
 
 
 def terms_as_json(terms: dtfm.Cost | noloco.Terms) -> dict[str, Any]:

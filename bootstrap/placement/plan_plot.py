@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from bootstrap.figure import figure
-from bootstrap.placement.plan import Plan
+from bootstrap.placement.plan import Placement
 from bootstrap.placement.scenario import Scenario
 
 COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9")
 
 
-def plot_plan(plan: Plan, scenario: Scenario, plans: Sequence[Plan], file: Path) -> None:
+def plot_plan(plan: Placement, scenario: Scenario, plans: Sequence[Placement], file: Path) -> None:
     """`plan` on the left, the searches of `plans` on the right. Raises `UserError` when it cannot be written."""
     with figure(file, panels=2) as (left, right):
         if scenario.coordinates is not None:
@@ -26,7 +26,7 @@ def plot_plan(plan: Plan, scenario: Scenario, plans: Sequence[Plan], file: Path)
         _curves(right, plans)
 
 
-def _map(axis: Any, plan: Plan, scenario: Scenario) -> None:
+def _map(axis: Any, plan: Placement, scenario: Scenario) -> None:
     """Devices at one place stand in a ring; grey lines lead from stage to stage."""
     assert scenario.coordinates is not None
     places = _spread(scenario.coordinates)
@@ -50,7 +50,7 @@ def _spread(coordinates: Any) -> Any:
     return places
 
 
-def _matrix(axis: Any, plan: Plan, scenario: Scenario) -> None:
+def _matrix(axis: Any, plan: Placement, scenario: Scenario) -> None:
     """Bandwidth of each pair of devices, sorted by stage; the stages are coloured along the edges."""
     order = [device for stage in plan.stages for device in sorted(stage)]
     bandwidth = scenario.bandwidth[np.ix_(order, order)] / 1e9
@@ -73,7 +73,7 @@ def _matrix(axis: Any, plan: Plan, scenario: Scenario) -> None:
     axis.set_title(f"{plan.method}: {plan.cost:.2f} s")
 
 
-def _curves(axis: Any, plans: Sequence[Plan]) -> None:
+def _curves(axis: Any, plans: Sequence[Placement]) -> None:
     methods = list(dict.fromkeys(plan.method for plan in plans))
     for number, method in enumerate(methods):
         label: str | None = method

@@ -12,11 +12,13 @@ from bootstrap.placement import dtfm
 from bootstrap.placement.dtfm import DtfmProblem
 from bootstrap.placement.noloco import NolocoProblem, Terms
 from bootstrap.placement.pairing import pairing
-from bootstrap.placement.plan import Plan
+from bootstrap.placement.plan import Placement
 from bootstrap.placement.scenario import Scenario
 
 
-def stage_table(plan: Plan, scenario: Scenario, floor: float, problem: DtfmProblem | NolocoProblem) -> Table:
+def stage_table(
+    plan: Placement, scenario: Scenario, floor: float, problem: DtfmProblem | NolocoProblem
+) -> Table:
     """A row for each stage. `floor`: of 1 − λ₂, for the pairing that NoLoCo's rows tell of."""
     table = _table(f"{scenario.name}: {scenario.devices} devices in {len(plan.stages)} stages, {plan.method}")
     for heading in ("stage", "devices"):
@@ -40,7 +42,7 @@ def stage_table(plan: Plan, scenario: Scenario, floor: float, problem: DtfmProbl
     return table
 
 
-def sentences(plan: Plan, scenario: Scenario, random: float, floor: float) -> list[str]:
+def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) -> list[str]:
     """`random`: median cost of random placements."""
     terms, outcome = plan.terms, plan.outcome
     if isinstance(terms, dtfm.Cost):
@@ -63,7 +65,7 @@ def sentences(plan: Plan, scenario: Scenario, random: float, floor: float) -> li
     return lines
 
 
-def comparison(plans: Sequence[Plan]) -> Table:
+def comparison(plans: Sequence[Placement]) -> Table:
     """A row for each method: costs over its seeds, and when the median seed came within 1 % of its end."""
     table = _table("Cost in seconds, over seeds")
     for heading in (
@@ -87,7 +89,7 @@ def comparison(plans: Sequence[Plan]) -> Table:
     return table
 
 
-def compared(plans: Sequence[Plan]) -> list[dict[str, float | str]]:
+def compared(plans: Sequence[Placement]) -> list[dict[str, float | str]]:
     """The rows of `comparison`, in the order of the median."""
     rows: list[dict[str, float | str]] = []
     for method in dict.fromkeys(plan.method for plan in plans):

@@ -77,7 +77,7 @@ class Budget:
     evaluations: int | None = None
 
 
-class Meter:
+class BudgetMeter:
     """How much of a budget is spent. The clock gives seconds."""
 
     def __init__(self, budget: Budget, clock: Callable[[], float]) -> None:
@@ -102,11 +102,11 @@ class Meter:
         return max(1, min(evaluations, self.budget.evaluations - self.evaluations))
 
 
-Method = Callable[[Problem, Meter, np.random.Generator], Iterator[Found]]
+Method = Callable[[Problem, BudgetMeter, np.random.Generator], Iterator[Found]]
 
 
 @dataclass(frozen=True)
-class Sighting:
+class Improvement:
     """The best so far: when, after how many evaluations, at what cost. `spent`: fraction of the budget."""
 
     seconds: float
@@ -116,14 +116,14 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchResult:
     """The best placement of a search, and each improvement on the way to it."""
 
     stage_of: Integers
     cost: float
     seconds: float
     evaluations: int
-    history: tuple[Sighting, ...]
+    history: tuple[Improvement, ...]
 
 
 def run_search(
@@ -132,24 +132,24 @@ def run_search(
     budget: Budget,
     seed: int,
     *,
-    progress: Callable[[Sighting], None] | None = None,
+    progress: Callable[[Improvement], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> Outcome:
+) -> SearchResult:
     """Runs `method` until `budget` is spent; one placement is evaluated whatever the budget.
 
     With a budget of evaluations alone the same seed gives the same outcome. Ctrl-C ends the search early with what
     it has, unless that is nothing.
     """
-    meter = Meter(budget, clock)
+    meter = BudgetMeter(budget, clock)
     best: Found | None = None
-    history: list[Sighting] = []
+    history: list[Improvement] = []
     try:
         for found in method(problem, meter, np.random.default_rng(seed)):
             meter.evaluations += found.evaluations
             improved = best is None or found.cost < best.cost
             if best is None or improved:
                 best = found
-            sighting = Sighting(meter.seconds, meter.evaluations, best.cost, meter.spent())
+            sighting = Improvement(meter.seconds, meter.evaluations, best.cost, meter.spent())
             if improved:
                 history.append(sighting)
             if progress is not None:
@@ -160,4 +160,4 @@ def run_search(
         if best is None:
             raise
     assert best is not None, "a method evaluates at least one placement"
-    return Outcome(best.stage_of.copy(), best.cost, meter.seconds, meter.evaluations, tuple(history))
+    return SearchResult(best.stage_of.copy(), best.cost, meter.seconds, meter.evaluations, tuple(history))

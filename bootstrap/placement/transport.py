@@ -16,7 +16,7 @@ Flags = NDArray[np.bool_]
 EPSILON = 1e-12  # shares below this are rounding
 
 
-class Search(NamedTuple):
+class PathSearch(NamedTuple):
     """Of one shortest path: distances, what each was reached from (−1: a start), and which are final."""
 
     row_distance: Floats
@@ -38,7 +38,7 @@ def cheapest_flow(times: Floats, supply: Floats, demand: Floats, flow: Floats) -
     left, wanted = supply.copy(), demand.copy()
     row_price, column_price = np.zeros(a), np.zeros(b)
     flow[:] = 0.0
-    search = Search(
+    search = PathSearch(
         np.empty(a), np.empty(b), np.empty(b, np.int64), np.empty(a, np.int64),
         np.empty(a, np.bool_), np.empty(b, np.bool_),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def cheapest_flow(times: Floats, supply: Floats, demand: Floats, flow: Floats) -
 @compiled
 def shortest_way(
     times: Floats, flow: Floats, left: Floats, wanted: Floats, row_price: Floats, column_price: Floats,
-    search: Search,
+    search: PathSearch,
 ) -> int:  # fmt: skip
     """Dijkstra's, from rows with something left to the nearest column that wants some: that one, −1 for none."""
     row_distance, distance = search.row_distance, search.column_distance
@@ -87,7 +87,7 @@ def shortest_way(
 
 
 @compiled
-def nearest(search: Search) -> tuple[int, int]:
+def nearest(search: PathSearch) -> tuple[int, int]:
     """The nearest row or column that is not final yet, the other −1; both −1 when none can be reached."""
     row, column, least = -1, -1, np.inf
     for i in range(search.row_distance.size):
@@ -100,7 +100,7 @@ def nearest(search: Search) -> tuple[int, int]:
 
 
 @compiled
-def send(flow: Floats, left: Floats, wanted: Floats, end: int, search: Search) -> None:
+def send(flow: Floats, left: Floats, wanted: Floats, end: int, search: PathSearch) -> None:
     """As much as the way to `end` takes: what its row has left, its column wants, its links can give back."""
     amount, j = wanted[end], end
     while search.from_column[search.from_row[j]] >= 0:

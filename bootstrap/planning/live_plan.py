@@ -18,7 +18,7 @@ from bootstrap.looking.observer import Observer, visit
 from bootstrap.placement.dtfm import DtfmProblem
 from bootstrap.placement.fewest_moves import with_fewest_moves
 from bootstrap.placement.noloco import NolocoProblem
-from bootstrap.placement.plan import Plan
+from bootstrap.placement.plan import Placement
 from bootstrap.placement.scenario import Integers, Scenario, scenario_from
 from node.membership.capacity import Peer, peer_of
 from node.membership.discovery import DHT_DEADLINE
@@ -130,7 +130,7 @@ class Moves:
         }
 
 
-def moves_of(swarm: LiveSwarm, problem: DtfmProblem | NolocoProblem, plan: Plan) -> Moves:
+def moves_of(swarm: LiveSwarm, problem: DtfmProblem | NolocoProblem, plan: Placement) -> Moves:
     current, found = swarm.stage_of, np.empty(len(swarm.peers), np.int64)
     for stage, devices in enumerate(plan.stages):
         found[list(devices)] = stage

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bootstrap.placement.dtfm import DtfmProblem
 from bootstrap.placement.noloco import NolocoProblem, Training
-from bootstrap.placement.plan import Plan, make_plan, problem_of
+from bootstrap.placement.plan import Placement, make_plan, problem_of
 from bootstrap.placement.plan_report import compared, comparison, sentences, stage_table
 from bootstrap.placement.scenario import Scenario, read_scenario
-from bootstrap.placement.search import Budget, Sighting
+from bootstrap.placement.search import Budget, Improvement
 from bootstrap.planning.live_plan import (
     LiveSwarm,
     Moves,
@@ -26,13 +26,13 @@ from bootstrap.planning.live_plan import (
     publish_plan,
     signed_plan,
 )
-from bootstrap.planning.plan_options import Request
+from bootstrap.planning.plan_options import PlanRequest
 from node.command import run_async
 
 RANDOM = 20  # placements, whose median cost a plan is told beside
 
 
-def make_and_show(request: Request) -> None:
+def make_and_show(request: PlanRequest) -> None:
     """Raises `NolocoError` with what to do."""
     if request.join:
         _plan_swarm(request, run_async(look_at(request.join)))
@@ -44,13 +44,13 @@ def make_and_show(request: Request) -> None:
     _show(request, known, problem, searched(problem, request.searches, budget_of(request)))
 
 
-def budget_of(request: Request) -> Budget:
+def budget_of(request: PlanRequest) -> Budget:
     if request.evaluations is None:
         return Budget(seconds=request.seconds)
     return Budget(evaluations=request.evaluations)
 
 
-def _plan_swarm(request: Request, swarm: LiveSwarm) -> None:
+def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
     """Raises `ScenarioError` when too little was measured, `StateError` when the key cannot be used."""
     known, manifest = swarm.scenario(), swarm.manifest
     training = Training(
@@ -69,10 +69,10 @@ def _plan_swarm(request: Request, swarm: LiveSwarm) -> None:
 
 
 def _show(
-    request: Request,
+    request: PlanRequest,
     known: Scenario,
     problem: DtfmProblem | NolocoProblem,
-    plans: list[Plan],
+    plans: list[Placement],
     moves: Moves | None = None,
 ) -> None:
     best = min(plans, key=lambda plan: plan.cost)
@@ -99,7 +99,7 @@ def _show(
 
 def searched(
     problem: DtfmProblem | NolocoProblem, wanted: list[tuple[str, int]], budget: Budget
-) -> list[Plan]:
+) -> list[Placement]:
     """A plan for each method and seed, with a bar on a terminal."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[cost]}"), TimeElapsedColumn(),
@@ -111,7 +111,7 @@ def searched(
         for number, (method, seed) in enumerate(wanted):
 
             def show(
-                sighting: Sighting, number: int = number, method: str = method, seed: int = seed
+                sighting: Improvement, number: int = number, method: str = method, seed: int = seed
             ) -> None:
                 bar.update(
                     task, description=f"{method}, seed {seed}", cost=f"{sighting.cost:.3f} s",

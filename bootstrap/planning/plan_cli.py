@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bootstrap.placement.method_names import DEFAULT
 from bootstrap.planning import plan_options as option
-from bootstrap.planning.plan_options import Request
+from bootstrap.planning.plan_options import PlanRequest
 from node.command import fail
 from protocol.errors import NolocoError
 
@@ -32,7 +32,7 @@ def plan(
     as_json: option.AsJson = False,
 ) -> None:
     """Place devices in pipeline stages so that training waits least for the network."""
-    request = Request(**locals())
+    request = PlanRequest(**locals())
     try:
         request.check()
         from bootstrap.planning.making import make_and_show

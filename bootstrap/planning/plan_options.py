@@ -57,7 +57,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the 
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What `noloco plan` is asked for."""
 
     scenario: Path | None

@@ -23,7 +23,7 @@ WORTH_SAYING = 0.02  # nats: within what seeds differ by there is nothing better
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontPoint:
     """A setting that was tried, and what came of it, over its seeds."""
 
     method: str
@@ -59,16 +59,16 @@ class Point:
         return " ".join(parts)
 
 
-def write_points(points: Sequence[Point]) -> None:
+def write_points(points: Sequence[FrontPoint]) -> None:
     """Into the package, one point a line."""
     lines = ",\n".join(json.dumps(asdict(point), ensure_ascii=False) for point in points)
     Path(str(files(__package__) / FILE)).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 @cache
-def read_points() -> tuple[Point, ...]:
+def read_points() -> tuple[FrontPoint, ...]:
     known: list[dict[str, Any]] = json.loads((files(__package__) / FILE).read_text(encoding="utf-8"))
-    return tuple(Point(**point) for point in known)
+    return tuple(FrontPoint(**point) for point in known)
 
 
 def citation(manifest: Manifest) -> str | None:
@@ -79,7 +79,7 @@ def citation(manifest: Manifest) -> str | None:
     if _distance(like, manifest) > FURTHEST:
         return None
 
-    def told(point: Point) -> str:
+    def told(point: FrontPoint) -> str:
         return f"{point.name}: {point.loss - reference.loss:+.2f} nats for {point.share:.1%} of the bytes"
 
     found = f"against all-reduce in every step, {told(like)}"
@@ -92,7 +92,7 @@ def citation(manifest: Manifest) -> str | None:
     return f"{found} (1,000 steps of a small model, docs/learning.md; longer runs may differ)."
 
 
-def _distance(point: Point, manifest: Manifest) -> float:
+def _distance(point: FrontPoint, manifest: Manifest) -> float:
     """0 for the same outer settings; 1 for twice the k, or for coefficients that are 0.5 apart."""
     outer, wire = manifest.outer, manifest.wire
     kinds = ("noloco", "average")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.figure import figure
-from bootstrap.simulation.latency_report import Point
+from bootstrap.simulation.latency_report import LatencyPoint
 
 SCHEMES = (
     ("tree", "tree all-reduce", "C3"),
@@ -24,7 +24,7 @@ WAYS = (
 STYLES = (("-", "solid"), ("--", "dashed"), (":", "dotted"), ("-.", "dash-dotted"))
 
 
-def plot_latency(points: Sequence[Point], file: Path) -> None:
+def plot_latency(points: Sequence[LatencyPoint], file: Path) -> None:
     """Draw both panels into `file` (.svg, .png, .pdf). Raises `UserError` when it cannot be written."""
     sigmas = sorted({point.sigma for point in points})
     with figure(file, panels=2) as (times, shares):
@@ -44,7 +44,7 @@ def plot_latency(points: Sequence[Point], file: Path) -> None:
 
 
 def _draw(
-    axis: Any, line: Sequence[Point], values: Sequence[float], label: str, number: int, colour: str
+    axis: Any, line: Sequence[LatencyPoint], values: Sequence[float], label: str, number: int, colour: str
 ) -> None:
     """The `number`-th σ, from 0, of one curve; only the first one is named in the legend."""
     style, _ = STYLES[number % len(STYLES)]

@@ -9,12 +9,12 @@ import numpy as np
 
 from bootstrap.simulation.idle import Round, blocked
 from bootstrap.simulation.latency import expected_sync, simulate_sync
-from bootstrap.simulation.latency_report import Conditions, Point
+from bootstrap.simulation.latency_report import Conditions, LatencyPoint
 
 
 def simulated(
     sizes: Sequence[int], sigmas: Sequence[float], conditions: Conditions, seed: int
-) -> list[Point]:
+) -> list[LatencyPoint]:
     """Every σ for every number of replicas, each from random numbers of its own."""
     rounds = Round(conditions.inner_steps, conditions.step / conditions.latency, conditions.variation)
     expected = {sigma: expected_sync(list(sizes), sigma, conditions.transfer) for sigma in sigmas}
@@ -24,5 +24,5 @@ def simulated(
         generator = np.random.default_rng([seed, n, round(sigma * 1e6)])
         sync = simulate_sync(n, sigma, conditions.samples, generator, conditions.transfer)
         standing = blocked(n, rounds, sync, sigma, conditions.transfer, generator)
-        points.append(Point(n, sigma, sync, expected[sigma][n], standing))
+        points.append(LatencyPoint(n, sigma, sync, expected[sigma][n], standing))
     return points

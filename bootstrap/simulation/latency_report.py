@@ -14,7 +14,7 @@ from bootstrap.simulation.latency import SyncTimes, expected_sync, levels
 
 
 @dataclass(frozen=True)
-class Point:
+class LatencyPoint:
     """One number of replicas under one variation σ of the latencies."""
 
     replicas: int
@@ -62,7 +62,7 @@ class Conditions:
     samples: int
 
 
-def sync_table(points: Sequence[Point], conditions: Conditions) -> Table:
+def sync_table(points: Sequence[LatencyPoint], conditions: Conditions) -> Table:
     """Times until the last replica has finished, and their ratios."""
     unit = f"unit: the median one-way message, {conditions.latency * 1000:g} ms"
     if conditions.transfer:
@@ -84,7 +84,7 @@ def sync_table(points: Sequence[Point], conditions: Conditions) -> Table:
     return table
 
 
-def idle_table(points: Sequence[Point], conditions: Conditions) -> Table:
+def idle_table(points: Sequence[LatencyPoint], conditions: Conditions) -> Table:
     """The fraction of time that replicas are blocked."""
     table = _table(
         f"Time blocked (rounds of {conditions.inner_steps} inner steps, {conditions.step:g} s ± "
@@ -112,7 +112,7 @@ def idle_table(points: Sequence[Point], conditions: Conditions) -> Table:
     return table
 
 
-def explanation(points: Sequence[Point], conditions: Conditions) -> list[str]:
+def explanation(points: Sequence[LatencyPoint], conditions: Conditions) -> list[str]:
     """Where the factor of about ten comes from, in the numbers of the largest swarm of `points`."""
     last = max(points, key=lambda point: (point.replicas, point.sigma))
     n, depth = last.replicas, last.replicas.bit_length() - 1
@@ -142,7 +142,7 @@ def explanation(points: Sequence[Point], conditions: Conditions) -> list[str]:
     return [*lines, _accuracy(points, conditions)]
 
 
-def _of_bytes(point: Point) -> str:
+def _of_bytes(point: LatencyPoint) -> str:
     n, ratios = point.replicas, point.ratios
     return (
         f"- Over a link a tree moves {2 * levels(n)} whole states in a row, a ring {2 * (n - 1) / n:.2f}, a pair 2, "
@@ -152,7 +152,7 @@ def _of_bytes(point: Point) -> str:
     )
 
 
-def json_of(points: Sequence[Point], conditions: Conditions) -> dict[str, Any]:
+def json_of(points: Sequence[LatencyPoint], conditions: Conditions) -> dict[str, Any]:
     return {
         "simulation": "latency",
         "conditions": asdict(conditions),
@@ -160,7 +160,7 @@ def json_of(points: Sequence[Point], conditions: Conditions) -> dict[str, Any]:
     }
 
 
-def _accuracy(points: Sequence[Point], conditions: Conditions) -> str:
+def _accuracy(points: Sequence[LatencyPoint], conditions: Conditions) -> str:
     off = max(abs(p.simulated.tree / p.expected.tree - 1) for p in points)
     return (
         f"Monte Carlo, {conditions.samples:,} samples. The expected time of a tree, computed without sampling, "

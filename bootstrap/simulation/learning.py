@@ -44,7 +44,7 @@ LATER_SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class LearningSetting:
     """One thing to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
 
     `slow` is how many times slower the compute of the last replica of the last stage is. `latency` in seconds
@@ -114,7 +114,7 @@ class Setting:
 
 
 @dataclass
-class Outcome:
+class LearningResult:
     """What became of a setting. Losses in nats per token on held-out text, bytes sent by one replica."""
 
     key: str
@@ -142,16 +142,16 @@ def corpus_of(source: str) -> Corpus:
     return load_corpus(source)
 
 
-def simulate(setting: Setting) -> Outcome:
+def simulate(setting: LearningSetting) -> LearningResult:
     """Train it to its end. One thread; a minute for a million tokens of the tiny preset."""
     torch.set_num_threads(1)
     began = time.perf_counter()
-    outcome: Outcome = run_virtual(_train(setting, corpus_of(setting.manifest.data.source)))
+    outcome: LearningResult = run_virtual(_train(setting, corpus_of(setting.manifest.data.source)))
     outcome.wall_seconds = round(time.perf_counter() - began, 2)
     return outcome
 
 
-async def _train(setting: Setting, corpus: Corpus) -> Outcome:
+async def _train(setting: LearningSetting, corpus: Corpus) -> LearningResult:
     manifest, replicas = setting.manifest, setting.replicas
     if setting.all_reduce:  # the mean gradient of N replicas is that of one with N times the microbatches
         inner = manifest.inner.model_copy(update={"microbatches": manifest.inner.microbatches * replicas})
@@ -164,7 +164,7 @@ async def _train(setting: Setting, corpus: Corpus) -> Outcome:
     for number in range(count):
         slowed = setting.slow if number == count - 1 else 1.0
         swarm.add(number, stage=number % manifest.stages, speed=1 / slowed)
-    outcome = Outcome(setting.key, setting.facts())
+    outcome = LearningResult(setting.key, setting.facts())
     watching = asyncio.get_running_loop().create_task(_watch(swarm, corpus, outcome))
     began, ended = await _to_the_end(swarm)
     watching.cancel()
@@ -202,7 +202,7 @@ def _pace(swarm: SimulatedSwarm, number: int) -> float:
     return round((len(times) - 1) / (times[-1] - times[0]), 4) if len(times) > 1 else 0.0
 
 
-async def _watch(swarm: SimulatedSwarm, corpus: Corpus, outcome: Outcome) -> None:
+async def _watch(swarm: SimulatedSwarm, corpus: Corpus, outcome: LearningResult) -> None:
     """Loss and spread along the way, at about `CURVE_POINTS` counts of tokens."""
     every = max(1, swarm.manifest.inner.total_steps // CURVE_POINTS)
     due = every
@@ -254,7 +254,9 @@ def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
     return total / count
 
 
-def _measure(swarm: SimulatedSwarm, setting: Setting, corpus: Corpus, outcome: Outcome) -> None:
+def _measure(
+    swarm: SimulatedSwarm, setting: LearningSetting, corpus: Corpus, outcome: LearningResult
+) -> None:
     pipelines = pipelines_of(swarm)
     sequences = setting.validation_sequences
     routes = [[node.replica for node in row] for row in pipelines]
@@ -279,7 +281,7 @@ def _measure(swarm: SimulatedSwarm, setting: Setting, corpus: Corpus, outcome: O
     outcome.loss_of_mean = _loss_of_mean(routes, corpus, sequences)
 
 
-def _bytes_sent(setting: Setting, nodes: list[Node]) -> float:
+def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
     """By the average replica for the sake of averaging; a ring all-reduce of float32 gradients if in every step."""
     if setting.all_reduce:
         size = sum(4 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)

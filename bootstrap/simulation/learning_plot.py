@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootstrap.figure import figure
-from bootstrap.simulation.learning import Outcome
+from bootstrap.simulation.learning import LearningResult
 from bootstrap.simulation.study import grouped, varied
 
 
-def plot_learning(outcomes: Sequence[Outcome], file: Path) -> None:
+def plot_learning(outcomes: Sequence[LearningResult], file: Path) -> None:
     """Validation loss and replica spread against tokens; one line for each setting, its first seed."""
     columns = varied(outcomes) or ["method"]
     with figure(file, panels=2) as (losses, spreads):

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bootstrap.founding.choosing import RunOptions
-from bootstrap.simulation.learning import Setting
+from bootstrap.simulation.learning import LearningSetting
 from bootstrap.simulation.learning_settings import combinations, one_setting
 from bootstrap.simulation.learning_table import table_of, tell
 from bootstrap.simulation.study import rows, run_study
@@ -28,7 +28,7 @@ class Study:
     sequences: int
     validation_sequences: int
 
-    def settings(self) -> list[Setting]:
+    def settings(self) -> list[LearningSetting]:
         """Raises `NolocoError` for what cannot be run."""
         base, _ = RunOptions(self.preset, self.manifest).resolved()
         return [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
-from bootstrap.simulation.learning import Setting
+from bootstrap.simulation.learning import LearningSetting
 from protocol.errors import ManifestError
 from protocol.manifest import BoundaryCodec, Manifest, manifest_from
 
@@ -99,7 +99,7 @@ def one_setting(
     wire: dict[str, Any] | None = None,
     inner: dict[str, Any] | None = None,
     **outer: Any,
-) -> Setting:
+) -> LearningSetting:
     """`base` with changes, validated anew. Raises `ManifestError`."""
     contents = base.model_dump()
     contents["stages"], contents["routing"] = stages, routing
@@ -116,4 +116,6 @@ def one_setting(
     if method != "all-reduce":
         contents["outer"]["method"] = method
     made = manifest_from(contents)
-    return Setting(made, replicas, seed, method == "all-reduce", slow, latency, mbit, validation_sequences)
+    return LearningSetting(
+        made, replicas, seed, method == "all-reduce", slow, latency, mbit, validation_sequences
+    )

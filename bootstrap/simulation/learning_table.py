@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from bootstrap.simulation.learning import Outcome
+from bootstrap.simulation.learning import LearningResult
 from bootstrap.simulation.study import rows
 
 SHOWN = {  # how columns are called in the table
@@ -19,7 +19,7 @@ SHOWN = {  # how columns are called in the table
 }
 
 
-def tell(console: Console, outcome: Outcome, done: int, total: int) -> None:
+def tell(console: Console, outcome: LearningResult, done: int, total: int) -> None:
     facts = outcome.setting
     console.print(
         f"{done}/{total}  {facts['method']} {facts['replicas']} × {facts['stages']} k={facts['k']} "
@@ -29,7 +29,7 @@ def tell(console: Console, outcome: Outcome, done: int, total: int) -> None:
     )
 
 
-def table_of(outcomes: Sequence[Outcome]) -> Table:
+def table_of(outcomes: Sequence[LearningResult]) -> Table:
     """A row for each setting: what distinguishes it, then what came of it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     found = rows(outcomes)

@@ -16,7 +16,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
-from node.rounds.meeting import Meeting, Progress
+from node.rounds.meeting import Meeting, RoundProgress
 from node.rounds.pace import steps_of_round
 from node.rounds.pairing import Pair, Pairing
 from node.rounds.search import Proposal, Refusal
@@ -27,7 +27,7 @@ EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchange
 
 
 @dataclass(frozen=True)
-class Setting:
+class PairingSetting:
     """One swarm. Times in seconds; speeds are the replicas' relative to one that takes `step_seconds`."""
 
     speeds: Sequence[float]
@@ -56,7 +56,7 @@ class AloneRound:
 
 
 @dataclass
-class Outcome:
+class PairingResult:
     """What was seen. Mutable while the simulation runs."""
 
     pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -126,12 +126,12 @@ class SimulatedReplica:
         self._await_step()
         self._seek_when_due()
 
-    def here(self) -> Progress:
+    def here(self) -> RoundProgress:
         now = self.swarm.now
         if self.exchanging is not None or self.pairing.is_ending:
-            return Progress(now, self.steps, self.step_seconds)
+            return RoundProgress(now, self.steps, self.step_seconds)
         steps = bisect_right(self.ends, now) - 1
-        return Progress(now, steps, self.step_seconds, now - self.ends[steps])
+        return RoundProgress(now, steps, self.step_seconds, now - self.ends[steps])
 
     def _await_step(self) -> None:
         """Wake at the next end of a step at which something may be decided."""
@@ -213,10 +213,10 @@ class SimulatedReplica:
         other = self.swarm.by_peer[pair.partner]
         self.swarm.send(other.pairing.on_ready, Pair(self.peer, pair.name))
 
-    def end_round(self, here: Progress) -> None:
+    def end_round(self, here: RoundProgress) -> None:
         self.ended_at, agreement = here.now, self.pairing.current
         self.step_seconds = (here.now - self.ends[0]) / here.steps
-        self.pairing.end_round(Progress(here.now, here.steps, self.step_seconds))
+        self.pairing.end_round(RoundProgress(here.now, here.steps, self.step_seconds))
         if agreement is None:
             self.finish(None)
             return
@@ -267,10 +267,10 @@ class SimulatedReplica:
 class SimulatedStage:
     """All replicas of a stage and the events to come. Run it once."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: PairingSetting) -> None:
         self.setting = setting
         self.now = 0.0
-        self.outcome = Outcome()
+        self.outcome = PairingResult()
         self._rng = random.Random(f"{setting.seed}/network")
         self._events: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._counted = 0
@@ -288,7 +288,7 @@ class SimulatedStage:
         """The receiver acts once the message has arrived."""
         self.at(self.now + self._rng.uniform(*self.setting.latency), action, *arguments)
 
-    def run(self, rounds: int) -> Outcome:
+    def run(self, rounds: int) -> PairingResult:
         """Until every replica has ended that many rounds."""
         events, counted = self._events, self.outcome.rounds
         while True:

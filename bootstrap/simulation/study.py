@@ -10,13 +10,15 @@ from statistics import mean, stdev
 from typing import Any
 
 from bootstrap.parallel import as_they_end
-from bootstrap.simulation.learning import LATER_FACTS, Outcome, Setting, simulate
+from bootstrap.simulation.learning import LATER_FACTS, LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
 
-Told = Callable[[Outcome, int, int], None]  # outcome, how many are done, how many there are
+Told = Callable[[LearningResult, int, int], None]  # outcome, how many are done, how many there are
 
 
-def run_study(settings: Sequence[Setting], file: Path | None, jobs: int, told: Told) -> list[Outcome]:
+def run_study(
+    settings: Sequence[LearningSetting], file: Path | None, jobs: int, told: Told
+) -> list[LearningResult]:
     """Outcomes in the order of `settings`. Those already in `file` (JSON lines) are not run again.
 
     Each new one is appended to it at once, so a study that is stopped goes on where it was. Raises
@@ -36,16 +38,16 @@ def run_study(settings: Sequence[Setting], file: Path | None, jobs: int, told: T
     return [known[setting.key] for setting in settings]
 
 
-def read_outcomes(file: Path) -> list[Outcome]:
+def read_outcomes(file: Path) -> list[LearningResult]:
     """The outcomes in a file of a study; none when there is no file yet."""
     if not file.exists():
         return []
-    names = {field.name for field in fields(Outcome)}
+    names = {field.name for field in fields(LearningResult)}
     outcomes = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             contents = json.loads(line)
-            outcome = Outcome(**{name: contents[name] for name in names})
+            outcome = LearningResult(**{name: contents[name] for name in names})
             outcome.setting = LATER_FACTS | outcome.setting
             outcome.curve = [(tokens, loss, spread) for tokens, loss, spread in outcome.curve]
             outcomes.append(outcome)
@@ -57,16 +59,16 @@ def read_outcomes(file: Path) -> list[Outcome]:
     return outcomes
 
 
-def grouped(outcomes: Iterable[Outcome]) -> list[list[Outcome]]:
+def grouped(outcomes: Iterable[LearningResult]) -> list[list[LearningResult]]:
     """Outcomes that differ by their seed alone, together, in order of first appearance."""
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[LearningResult]] = {}
     for outcome in outcomes:
         facts = {name: value for name, value in outcome.setting.items() if name != "seed"}
         groups.setdefault(json.dumps(facts, sort_keys=True), []).append(outcome)
     return list(groups.values())
 
 
-def varied(outcomes: Sequence[Outcome]) -> list[str]:
+def varied(outcomes: Sequence[LearningResult]) -> list[str]:
     """The facts in which the outcomes differ, the seed aside: the columns that a table needs."""
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.setting)
     return [
@@ -81,7 +83,7 @@ def spread_over_seeds(values: Sequence[float]) -> tuple[float, float]:
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, Any]]:
     """One row for each setting, over its seeds; for tables and JSON."""
     columns = varied(outcomes)
     result = []

@@ -42,7 +42,7 @@ class Position:
 
 
 @dataclass
-class Tally:
+class TokenisingTally:
     """Mutable, written by the thread that makes batches: what it has tokenised, and in how much time."""
 
     documents: int = 0
@@ -70,7 +70,7 @@ class TrainingData(Protocol):
         """The same for the same text, wherever it is."""
 
     @property
-    def tally(self) -> Tally: ...
+    def tally(self) -> TokenisingTally: ...
 
     def require(self, tokens: int) -> None:
         """Raises `DataError` when there is not one sequence of `tokens` to train on; for use at start-up."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from node.data.batches import Batch, Position, Tally
+from node.data.batches import Batch, Position, TokenisingTally
 from node.data.paths import files_of
 from protocol.errors import DataError
 from protocol.manifest import Manifest
@@ -71,9 +71,9 @@ class Corpus:
         return self.content_hash
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> TokenisingTally:
         """Nothing is tokenised: bytes are tokens."""
-        return Tally()
+        return TokenisingTally()
 
     @cached_property
     def content_hash(self) -> str:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from node.data.background import BackgroundThread
-from node.data.batches import Batch, Position, Tally, TrainingData
+from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
@@ -49,7 +49,7 @@ class Feed:
         return position.corpus == self._data.identity
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> TokenisingTally:
         return self._data.tally
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ _ODD = 0x9E3779B97F4A7C15  # 2^64 by the golden ratio, as splitmix64 mixes with
 _MASK = 2**64 - 1
 
 
-class Order:
+class DocumentOrder:
     """A permutation of the numbers below `count`, the same one for the same `seed`."""
 
     def __init__(self, count: int, seed: tuple[object, ...]) -> None:

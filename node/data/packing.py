@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from node.data.batches import Batch, Position, Tally
+from node.data.batches import Batch, Position, TokenisingTally
 from node.data.tokenizer import Ids, Tokenizer
 from protocol.errors import DataError
 
@@ -33,7 +33,7 @@ class _Piece:
 
 
 def sequences(
-    read: Read, tokenizer: Tokenizer, tokens: int, position: Position, tally: Tally
+    read: Read, tokenizer: Tokenizer, tokens: int, position: Position, tally: TokenisingTally
 ) -> Iterator[tuple[Ids, Position]]:
     """Tokens [tokens + 1] of one sequence after another, each with the position of the next; for ever.
 
@@ -53,7 +53,7 @@ def sequences(
         yield joined, replace(held[0].position, token=skip)
 
 
-def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: Tally) -> Iterator[_Piece]:
+def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: TokenisingTally) -> Iterator[_Piece]:
     while True:
         documents = read(position.epoch, position.document)
         while texts := list(islice(documents, TOKENISED_AT_ONCE)):
@@ -67,7 +67,7 @@ def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: Tally) 
         position = replace(position, epoch=position.epoch + 1, document=0)
 
 
-def tokenised(texts: list[str], tokenizer: Tokenizer, tally: Tally) -> list[Ids]:
+def tokenised(texts: list[str], tokenizer: Tokenizer, tally: TokenisingTally) -> list[Ids]:
     """The ids of each text with the end of text behind them."""
     began = time.perf_counter()
     end = np.array([tokenizer.end_of_text], np.int32)
@@ -79,7 +79,7 @@ def tokenised(texts: list[str], tokenizer: Tokenizer, tally: Tally) -> list[Ids]
 
 def packed_once(documents: Iterator[str], tokenizer: Tokenizer, tokens: int) -> Iterator[Ids]:
     """The same of each of the documents once; what does not fill a sequence at the end is left out."""
-    held, tally = np.empty(0, np.int32), Tally()
+    held, tally = np.empty(0, np.int32), TokenisingTally()
     while texts := list(islice(documents, TOKENISED_AT_ONCE)):
         held = np.concatenate([held, *tokenised(texts, tokenizer, tally)])
         while len(held) > tokens:

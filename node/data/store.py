@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.data.documents import Split, content_hash, cut, identity_of
-from node.data.order import Order
+from node.data.order import DocumentOrder
 from node.data.sources import documents_of, places_of
 from protocol.errors import DataError
 
@@ -48,7 +48,7 @@ class StoredDocuments:
 
     def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
         count = len(self) - self._held_out
-        order = Order(count, (*seed, epoch))
+        order = DocumentOrder(count, (*seed, epoch))
         return (self._read(self._held_out + order[place]) for place in range(first, count))
 
     def held_out(self) -> Iterator[str]:

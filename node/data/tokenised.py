@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from node.data.batches import Batch, Position, Tally
+from node.data.batches import Batch, Position, TokenisingTally
 from node.data.documents import Documents
 from node.data.packing import batch_of, packed_once, sequences
 from node.data.tokenizer import Ids, Tokenizer
@@ -20,7 +20,7 @@ class TokenisedDocuments:
         self._documents = documents
         self._tokenizer = tokenizer
         self.identity = documents.identity
-        self.tally = Tally()
+        self.tally = TokenisingTally()
 
     def require(self, tokens: int) -> None:
         some = self._documents.training((), 0, 0)

@@ -12,7 +12,7 @@ from node.membership.discovery import DHT_DEADLINE, read_stage
 from node.membership.greeting import silent
 from node.membership.owners_plan import OwnersPlan
 from node.membership.plan_moves import next_move
-from node.membership.rebalance import Move, Patience
+from node.membership.rebalance import Move, MovePatience
 from node.membership.renewal import Renewal
 from node.membership.view import Member, View
 from node.watch.events import Events
@@ -63,7 +63,7 @@ class Mover:
         self._known = 0  # peers, at the last look
         self._events = events
         self._rng = rng
-        self._patience = Patience(PATIENCE * lifetime)
+        self._patience = MovePatience(PATIENCE * lifetime)
         self._claim: Claim | None = None
         self._renewal = Renewal("renewing the claim to move", self._put, lifetime, supervisor)
 

@@ -96,7 +96,7 @@ def may_leave(capacities: Capacities, peer: Peer, target: int) -> bool:
     return able and source != target and capacities.serving[source] > 1
 
 
-class Patience:
+class MovePatience:
     """Whether the same stage has been short for so long that it is not just a record that was late.
 
     A dead peer's record outlives it, records of the same moment are read at different ones, and a lookup may

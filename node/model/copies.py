@@ -21,7 +21,7 @@ U = TypeVar("U")
 AHEAD = 2  # pieces of work launched and not finished: one runs, one waits, and a more urgent one need not wait long
 
 
-class Landing(Generic[T]):
+class PendingResult(Generic[T]):
     """A result that is there, or will be when `fetch` returns."""
 
     def __init__(self, fetch: Callable[[], T], at_once: bool) -> None:
@@ -35,16 +35,16 @@ class Landing(Generic[T]):
             return result
         return self._fetch()
 
-    def then(self, use: Callable[[T], U]) -> Landing[U]:
+    def then(self, use: Callable[[T], U]) -> PendingResult[U]:
         """What `use` makes of it."""
-        return Landing(lambda: use(self.fetch()), at_once=self._fetch is None)
+        return PendingResult(lambda: use(self.fetch()), at_once=self._fetch is None)
 
     async def landed(self) -> T:
         """The same. Waits in a thread."""
         return self.fetch() if self._fetch is None else await asyncio.to_thread(self._fetch)
 
 
-class Copies(abc.ABC):
+class DeviceTransfer(abc.ABC):
     """The two ways of one device. Called by its compute thread alone."""
 
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class Copies(abc.ABC):
         """Begin to copy what the work launched so far makes of `tensor`; the function waits and returns it."""
 
     @abc.abstractmethod
-    def landing(self, fetch: Callable[[], T]) -> Landing[T]:
+    def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
         """What `fetch` will make of copies that were begun."""
 
     @abc.abstractmethod
@@ -64,7 +64,7 @@ class Copies(abc.ABC):
         """After a piece of work: wait until at most `AHEAD` are unfinished."""
 
 
-class HostCopies(Copies):
+class HostCopies(DeviceTransfer):
     """The CPU: the host is the device. Also for devices without streams."""
 
     def __init__(self, device: torch.device) -> None:
@@ -77,14 +77,14 @@ class HostCopies(Copies):
         copy = tensor.detach().to("cpu", dtype)
         return lambda: copy
 
-    def landing(self, fetch: Callable[[], T]) -> Landing[T]:
-        return Landing(fetch, at_once=True)
+    def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
+        return PendingResult(fetch, at_once=True)
 
     def keep_pace(self) -> None:
         """Work is finished when it returns."""
 
 
-class CudaCopies(Copies):
+class CudaCopies(DeviceTransfer):
     """Mutable state: a stream each way, and the ends of the pieces of work that were launched last."""
 
     def __init__(self, device: torch.device) -> None:
@@ -118,8 +118,8 @@ class CudaCopies(Copies):
 
         return fetch
 
-    def landing(self, fetch: Callable[[], T]) -> Landing[T]:
-        return Landing(fetch, at_once=False)
+    def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
+        return PendingResult(fetch, at_once=False)
 
     def keep_pace(self) -> None:
         end = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -129,5 +129,5 @@ class CudaCopies(Copies):
             self._ends.popleft().synchronize()
 
 
-def copies_of(device: torch.device) -> Copies:
+def copies_of(device: torch.device) -> DeviceTransfer:
     return CudaCopies(device) if device.type == "cuda" else HostCopies(device)

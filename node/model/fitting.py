@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from node.model.footprint import Cost, estimated, least_in_flight, most_in_flight, sliced
+from node.model.footprint import MicrobatchBytes, estimated, least_in_flight, most_in_flight, sliced
 from protocol.manifest import Manifest
 
 # of the memory that is left, for activations: what is freed leaves gaps, and kernels need some of their own
@@ -34,7 +34,7 @@ class Choice:
     in_flight: int
 
 
-CostOf = Callable[[Way], Cost | None]  # None: it cannot be had
+CostOf = Callable[[Way], MicrobatchBytes | None]  # None: it cannot be had
 
 
 def ways(manifest: Manifest, stage: int, recompute: str = "auto") -> Iterator[Way]:
@@ -71,10 +71,10 @@ def choose(manifest: Manifest, stage: int, ways: Sequence[Way], cost_of: CostOf,
     return None
 
 
-def by_formula(manifest: Manifest, stage: int, precision: str) -> Callable[[Way], Cost]:
+def by_formula(manifest: Manifest, stage: int, precision: str) -> Callable[[Way], MicrobatchBytes]:
     """What each way costs before anything was measured."""
 
-    def cost_of(way: Way) -> Cost:
+    def cost_of(way: Way) -> MicrobatchBytes:
         sequences = way.at_once or manifest.inner.sequences
         cost = estimated(manifest, stage, sequences, way.recomputes, precision)
         return sliced(manifest, stage, cost.peak) if way.at_once else cost

@@ -22,7 +22,7 @@ STREAMS = 64 * 2**20  # frames on their way, and what p2pd takes for more peers 
 
 
 @dataclass(frozen=True)
-class Cost:
+class MicrobatchBytes:
     """Bytes of one microbatch: `kept` between its forward and its backward pass, `peak` while it is computed."""
 
     kept: int
@@ -34,7 +34,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Buffers:
+class BufferBytes:
     """Bytes that are needed beside what training a microbatch takes."""
 
     averaging: int
@@ -51,10 +51,10 @@ def memory_of_state(manifest: Manifest, stage: int) -> int:
     return parameter_count(manifest, stage) * 4 * TRAINED_COPIES
 
 
-def memory_of_buffers(manifest: Manifest, stage: int) -> Buffers:
+def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
     """Bytes that rounds, checkpoints and peers may take at the same time. On the host, whatever the device."""
     parameters = parameter_count(manifest, stage)
-    return Buffers(
+    return BufferBytes(
         averaging=_averaging(manifest, parameters),
         checkpoint=parameters * 4 * _saved_copies(manifest),
         messages=_messages(manifest, stage),
@@ -126,7 +126,7 @@ def outside(manifest: Manifest) -> int:
     return 4 * math.prod(_boundary(manifest))
 
 
-def sliced(manifest: Manifest, stage: int, slice_peak: int) -> Cost:
+def sliced(manifest: Manifest, stage: int, slice_peak: int) -> MicrobatchBytes:
     """A microbatch in slices, of which one at a time takes `slice_peak`.
 
     Of a microbatch that went on to the next stage only the inputs are kept: its slices run forward once more.
@@ -135,14 +135,14 @@ def sliced(manifest: Manifest, stage: int, slice_peak: int) -> Cost:
     """
     whole = outside(manifest)
     if stage == manifest.hops - 1:
-        return Cost(0, 2 * whole + slice_peak)
+        return MicrobatchBytes(0, 2 * whole + slice_peak)
     kept = whole + forward_bytes(manifest)
-    return Cost(kept, kept + 2 * whole + slice_peak)
+    return MicrobatchBytes(kept, kept + 2 * whole + slice_peak)
 
 
 def estimated(
     manifest: Manifest, stage: int, sequences: int, recomputes: bool, precision: str = "fp32"
-) -> Cost:
+) -> MicrobatchBytes:
     """So many sequences computed as one. Counted from what autograd saves of a Llama's layer in torch 2.13:
 
     per token 32·hidden + 8·hidden·(key-value heads / heads) + 16·intermediate bytes in float32; in bf16 about 30, 4
@@ -165,7 +165,7 @@ def estimated(
     peak = graph + layer * (3 if recomputes else 2) + largest + ends
     logits = tokens * model.vocab_size * 4 * 4
     if stage == manifest.hops - 1:
-        return Cost(0, peak + logits)
+        return MicrobatchBytes(0, peak + logits)
     if stage == manifest.head_stage:  # in a ring: of a microbatch that comes back while its graph is kept
         peak = max(peak, graph + logits + largest + ends)
-    return Cost(graph, peak)
+    return MicrobatchBytes(graph, peak)

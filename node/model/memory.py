@@ -15,7 +15,7 @@ _RESET_PEAK = "5"  # proc_pid_clear_refs(5)
 _SAMPLE_SECONDS = 0.002
 
 
-class Meter(abc.ABC):
+class MemoryMeter(abc.ABC):
     """What a piece of work takes of a device's memory. One measurement at a time."""
 
     @abc.abstractmethod
@@ -31,7 +31,7 @@ class Meter(abc.ABC):
         """The most bytes more than at the beginning that were held at a time."""
 
 
-class CudaMeter(Meter):
+class CudaMeter(MemoryMeter):
     """By torch's allocator, which every tensor on the device comes from."""
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class CudaMeter(Meter):
         return torch.cuda.max_memory_allocated(self._device) - self._before
 
 
-class HostMeter(Meter):
+class HostMeter(MemoryMeter):
     """By the resident size of the process, whose peak the kernel keeps; where it does not, by samples of it."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class HostMeter(Meter):
             pause.wait(_SAMPLE_SECONDS)
 
 
-def meter_of(device: torch.device) -> Meter:
+def meter_of(device: torch.device) -> MemoryMeter:
     return CudaMeter(device) if device.type == "cuda" else HostMeter()
 
 

@@ -17,8 +17,8 @@ from node.machine.sizes import size
 from node.model.copies import copies_of
 from node.model.execution import Execution, Precision, executed
 from node.model.fitting import USABLE, Way, by_formula, choose, ways
-from node.model.footprint import Cost, memory_of_buffers, memory_of_state, sliced
-from node.model.memory import Meter, meter_of
+from node.model.footprint import MicrobatchBytes, memory_of_buffers, memory_of_state, sliced
+from node.model.memory import MemoryMeter, meter_of
 from node.model.replica import Replica
 from node.model.resources import room_on, too_little
 from node.model.shortage import is_out_of_memory
@@ -31,7 +31,7 @@ class Rehearsed:
     """The way that was chosen, what a microbatch takes in it, and what there was for all in flight."""
 
     execution: Execution
-    cost: Cost
+    cost: MicrobatchBytes
     room: int
 
     def described(self) -> str:
@@ -63,7 +63,12 @@ class Rehearsal:
     """
 
     def __init__(
-        self, replica: Replica, work: StageWork, meter: Meter, room: Callable[[], Room], precision: Precision
+        self,
+        replica: Replica,
+        work: StageWork,
+        meter: MemoryMeter,
+        room: Callable[[], Room],
+        precision: Precision,
     ) -> None:
         self._replica = replica
         self._manifest = replica.manifest
@@ -73,8 +78,8 @@ class Rehearsal:
         self._room = room
         self._precision = precision
         self._formula = by_formula(self._manifest, self._stage, precision)
-        self._probed: dict[bool, list[Cost]] = {}
-        self._whole: dict[Way, Cost | None] = {}
+        self._probed: dict[bool, list[MicrobatchBytes]] = {}
+        self._whole: dict[Way, MicrobatchBytes | None] = {}
 
     def run(self, recompute: str, compiles: bool) -> Rehearsed:
         """The fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
@@ -107,7 +112,7 @@ class Rehearsal:
     def _probe(self, allowed: list[Way], usable: int) -> None:
         """One and two sequences in each mode, where the formula gives reason to hope."""
         for recomputes in sorted({way.recomputes for way in allowed}, reverse=True):
-            costs = self._probed[recomputes] = list[Cost]()
+            costs = self._probed[recomputes] = list[MicrobatchBytes]()
             for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
                 if self._formula(Way(recomputes, sequences, 1)).peak > usable:
                     break
@@ -119,7 +124,7 @@ class Rehearsal:
                     break
                 costs.append(cost)
 
-    def _cost(self, way: Way) -> Cost | None:
+    def _cost(self, way: Way) -> MicrobatchBytes | None:
         """Measured for whole microbatches that were computed, else from one and two sequences."""
         if way in self._whole:
             return self._whole[way]
@@ -129,12 +134,12 @@ class Rehearsal:
             return None
         one, two = costs[0], costs[-1]
         more = sequences - 1
-        cost = Cost(
+        cost = MicrobatchBytes(
             one.kept + more * max(0, two.kept - one.kept), one.peak + more * max(0, two.peak - one.peak)
         )
         return sliced(self._manifest, self._stage, cost.peak) if way.at_once else cost
 
-    def _measured(self, execution: Execution, sequences: int) -> Cost | None:
+    def _measured(self, execution: Execution, sequences: int) -> MicrobatchBytes | None:
         """A microbatch of so many sequences in this way; None when memory ran out."""
         self._replica.passes.execute(execution)
         self._meter.begin()
@@ -147,11 +152,11 @@ class Rehearsal:
         finally:
             self._replica.forget_gradients()
 
-    def _pass(self, sequences: int) -> Cost:
+    def _pass(self, sequences: int) -> MicrobatchBytes:
         manifest, load = self._manifest, self._load(sequences, is_first=self._replica.stage.is_first)
         if self._stage == manifest.hops - 1:
             self._work.last_stage(load).fetch()
-            return Cost(0, self._meter.peak())
+            return MicrobatchBytes(0, self._meter.peak())
         leaf, outputs, parcel = self._work.forward(load)
         parcel.fetch()
         kept = self._meter.held()
@@ -159,7 +164,7 @@ class Rehearsal:
             self._work.head(self._load(sequences, is_first=False), learns=True).fetch()
         shape = (sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
         self._work.backward(leaf, outputs, torch.ones(shape)).fetch()
-        return Cost(kept, self._meter.peak())
+        return MicrobatchBytes(kept, self._meter.peak())
 
     def _load(self, sequences: int, is_first: bool) -> Load:
         """Any tokens, as a peer would send them. Ones, since zeros take no memory until they are written to."""

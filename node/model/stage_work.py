@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from node.model.copies import Copies, Landing
+from node.model.copies import DeviceTransfer, PendingResult
 from node.model.passes import Learned, Passes
 from node.model.sparing import Sparing
 from protocol.codec import Encoded, encode, require_finite_values, torch_type
@@ -24,11 +24,11 @@ LossAndAnswer: TypeAlias = tuple[float, list[Encoded]]  # the loss, and the grad
 class StageWork:
     """Holds no state of its own: backward passes alone change something, the stage's gradients.
 
-    What goes to peers is a `Landing`: on a GPU it is copied and encoded while the next microbatch is computed.
+    What goes to peers is a `PendingResult`: on a GPU it is copied and encoded while the next microbatch is computed.
     """
 
     def __init__(
-        self, manifest: Manifest, passes: Passes, copies: Copies, sparing: Sparing | None = None
+        self, manifest: Manifest, passes: Passes, copies: DeviceTransfer, sparing: Sparing | None = None
     ) -> None:
         """Without `sparing` memory that runs out is the caller's to see, as in a rehearsal."""
         self._sparing = sparing
@@ -68,7 +68,7 @@ class StageWork:
                 raise Refused("non-finite", "the activations hold NaN or infinity")
         return inputs, labels.long()
 
-    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, Landing[list[Encoded]]]:
+    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, PendingResult[list[Encoded]]]:
         inputs, labels = load()
         leaf, outputs = self._forward(inputs)
         codec = self._manifest.wire.activations
@@ -80,13 +80,13 @@ class StageWork:
 
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
-    ) -> Landing[list[Encoded]]:
+    ) -> PendingResult[list[Encoded]]:
         by_inputs = self._backward(leaf, outputs, gradient)
         answer = self._answer(by_inputs)
         self._copies.keep_pace()
         return self._copies.landing(answer)
 
-    def last_stage(self, load: Load) -> Landing[LossAndAnswer]:
+    def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
         """Forward and backward. Raises `NonFinite` for a loss that is none: nothing of it is in the gradients."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
         loss, by_inputs = self._whole(lambda: self._passes.last_stage(inputs, labels))
@@ -94,7 +94,7 @@ class StageWork:
         self._copies.keep_pace()
         return self._copies.landing(lambda: (_finite(fetch_loss().item()), answer()))
 
-    def head(self, load: Load, learns: bool) -> Landing[LossAndAnswer]:
+    def head(self, load: Load, learns: bool) -> PendingResult[LossAndAnswer]:
         """As `last_stage`, in a ring at the first stage."""
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
         loss, by_inputs = self._whole(lambda: self._passes.head(inputs, labels, learns))

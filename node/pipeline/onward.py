@@ -52,7 +52,7 @@ class Home:
     draw: str
 
 
-class Onward:
+class StageClient:
     """Mutable state: what the router, the deadline and the record of conduct learned; whether this node leaves."""
 
     def __init__(self, context: Context, rng: random.Random) -> None:

@@ -9,14 +9,14 @@ import random
 
 from node.context import Context
 from node.model.compute import Priority
-from node.model.copies import Landing
+from node.model.copies import PendingResult
 from node.model.footprint import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import Load, LossAndAnswer, StageWork
 from node.pipeline.complaints import Complaints
 from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate
-from node.pipeline.onward import Home, Onward
+from node.pipeline.onward import Home, StageClient
 from node.pipeline.passage import Passage
 from node.pipeline.window import Window
 from node.watch.trace import Track
@@ -43,7 +43,7 @@ class Pipeline:
             self._gate = Gate(inner.microbatches, 0, inner.microbatches)
         else:
             self._gate = Gate(inner.microbatches, inner.staleness, in_flight)
-        self._onward = Onward(context, rng)
+        self._onward = StageClient(context, rng)
         self._window = Window(inner.microbatches, in_flight)
         self._deliveries = Deliveries(
             context.supervisor, REMEMBERED_BATCHES * inner.microbatches, self._new_passage
@@ -165,7 +165,7 @@ class Pipeline:
             self._own.pop(microbatch, None)
         return await self._answer(place, landing, began)
 
-    async def _answer(self, place: str, landing: Landing[LossAndAnswer], began: float) -> Answer:
+    async def _answer(self, place: str, landing: PendingResult[LossAndAnswer], began: float) -> Answer:
         """A microbatch whose gradient is in: it counts, also when what its sender should get cannot be sent."""
         context = self._context
         try:
@@ -189,7 +189,7 @@ class Pipeline:
 
     async def _train_through(
         self, microbatch: str, place: str, load: Load, home: Home | None, passage: Passage
-    ) -> Landing[LossAndAnswer]:
+    ) -> PendingResult[LossAndAnswer]:
         context = self._context
         if context.manifest.is_ring and context.stage == 0:
             home = Home(context.me, microbatch)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 
 from node.model.replica import PIECE_PARAMETERS
-from node.rounds.contribution import Contribution
-from node.rounds.offer import Offer, sample_stride, sampled
+from node.rounds.contribution import IncomingUpdate
+from node.rounds.offer import OutgoingUpdate, sample_stride, sampled
 
 
 class Pull:
@@ -24,7 +24,7 @@ class Pull:
     Mutable state: room for a piece, all pieces once they were asked for, and the sample of those made.
     """
 
-    def __init__(self, offer: Offer, partners: Contribution, device: torch.device) -> None:
+    def __init__(self, offer: OutgoingUpdate, partners: IncomingUpdate, device: torch.device) -> None:
         self._offer = offer
         self._partners = partners
         self._device = device

@@ -24,7 +24,7 @@ def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
     return {"z": 1.0}
 
 
-class Buffers:
+class TensorPool:
     """Flat float32 tensors to be used again: taking fresh memory costs more than filling it.
 
     Mutable state: those not in use, never more than were in use at once.
@@ -46,13 +46,13 @@ class Buffers:
         self._free.append(tensor)
 
 
-class Contribution:
+class IncomingUpdate:
     """Mutable state: ½z as far as it is known, what came compressed, and which pieces of which parts are there.
 
     Its memory is taken when the first piece comes; it is on the CPU.
     """
 
-    def __init__(self, buffers: Buffers, weights: Mapping[Part, float], pieces: int) -> None:
+    def __init__(self, buffers: TensorPool, weights: Mapping[Part, float], pieces: int) -> None:
         self._buffers = buffers
         self._weights = {part: weight / 2 for part, weight in weights.items()}
         self._summed: dict[Part, set[int]] = {part: set() for part in weights}

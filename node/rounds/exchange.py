@@ -14,10 +14,10 @@ from node.context import Context
 from node.links.deadlines import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
-from node.rounds.contribution import Buffers, Contribution, weights_of
-from node.rounds.offer import Offer, sample_stride
+from node.rounds.contribution import IncomingUpdate, TensorPool, weights_of
+from node.rounds.offer import OutgoingUpdate, sample_stride
 from node.rounds.pairing import Pair
-from node.rounds.swap import Swap
+from node.rounds.swap import PairExchange
 from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
@@ -46,20 +46,20 @@ class Exchange:
         self._replica = replica
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
         self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
-        self._buffers = Buffers(replica.parameters, torch.device("cpu"))
-        self._swaps: dict[Pair, Swap] = {}
+        self._buffers = TensorPool(replica.parameters, torch.device("cpu"))
+        self._swaps: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
 
     # --- the life of an exchange --------------------------------------------------------------
 
-    def of(self, pair: Pair) -> Swap:
+    def of(self, pair: Pair) -> PairExchange:
         """The exchange with this pair's partner; made when it is first asked for."""
         swap = self._swaps.get(pair)
         if swap is None:
-            offer = Offer(self._replica, self._weights, self._context.manifest.wire)
-            partners = Contribution(self._buffers, self._weights, self._replica.pieces)
-            swap = self._swaps[pair] = Swap(pair, offer, partners, self._context.supervisor)
+            offer = OutgoingUpdate(self._replica, self._weights, self._context.manifest.wire)
+            partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
+            swap = self._swaps[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
         return swap
 
     def begin(self, pair: Pair) -> None:
@@ -68,7 +68,7 @@ class Exchange:
         if "phi" in self._weights and not swap.is_over:
             swap.send("phi", self._send(swap, "phi"))
 
-    async def finish(self, swap: Swap, urgent: bool) -> bool:
+    async def finish(self, swap: PairExchange, urgent: bool) -> bool:
         """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
 
         Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
@@ -105,7 +105,7 @@ class Exchange:
         self._averaged.append(swap.pair)
         return True
 
-    def forget(self, swap: Swap, averaged: bool) -> None:
+    def forget(self, swap: PairExchange, averaged: bool) -> None:
         """The outer step is taken. After a failure, work that was cancelled may still write to its memory."""
         self._swaps.pop(swap.pair, None)
         if averaged:
@@ -128,7 +128,7 @@ class Exchange:
 
     # --- sending ------------------------------------------------------------------------------
 
-    async def _send(self, swap: Swap, part: Part) -> None:
+    async def _send(self, swap: PairExchange, part: Part) -> None:
         """All pieces of a part, acknowledged. Raises what the sending of one raised."""
         pieces = self._replica.pieces
         jobs = (
@@ -136,7 +136,7 @@ class Exchange:
         )
         await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
 
-    async def _work_off(self, swap: Swap, part: Part, jobs: Iterator[Sequence[int]]) -> None:
+    async def _work_off(self, swap: PairExchange, part: Part, jobs: Iterator[Sequence[int]]) -> None:
         for indices in jobs:
             # with forward passes, not behind all of them: a busy stage would never send anything
             priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
@@ -147,14 +147,16 @@ class Exchange:
                 rest.popleft()
             await all_of(*(self._send_bundle(swap, part, *bundle) for bundle in rest))
 
-    async def _send_politely(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+    async def _send_politely(
+        self, swap: PairExchange, part: Part, index: int, tensors: list[Encoded]
+    ) -> None:
         """One bundle of pieces at a time, and after it a pause as long: half of the link at most."""
         async with swap.turn:
             began = asyncio.get_running_loop().time()
             await self._send_bundle(swap, part, index, tensors)
             await swap.make_way(asyncio.get_running_loop().time() - began)
 
-    async def _send_bundle(self, swap: Swap, part: Part, index: int, tensors: list[Encoded]) -> None:
+    async def _send_bundle(self, swap: PairExchange, part: Part, index: int, tensors: list[Encoded]) -> None:
         """Pieces from `index` on. Once more when the stream breaks: a repeated piece is harmless."""
         offset, total = index * PIECE_PARAMETERS, self._replica.parameters
         message = Contribute(pair=swap.pair.name, part=part, offset=offset, total=total)
@@ -169,7 +171,7 @@ class Exchange:
                 if is_last_try:
                     raise
 
-    async def _make_sure_of(self, swap: Swap) -> NoReturn:
+    async def _make_sure_of(self, swap: PairExchange) -> NoReturn:
         """Ask again and again with an empty piece: raises when the partner has given the pair up, or is gone."""
         total = self._replica.parameters
         message = Contribute(pair=swap.pair.name, part=next(iter(self._weights)), offset=total, total=total)
@@ -177,7 +179,7 @@ class Exchange:
             await asyncio.sleep(ASK_SECONDS)
             await self._tell(swap, message, [])
 
-    async def _tell(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
+    async def _tell(self, swap: PairExchange, message: Contribute, tensors: list[Encoded]) -> None:
         context, partner, deadline = self._context, swap.pair.partner, self._deadline.seconds()
         nbytes = sum(tensor.nbytes for tensor in tensors)
         clock = asyncio.get_running_loop().time
@@ -193,7 +195,7 @@ class Exchange:
         """Whether this exchange succeeded: its pieces come again when our answers were lost."""
         return pair in self._averaged
 
-    def receive(self, swap: Swap, message: Contribute, tensors: list[Encoded]) -> None:
+    def receive(self, swap: PairExchange, message: Contribute, tensors: list[Encoded]) -> None:
         """Take in pieces of the partner's contribution; what is there already changes nothing.
 
         Raises `Refused` when the exchange is over, and `CodecError` when a piece does not fit or holds NaN or
@@ -242,7 +244,7 @@ class Exchange:
         if not fits:
             raise CodecError("a contribution does not have the shape of this stage")
 
-    def _pick_sample(self, swap: Swap, bounds: slice, phi: Encoded) -> None:
+    def _pick_sample(self, swap: PairExchange, bounds: slice, phi: Encoded) -> None:
         """Every n-th entry of the partner's φ."""
         stride = sample_stride(self._replica.parameters)
         if swap.phi_sample is None:

@@ -22,7 +22,7 @@ SETTLED_ROUND = 20  # a replica that begins beyond it came to a stage whose spre
 
 
 @dataclass(frozen=True)
-class Seen:
+class MeetingSample:
     """One meeting: mean squares over a sample of the parameters, and what the defence found."""
 
     squared_distance: float  # of φ_i − φ_j
@@ -30,7 +30,7 @@ class Seen:
     finding: Finding | None
 
 
-class Judgement:
+class RoundStatistics:
     """Mutable state: the spread as estimated and as predicted, the length of rounds that follows, the defence."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
@@ -61,15 +61,15 @@ class Judgement:
         phi: torch.Tensor,
         partners_phi: torch.Tensor | None,
         finding: Finding | None,
-    ) -> Seen | None:
+    ) -> MeetingSample | None:
         """What the meeting tells, from samples of the pull and of both φ; None when the partner's was not sent."""
         if partners_phi is None:
             return None
         settings, apart = self._replica.settings, partners_phi.to(phi.device) - phi
         progress = (2 * pull - settings.gamma * apart) / settings.beta
-        return Seen(float(apart.square().mean()), float(progress.square().mean()), finding)
+        return MeetingSample(float(apart.square().mean()), float(progress.square().mean()), finding)
 
-    def round_ended(self, peer: PeerId | None, seen: Seen | None) -> None:
+    def round_ended(self, peer: PeerId | None, seen: MeetingSample | None) -> None:
         """Publish what follows; `peer` is the partner, None in a round alone."""
         context, counters = self._context, self._context.counters
         replicas = len(context.view.members(context.stage, context.transport.now()))

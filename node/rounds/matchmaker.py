@@ -12,7 +12,7 @@ from typing import Any
 from node.context import Context
 from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
-from node.rounds.meeting import Progress
+from node.rounds.meeting import RoundProgress
 from node.rounds.pace import Tempo, steps_of_round
 from node.rounds.pairing import Pair, Pairing
 from node.rounds.search import Proposal, Refusal
@@ -150,7 +150,7 @@ class Matchmaker:
         outer = self._context.manifest.outer
         return self._adapt(steps_of_round(outer.pace, outer.inner_steps, self._rate(), rates))
 
-    def _here(self) -> Progress:
+    def _here(self) -> RoundProgress:
         return self._tempo.progress(self._now(), self._replica.steps_in_round)
 
     def _is_stalled(self) -> bool:

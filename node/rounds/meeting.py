@@ -15,7 +15,7 @@ SHORTEST_STEP = 1e-6  # seconds; below that a replica does not train, it waits
 
 
 @dataclass(frozen=True)
-class Progress:
+class RoundProgress:
     """How far a replica is in its round, at `now` seconds of its own clock."""
 
     now: float
@@ -80,7 +80,7 @@ class Bounds:
             max(inner_steps, round(inner_steps * (1 + window))),
         )
 
-    def meeting(self, here: Progress) -> Meeting:
+    def meeting(self, here: RoundProgress) -> Meeting:
         """Of the round that is going on."""
         return Meeting(
             min(here.until(self.opens_at), LONGEST),

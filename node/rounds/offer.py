@@ -30,7 +30,7 @@ def sampled(values: torch.Tensor) -> torch.Tensor:
     return values[:: sample_stride(values.numel())]
 
 
-class Offer:
+class OutgoingUpdate:
     """Mutable state: what was sent with losses, until the round is over, and pieces that were encoded ahead."""
 
     def __init__(self, replica: Replica, weights: Mapping[Part, float], wire: Wire) -> None:

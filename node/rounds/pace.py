@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Literal
 
-from node.rounds.meeting import Bounds, Progress
+from node.rounds.meeting import Bounds, RoundProgress
 
 TIMED_STEPS = 16
 # Times the median: longer steps count as this long. The first step waits for others to start, and one that meets a
@@ -47,9 +47,9 @@ class Tempo:
         """Seconds between the last inner step of a round and the beginning of the next round."""
         return median(self._pauses) if self._pauses else 0.0
 
-    def progress(self, now: float, steps: int) -> Progress:
+    def progress(self, now: float, steps: int) -> RoundProgress:
         """After so many inner steps of the round."""
-        return Progress(now, steps, self._step_seconds(), now - self._step_began)
+        return RoundProgress(now, steps, self._step_seconds(), now - self._step_began)
 
     def _step_seconds(self) -> float:
         if not self._steps:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from node.rounds.agreement import Agreement, Pair
-from node.rounds.meeting import LONGEST, Bounds, Meeting, Progress
-from node.rounds.search import Proposal, Refusal, Search
+from node.rounds.meeting import LONGEST, Bounds, Meeting, RoundProgress
+from node.rounds.search import PartnerSearch, Proposal, Refusal
 from protocol.transport.base import PeerId
 
 __all__ = ["Pair", "Pairing"]
@@ -52,7 +52,7 @@ class Pairing:
         self.at_once = False  # the replica trains no more: its round can end at any time
         # by slot:
         self._agreed: list[Agreement | None] = [None, None]
-        self._search = [Search(), Search()]
+        self._search = [PartnerSearch(), PartnerSearch()]
         self._asking: Proposal | None = None
         self._sought = Slot.CURRENT  # what for
         self._in_step = True  # somebody's round could end when this one can
@@ -66,7 +66,7 @@ class Pairing:
         self._agreed = [self._agreed[Slot.NEXT], None]
         self._asking = self._asking if self._sought is Slot.NEXT else None
         self._sought = Slot.CURRENT
-        self._search = [self._search[Slot.NEXT], Search()]
+        self._search = [self._search[Slot.NEXT], PartnerSearch()]
         # In step with others, an even rhythm keeps it so; out of step, an uneven one brings them together.
         uneven = self._was_alone and not self._in_step
         self._alone_at = (
@@ -77,7 +77,7 @@ class Pairing:
         self._exhausted = False  # everybody has refused for this round
         self.is_ending = False
 
-    def end_round(self, here: Progress) -> None:
+    def end_round(self, here: RoundProgress) -> None:
         """No more inner steps: from here on only the next round is agreed on."""
         self.is_ending = True
         self._ended_at = here.now
@@ -97,7 +97,7 @@ class Pairing:
 
     # --- looking for a partner ----------------------------------------------------------------
 
-    def seeks_in(self, here: Progress) -> float:
+    def seeks_in(self, here: RoundProgress) -> float:
         """Seconds until it is time to look for a partner, should there be none by then.
 
         In parts of the time that rounds with others take: in parts of k steps, the slow would always be late.
@@ -107,7 +107,7 @@ class Pairing:
         share = SITS_OUT_UNTIL if self._search[Slot.CURRENT].sits_out else self._seek_at
         return max(0.0, share * seconds - here.steps * step - here.into_step)
 
-    def propose(self, candidates: Sequence[PeerId], here: Progress) -> Proposal | None:
+    def propose(self, candidates: Sequence[PeerId], here: RoundProgress) -> Proposal | None:
         """Ask one of the candidates that may be willing, uniformly at random; None when there is nothing to ask."""
         too_early = self.seeks_in(here) > 0 and not self.at_once
         if self._asking is not None or self.current is not None or too_early:
@@ -136,7 +136,7 @@ class Pairing:
         for search in self._search:
             search.forget()
 
-    def accepted(self, proposal: Proposal, theirs: Meeting, here: Progress) -> bool:
+    def accepted(self, proposal: Proposal, theirs: Meeting, here: RoundProgress) -> bool:
         """The answer is yes. False when it is not wanted any more, or makes no sense: the other must be told."""
         slot = self._slot_of(proposal.pair)
         if slot is None and self._asking is proposal:
@@ -153,7 +153,7 @@ class Pairing:
         self._agree(slot, Agreement.of(proposal.pair, self.me, meets_at, proposal.mine, theirs, here.now))
         return True
 
-    def refused(self, proposal: Proposal, refusal: Refusal, here: Progress) -> None:
+    def refused(self, proposal: Proposal, refusal: Refusal, here: RoundProgress) -> None:
         """The answer is no, or was lost (with a code of the caller's); a pair agreed before is one no more."""
         if self.drop(proposal.pair):
             return
@@ -164,7 +164,7 @@ class Pairing:
         retry_at = here.steps + max(1, self.bounds.ends_at - self.bounds.nominal)
         self._search[slot].note(proposal.pair.partner, refusal, retry_at)
 
-    def on_proposal(self, pair: Pair, theirs: Meeting, here: Progress) -> Meeting | Refusal:
+    def on_proposal(self, pair: Pair, theirs: Meeting, here: RoundProgress) -> Meeting | Refusal:
         """Another replica proposes, or asks whether a pair still holds: what to accept with, or why not."""
         known = self._slot_of(pair)
         refusal = Refusal("out-of-step")
@@ -190,7 +190,7 @@ class Pairing:
         self.drop(pair)
         return refusal
 
-    def successor(self, here: Progress) -> tuple[PeerId, Meeting] | None:
+    def successor(self, here: RoundProgress) -> tuple[PeerId, Meeting] | None:
         """For one that is alone among others: who is to be left over in the next round, and when that may end."""
         agreement = self._agreed[Slot.NEXT]
         if self.current is not None or agreement is None or not self._exhausted:
@@ -199,7 +199,7 @@ class Pairing:
         engaged, search.engaged = [peer for peer in search.engaged if peer != agreement.pair.partner], []
         return (self._rng.choice(engaged), self._meeting(Slot.NEXT, here)) if engaged else None
 
-    def on_sit_out(self, theirs: Meeting, here: Progress) -> bool:
+    def on_sit_out(self, theirs: Meeting, here: RoundProgress) -> bool:
         """Another asks this replica to be left over in the round that ends with its own; False for no."""
         for slot in SLOTS:
             is_free = self._agreed[slot] is None and not self._asks_for(slot)
@@ -249,20 +249,20 @@ class Pairing:
         self._search[slot].bar(pair.partner)
         return True
 
-    def renewal(self, here: Progress) -> Proposal | None:
+    def renewal(self, here: RoundProgress) -> Proposal | None:
         """The pair of this round, to be proposed once more: does the partner live, and when will it be there?"""
         agreement = self.current
         if agreement is None or self.is_ending:
             return None
         return Proposal(agreement.pair, self._meeting(Slot.CURRENT, here), here.now)
 
-    def must_renew(self, here: Progress, in_doubt: bool) -> bool:
+    def must_renew(self, here: RoundProgress, in_doubt: bool) -> bool:
         """Whether to do that now; `in_doubt` when there are signs that the partner is gone."""
         return self.current is not None and self.current.must_renew(here, self.bounds.nominal, in_doubt)
 
     # --- ending the round ---------------------------------------------------------------------
 
-    def _meeting(self, slot: Slot, here: Progress) -> Meeting:
+    def _meeting(self, slot: Slot, here: RoundProgress) -> Meeting:
         """When the round of this slot may end."""
         if slot is Slot.CURRENT:
             meeting = self.bounds.meeting(here)
@@ -271,7 +271,7 @@ class Pairing:
             return Meeting(0.0, 0.0, LONGEST if self.is_ending else meeting.ends_in, 0.0)
         return self.bounds.meeting_after(self._ends_in(here) + self.pause, here.step_seconds)
 
-    def _ends_in(self, here: Progress) -> float:
+    def _ends_in(self, here: RoundProgress) -> float:
         """Seconds until the end of this round, as far as it is known; negative when it was before."""
         if self.is_ending:
             return max(self._ended_at - here.now, -self.pause)
@@ -287,11 +287,11 @@ class Pairing:
                 return True
         return False
 
-    def is_ready(self, here: Progress) -> bool:
+    def is_ready(self, here: RoundProgress) -> bool:
         """Whether to tell the partner that this round must end before long."""
         return self.current is not None and self.current.is_ready(here, self.bounds)
 
-    def must_end(self, here: Progress) -> bool:
+    def must_end(self, here: RoundProgress) -> bool:
         """Whether this end of an inner step is also the end of the round."""
         if self.current is not None:
             return self.current.must_end(here, self.bounds)

@@ -18,11 +18,11 @@ from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
 from node.rounds.averaging import Pull
 from node.rounds.exchange import Exchange
-from node.rounds.judgement import Judgement, Seen
+from node.rounds.judgement import MeetingSample, RoundStatistics
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.offer import sampled
 from node.rounds.pairing import Pair
-from node.rounds.swap import Swap
+from node.rounds.swap import PairExchange
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Contribute, Done
@@ -35,7 +35,7 @@ from protocol.transport.base import PeerId
 class Pending:
     """A round whose exchange goes on while the next one trains."""
 
-    swap: Swap
+    swap: PairExchange
     exchange: asyncio.Task[bool]
     blocked_seconds: float  # so far
 
@@ -47,7 +47,7 @@ class Rounds:
         self._context = context
         self._replica = replica
         self._exchange = Exchange(context, replica)
-        self._judgement = Judgement(context, replica)
+        self._judgement = RoundStatistics(context, replica)
         self._is_late = context.manifest.outer.overlap == "late"
         self._pending: Pending | None = None
         self._is_over = False  # the matchmaker is still with the round that has ended
@@ -177,7 +177,7 @@ class Rounds:
 
     # --- the outer step -----------------------------------------------------------------------
 
-    async def _leave(self, swap: Swap, began: float) -> None:
+    async def _leave(self, swap: PairExchange, began: float) -> None:
         """Let the exchange go on by itself while the next round trains."""
         try:
             await self._context.compute.run(Priority.OPTIMIZER, self._work_leave_round, swap)
@@ -189,14 +189,14 @@ class Rounds:
         )
         self._pending = Pending(swap, exchange, asyncio.get_running_loop().time() - began)
 
-    def _work_leave_round(self, swap: Swap) -> None:
+    def _work_leave_round(self, swap: PairExchange) -> None:
         swap.offer.encode_ahead("z")
         if self._left is None:
             self._left = torch.empty_like(self._replica.phi)
         self._replica.leave_round(self._left)
 
     async def _take_step(
-        self, swap: Swap | None, averaged: bool, began: float, pending: Pending | None = None
+        self, swap: PairExchange | None, averaged: bool, began: float, pending: Pending | None = None
     ) -> None:
         context = self._context
         await self._exchange.still()
@@ -209,7 +209,7 @@ class Rounds:
         if swap is not None:
             self._exchange.forget(swap, averaged)
 
-    def _work_outer_step(self, swap: Swap | None) -> Seen | None:
+    def _work_outer_step(self, swap: PairExchange | None) -> MeetingSample | None:
         """With what the partner gave, or alone. Returns what the meeting told, if there was one."""
         replica = self._replica
         if swap is None:
@@ -243,7 +243,7 @@ class Rounds:
 
     # --- what others see ----------------------------------------------------------------------
 
-    def _record(self, swap: Swap | None, averaged: bool, blocked_seconds: float) -> None:
+    def _record(self, swap: PairExchange | None, averaged: bool, blocked_seconds: float) -> None:
         context = self._context
         partner = swap.pair.partner if swap is not None and averaged else None
         context.counters.partner = partner or ""

@@ -28,7 +28,7 @@ class Refusal:
     engaged_with: PeerId | None = None  # the partner in the round asked for: it need not be asked, too
 
 
-class Search:
+class PartnerSearch:
     """Mutable state: who has refused and until when, who is known to have a partner, whether to sit out."""
 
     def __init__(self) -> None:

@@ -9,17 +9,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from node.rounds.contribution import Contribution
-from node.rounds.offer import Offer
+from node.rounds.contribution import IncomingUpdate
+from node.rounds.offer import OutgoingUpdate
 from node.rounds.pairing import Pair
 from protocol.messages import Part
 from protocol.supervision import Supervisor, cancelled
 
 
-class Swap:
+class PairExchange:
     """Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ."""
 
-    def __init__(self, pair: Pair, offer: Offer, partners: Contribution, tasks: Supervisor) -> None:
+    def __init__(
+        self, pair: Pair, offer: OutgoingUpdate, partners: IncomingUpdate, tasks: Supervisor
+    ) -> None:
         self._tasks = tasks
         self.pair = pair
         self.offer = offer

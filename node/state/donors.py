@@ -24,7 +24,7 @@ LONGEST_ROUND = 5  # times k inner steps: the longest nominal round and its wind
 
 
 @dataclass(frozen=True)
-class Progress:
+class DonorProgress:
     """How far a replica is: inner and outer steps."""
 
     step: int
@@ -32,18 +32,18 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """What the run's manifest says about every replica's progress."""
 
     total_steps: int
     inner_steps: int  # k
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Limits:
+    def of(cls, manifest: Manifest) -> RunLimits:
         return cls(manifest.inner.total_steps, manifest.outer.inner_steps)
 
 
-def together(told: Mapping[PeerId, Progress]) -> dict[PeerId, Progress]:
+def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress]:
     """The donors among those that told how far they are; empty when nobody told anything that can be."""
     possible = {peer: progress for peer, progress in told.items() if progress.round <= progress.step}
     established = {peer: progress for peer, progress in possible.items() if progress.round > FRESH_ROUNDS}
@@ -51,7 +51,7 @@ def together(told: Mapping[PeerId, Progress]) -> dict[PeerId, Progress]:
     return max(groups, key=lambda group: (len(group), _furthest(group)), default={})
 
 
-def _groups(told: Mapping[PeerId, Progress]) -> list[dict[PeerId, Progress]]:
+def _groups(told: Mapping[PeerId, DonorProgress]) -> list[dict[PeerId, DonorProgress]]:
     """Cut where one replica is too far from the next one."""
     ordered = sorted(told, key=lambda peer: (told[peer].round, peer))
     groups = [{peer: told[peer]} for peer in ordered[:1]]
@@ -63,18 +63,18 @@ def _groups(told: Mapping[PeerId, Progress]) -> list[dict[PeerId, Progress]]:
     return groups
 
 
-def _furthest(group: Mapping[PeerId, Progress]) -> int:
+def _furthest(group: Mapping[PeerId, DonorProgress]) -> int:
     return max(progress.round for progress in group.values())
 
 
-def follows(now: Progress, before: Progress, seconds: float, limits: Limits) -> bool:
+def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: RunLimits) -> bool:
     """Whether a replica that was as far as `before` can be as far as `now`, so many seconds later."""
     rounds = NEAR_ROUNDS + seconds / FASTEST_ROUND
     steps = rounds * LONGEST_ROUND * limits.inner_steps
     return 0 <= now.round - before.round <= rounds and 0 <= now.step - before.step <= steps
 
 
-def adopted(donors: Sequence[Progress], limits: Limits) -> Progress:
+def adopted(donors: Sequence[DonorProgress], limits: RunLimits) -> DonorProgress:
     """What a replica made of these donors' pieces may call its own: their medians, within the run's length."""
     step = min(median_low(donor.step for donor in donors), limits.total_steps)
-    return Progress(step, min(median_low(donor.round for donor in donors), step))
+    return DonorProgress(step, min(median_low(donor.round for donor in donors), step))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from node.state.donors import Limits, Progress, adopted, follows, together
+from node.state.donors import DonorProgress, RunLimits, adopted, follows, together
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_piece, piece_count
 from protocol.errors import CodecError, JoinError, NolocoError
 from protocol.messages import GetStateIndex, StateIndex
@@ -28,17 +28,17 @@ State = dict[int, list[torch.Tensor]]  # by piece: φ, δ and AdamW's moments, e
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedState:
     """Which state: a stage's, its number of parameters, and what the manifest says of its replicas."""
 
     stage: int
     parameters: int
-    limits: Limits
+    limits: RunLimits
 
 
 @dataclass
 class _Donor:
-    told: Progress
+    told: DonorProgress
     asked_at: float  # the loop's time
     failures: int = 0
     in_flight: int = 0
@@ -49,18 +49,18 @@ class _Download:
     """Mutable state: the donors by peer, who is left out for good, the pieces and who gave some."""
 
     rpc: Rpc
-    wanted: Wanted
+    wanted: WantedState
     holders: Callable[[], Sequence[PeerId]]
     donors: dict[PeerId, _Donor] = field(default_factory=dict)
     left_out: set[PeerId] = field(default_factory=set)
     pieces: State = field(default_factory=dict)
-    givers: dict[PeerId, Progress] = field(default_factory=dict)  # of the pieces, and how far they were
+    givers: dict[PeerId, DonorProgress] = field(default_factory=dict)  # of the pieces, and how far they were
     failure: str = "no live replica"
 
 
 async def download_state(
-    rpc: Rpc, wanted: Wanted, holders: Callable[[], Sequence[PeerId]]
-) -> tuple[State, Progress]:
+    rpc: Rpc, wanted: WantedState, holders: Callable[[], Sequence[PeerId]]
+) -> tuple[State, DonorProgress]:
     """Fetch every piece from donors that are about as far as each other; what to adopt and how far that is.
 
     Deadlines: `INDEX_DEADLINE` to ask who is how far, `PIECE_DEADLINE` a piece. A donor that goes away is replaced
@@ -95,7 +95,7 @@ async def _survey(download: _Download) -> None:
         download.givers.clear()
 
 
-async def _ask(download: _Download, peer: PeerId) -> Progress | None:
+async def _ask(download: _Download, peer: PeerId) -> DonorProgress | None:
     wanted = download.wanted
     try:
         index, _ = await download.rpc.call(
@@ -107,7 +107,7 @@ async def _ask(download: _Download, peer: PeerId) -> Progress | None:
     if index.stage != wanted.stage or index.parameters != wanted.parameters:
         download.left_out.add(peer)
         return None
-    return Progress(index.step, index.round)
+    return DonorProgress(index.step, index.round)
 
 
 # --- what they give -----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ async def _fetch_from(download: _Download, number: int, peer: PeerId, donor: _Do
     piece, tensors = await fetch_piece(
         download.rpc, peer, wanted.stage, wanted.parameters, number, moments=True
     )
-    progress = Progress(piece.step, piece.round)
+    progress = DonorProgress(piece.step, piece.round)
     seconds = asyncio.get_running_loop().time() - donor.asked_at
     if not follows(progress, donor.told, seconds, wanted.limits):
         raise CodecError("a state piece is of another state than the one that was announced")

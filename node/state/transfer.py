@@ -14,7 +14,7 @@ import torch
 
 from node.model.compute import Compute, Priority
 from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
-from node.state.donors import Progress
+from node.state.donors import DonorProgress
 from protocol.codec import encode, require_finite
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.messages import GetStateIndex, GetStatePiece, StateIndex, StatePiece
@@ -88,7 +88,7 @@ async def fetch_piece(
 
 async def fetch_slow_weights(
     rpc: Rpc, stage: int, parameters: int, peer: PeerId
-) -> tuple[torch.Tensor, Progress]:
+) -> tuple[torch.Tensor, DonorProgress]:
     """All of one replica's φ, flat float32 [parameters], of one round.
 
     Raises `JoinError` when the replica goes away, says that it has another number of parameters than the manifest's,
@@ -100,15 +100,15 @@ async def fetch_slow_weights(
     for _ in range(TRIES_PER_PIECE):
         flat = torch.empty(parameters)
         numbers = iter(range(piece_count(parameters)))
-        seen: list[Progress] = []
+        seen: list[DonorProgress] = []
 
         async def work_off(
-            flat: torch.Tensor = flat, numbers: Iterator[int] = numbers, seen: list[Progress] = seen
+            flat: torch.Tensor = flat, numbers: Iterator[int] = numbers, seen: list[DonorProgress] = seen
         ) -> None:
             for number in numbers:
                 piece, phi = await _fetch_phi(rpc, stage, parameters, number, peer)
                 flat[number * PIECE_PARAMETERS :][: len(phi)].copy_(phi)
-                seen.append(Progress(piece.step, piece.round))
+                seen.append(DonorProgress(piece.step, piece.round))
 
         await all_of(*(work_off() for _ in range(PIECES_IN_FLIGHT)))
         if len({progress.round for progress in seen}) == 1:

@@ -25,9 +25,9 @@ from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import EPOCH, MemoryNetwork
-from protocol.transport.memory_stream import Limits, MemoryStream
+from protocol.transport.memory_stream import MemoryStream, StreamLimits
 
-__all__ = ["EPOCH", "Limits", "Link", "LinkModel", "MemoryNetwork", "MemoryTransport", "memory_address"]
+__all__ = ["EPOCH", "Link", "LinkModel", "MemoryNetwork", "MemoryTransport", "StreamLimits", "memory_address"]
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from protocol.errors import PeerUnreachable, UserError
 from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Faults, Link, LinkModel, Uplink
 from protocol.transport.memory_records import Island
-from protocol.transport.memory_stream import Limits, MemoryStream, Pipe
+from protocol.transport.memory_stream import MemoryStream, Pipe, StreamLimits
 
 if TYPE_CHECKING:
     from protocol.transport.memory import MemoryTransport
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EPOCH = 1_700_000_000.0  # what now() says when the loop's clock says 0
 
 _LAN = Link()
-_LIMITS = Limits()
+_LIMITS = StreamLimits()
 _WALK_ROUND_TRIPS = 2  # of a search in the DHT; a walk of hivemind's takes about as many among 1,000 peers
 
 
@@ -29,7 +29,7 @@ class MemoryNetwork:
     `link` is the same for all pairs of peers, or a function of (sender, receiver) called for each new stream.
     """
 
-    def __init__(self, seed: int = 0, link: Link | LinkModel = _LAN, limits: Limits = _LIMITS) -> None:
+    def __init__(self, seed: int = 0, link: Link | LinkModel = _LAN, limits: StreamLimits = _LIMITS) -> None:
         self.rng = Random(seed)
         self.limits = limits
         self.faults = Faults()

@@ -17,7 +17,7 @@ END = b""
 
 
 @dataclass(frozen=True)
-class Limits:
+class StreamLimits:
     """How much a stream may hold, in bytes."""
 
     window: int = 4 << 20  # a writer waits while more than this is under way or unread
@@ -182,7 +182,9 @@ class Pipe:
 class MemoryStream(Stream):
     """One peer's end; `protocol.transport.memory` makes them in pairs."""
 
-    def __init__(self, remote: PeerId, outgoing: Pipe, incoming: Pipe, limits: Limits, rng: Random) -> None:
+    def __init__(
+        self, remote: PeerId, outgoing: Pipe, incoming: Pipe, limits: StreamLimits, rng: Random
+    ) -> None:
         self.remote = remote
         self.forget: Callable[[], None] = lambda: None  # called at the end of either stream's life
         self.twin: MemoryStream | None = None  # the other end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from node import cli, service
-from node.model.copies import Landing
+from node.model.copies import PendingResult
 from node.model.stage_work import Learned, Load, StageWork
 
 SECONDS = 90.0
@@ -14,7 +14,7 @@ SECONDS = 90.0
 class SlowStageWork(StageWork):
     """Slow in training alone: the dry step before it takes as long as ever."""
 
-    def last_stage(self, load: Load) -> Landing[Learned]:
+    def last_stage(self, load: Load) -> PendingResult[Learned]:
         time.sleep(SECONDS)
         return super().last_stage(load)
 

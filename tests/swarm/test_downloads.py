@@ -10,8 +10,8 @@ import torch
 
 from node.model.compute import InlineCompute
 from node.model.replica import Replica
-from node.state.donors import Limits, Progress
-from node.state.download import State, Wanted, download_state
+from node.state.donors import DonorProgress, RunLimits
+from node.state.download import State, WantedState, download_state
 from node.state.transfer import StateService
 from protocol.errors import JoinError
 from protocol.identity import Identity
@@ -90,10 +90,10 @@ class Dying(Donor):
 
 def downloaded(
     *donors: tuple[type[Donor], int], bandwidth: float = 1e9
-) -> tuple[State, Progress, list[Donor]]:
+) -> tuple[State, DonorProgress, list[Donor]]:
     """What a newcomer gets from donors of these kinds, at these rounds; each marks its pieces with its place."""
 
-    async def main() -> tuple[State, Progress, list[Donor]]:
+    async def main() -> tuple[State, DonorProgress, list[Donor]]:
         network = MemoryNetwork(1, Link(latency=0.01, bandwidth=bandwidth))
         made = [kind(network, f"donor {n}", round_, float(n)) for n, (kind, round_) in enumerate(donors)]
         transport = MemoryTransport(network, Identity.from_seed("newcomer"))
@@ -102,7 +102,7 @@ def downloaded(
             donor.transport.network = network  # type: ignore[attr-defined]
             await donor.start()
             await transport.connect([memory_address(donor.peer)], 5.0)
-        wanted = Wanted(0, made[0].replica.parameters, Limits.of(MANIFEST))
+        wanted = WantedState(0, made[0].replica.parameters, RunLimits.of(MANIFEST))
         pieces, progress = await download_state(Rpc(transport), wanted, lambda: [d.peer for d in made])
         return pieces, progress, made
 
@@ -123,13 +123,13 @@ def marks(pieces: State) -> set[float]:
 def test_nothing_is_taken_from_one_that_began_anew() -> None:
     pieces, progress, _ = downloaded((Donor, 14), (Donor, 0), (Donor, 13), (Donor, 14))
     assert marks(pieces) == {0.0, 2.0, 3.0}
-    assert progress == Progress(step=30, round=14), "70 steps are more than this run has"
+    assert progress == DonorProgress(step=30, round=14), "70 steps are more than this run has"
 
 
 def test_nor_when_most_began_anew() -> None:
     pieces, progress, _ = downloaded((Donor, 5), (Donor, 0), (Donor, 1), (Donor, 0))
     assert marks(pieces) == {0.0}
-    assert progress == Progress(25, 5)
+    assert progress == DonorProgress(25, 5)
 
 
 @pytest.mark.parametrize("kind", [Leaper, Beginner, Damaged])
@@ -143,14 +143,14 @@ def test_one_that_serves_nonsense_is_left_out(kind: type[Donor]) -> None:
 def test_one_that_claims_to_be_further_than_all_gives_nothing() -> None:
     pieces, progress, _ = downloaded((Donor, 5), (Donor, 2**40), (Donor, 5))
     assert marks(pieces) == {0.0, 2.0}
-    assert progress == Progress(25, 5)
+    assert progress == DonorProgress(25, 5)
 
 
 def test_a_donor_that_dies_is_replaced_by_others_of_its_group() -> None:
     pieces, progress, _ = downloaded((Dying, 5), (Donor, 0), (Donor, 5), (Donor, 5), bandwidth=1e5)
     assert marks(pieces) >= {2.0, 3.0}
     assert 1.0 not in marks(pieces)
-    assert progress == Progress(25, 5)
+    assert progress == DonorProgress(25, 5)
 
 
 def test_when_nobody_is_left_the_download_fails_with_what_to_do() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.export.exporting import export
-from bootstrap.export.order import Order
+from bootstrap.export.order import ExportOrder
 from protocol.errors import JoinError, Refused
 from protocol.messages import GetStateIndex
 from protocol.rpc import Answer, Request, Traffic
@@ -25,7 +25,7 @@ def test_an_answer_that_fails_is_told_with_the_peer_that_gave_it(tmp_path: Path)
         swarm.nodes[0].rpc.handle(Traffic.STATE, GetStateIndex, refuse)
         observer = await observer_of(swarm)
         with pytest.raises(JoinError, match="its checkpoint is being written") as failure:
-            await export(observer, Order(tmp_path / "model"))
+            await export(observer, ExportOrder(tmp_path / "model"))
         assert f"…{peer_of(swarm.nodes[0])[-8:]}: " in str(failure.value)
         assert "No live peer" not in str(failure.value)
         await swarm.leave()

@@ -29,7 +29,7 @@ TASKS = [
     "node.rounds.handshake.Handshake.ready",
     "node.rounds.pairing.Pairing.on_proposal",
     "node.rounds.exchange.Exchange.finish",
-    "node.rounds.offer.Offer.encode",
+    "node.rounds.offer.OutgoingUpdate.encode",
     "node.rounds.exchange.Exchange.receive",
     "node.pipeline.pipeline.Pipeline.train",
     "node.pipeline.routing.Router.choose",

@@ -12,7 +12,7 @@ import pytest
 from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route, model_loss
 from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
-from bootstrap.export.order import Order
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.founding.pretrained import model_of, unread_start, with_digests
 from bootstrap.simulation.swarm import SimulatedSwarm
@@ -79,7 +79,7 @@ def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_
         observer = await observer_of(swarm)
         route = (await observer.routes())[0]
         own = await evaluate_route(observer, text_of(manifest), route)
-        await export(observer, Order(tmp_path / "export", route=route))
+        await export(observer, ExportOrder(tmp_path / "export", route=route))
         await observer.rpc.close()
         await swarm.leave()
         return own.nats

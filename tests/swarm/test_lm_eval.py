@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootstrap.export.exporting import export
-from bootstrap.export.order import Order
+from bootstrap.export.order import ExportOrder
 from tests.swarm.test_models_out import visiting
 
 TASK = """\
@@ -43,7 +43,7 @@ def test_the_harness_measures_an_export(tmp_path: Path) -> None:
     directory, task, results = tmp_path / "model", tmp_path / "task", tmp_path / "results"
 
     async def look(swarm: object, observer: object) -> None:
-        await export(observer, Order(directory))  # type: ignore[arg-type]
+        await export(observer, ExportOrder(directory))  # type: ignore[arg-type]
 
     visiting(1, look, inner__total_steps=60)
     task.mkdir()

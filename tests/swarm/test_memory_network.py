@@ -13,14 +13,14 @@ import pytest
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
 from protocol.transport.base import PeerId, Stream
-from protocol.transport.memory import Limits, Link, LinkModel, MemoryNetwork, MemoryTransport
+from protocol.transport.memory import Link, LinkModel, MemoryNetwork, MemoryTransport, StreamLimits
 from protocol.transport.virtual_time import run_virtual
 from tests.transport_network import ECHO, KEY, SOON, ask, echo
 
 SINK = "/noloco/test/sink"
 MB = 1_000_000
 IDEAL = Link()
-USUAL = Limits()
+USUAL = StreamLimits()
 
 
 def now() -> float:
@@ -39,7 +39,7 @@ def about(seconds: float) -> object:
 async def swarm(
     size: int,
     link: Link | LinkModel = IDEAL,
-    limits: Limits = USUAL,
+    limits: StreamLimits = USUAL,
     seed: int = 0,
 ) -> tuple[MemoryNetwork, list[MemoryTransport]]:
     """Peers that have joined through the first one, and serve `ECHO` and `SINK`."""
@@ -93,7 +93,7 @@ async def test_latency_and_bandwidth_are_exact() -> None:
 @virtual
 async def test_throughput_over_a_long_way_is_limited_by_the_window() -> None:
     """As on the internet: no more than a window of bytes for each round trip."""
-    _, (a, b) = await swarm(2, Link(latency=0.1), Limits(window=1 * MB, chunk=MB // 4))
+    _, (a, b) = await swarm(2, Link(latency=0.1), StreamLimits(window=1 * MB, chunk=MB // 4))
     stream = await a.open(b.peer_id, SINK, SOON)
     started = now()
     transfer = asyncio.create_task(send(stream, 10 * MB))
@@ -112,7 +112,7 @@ async def test_streams_share_an_uplink_and_not_a_downlink() -> None:
 
 @virtual
 async def test_a_small_message_does_not_wait_for_a_whole_bulk_transfer() -> None:
-    _, (a, b) = await swarm(2, Link(bandwidth=10 * MB), Limits(chunk=MB // 10))
+    _, (a, b) = await swarm(2, Link(bandwidth=10 * MB), StreamLimits(chunk=MB // 10))
     bulk, small = [await a.open(b.peer_id, SINK, SOON) for _ in range(2)]
     transfer = asyncio.create_task(send(bulk, 100 * MB))
     await asyncio.sleep(1)

@@ -18,7 +18,7 @@ import node.state.transfer
 from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route
 from bootstrap.evaluation.measured_text import held_out_text, text_of_files
 from bootstrap.export.exporting import export
-from bootstrap.export.order import PARTIAL, Order
+from bootstrap.export.order import PARTIAL, ExportOrder
 from bootstrap.export.shards import weights_of
 from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
 from bootstrap.generation.decoding import Decoding
@@ -103,7 +103,7 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
 
     async def look(swarm: SimulatedSwarm, observer: Observer) -> list[str]:
         route = (await observer.routes())[0]
-        await export(observer, Order(tmp_path / "model", route=route, shard_size="8KB"))
+        await export(observer, ExportOrder(tmp_path / "model", route=route, shard_size="8KB"))
         tokenizer = transformers_tokenizer(swarm.manifest, None)
         for text in (
             held_out_text(swarm.manifest, swarm.corpus, 16, tokenizer),
@@ -194,7 +194,7 @@ def test_an_export_that_was_cut_short_goes_on_with_what_is_whole(tmp_path: Path)
         for one in nodes:
             meddled(one, refuse_after(nodes[0].replica.pieces + 2))
         with pytest.raises(JoinError, match="the disk burns"):
-            await export(observer, Order(tmp_path))
+            await export(observer, ExportOrder(tmp_path))
         assert not (tmp_path / "config.json").exists()
         flat = tmp_path / PARTIAL / "stage-0000.f32"
         damaged = bytearray(flat.read_bytes())
@@ -206,7 +206,7 @@ def test_an_export_that_was_cut_short_goes_on_with_what_is_whole(tmp_path: Path)
         asked.clear()
         for one in nodes:
             meddled(one, refuse_after(1000))
-        await export(observer, Order(tmp_path), tell=told.append)
+        await export(observer, ExportOrder(tmp_path), tell=told.append)
         assert (0, 2) in asked
         assert len(asked) == 1 + nodes[1].replica.pieces - 2
         assert len(set(asked)) == len(asked) < pieces - 5
@@ -228,7 +228,7 @@ def test_a_damaged_piece_is_refused_and_a_round_that_ends_begins_the_stage_anew(
 
         meddled(first, lie)
         with pytest.raises(JoinError, match="damaged on the way"):
-            await export(observer, Order(tmp_path))
+            await export(observer, ExportOrder(tmp_path))
         assert not (tmp_path / "config.json").exists()
 
         def end_round(request: Request, answer: Answer) -> Answer:
@@ -242,7 +242,7 @@ def test_a_damaged_piece_is_refused_and_a_round_that_ends_begins_the_stage_anew(
 
         meddled(first, lambda request, answer: answer)
         meddled(last, end_round)
-        await export(observer, Order(tmp_path), tell=told.append)
+        await export(observer, ExportOrder(tmp_path), tell=told.append)
         assert told_anew()
         assert_exported(tmp_path, [first.replica, last.replica])
 
@@ -252,14 +252,14 @@ def test_a_damaged_piece_is_refused_and_a_round_that_ends_begins_the_stage_anew(
 @pytest.mark.usefixtures("small_pieces")
 def test_the_mean_over_replicas_is_their_mean_piece_by_piece(tmp_path: Path) -> None:
     async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
-        exported = await export(observer, Order(tmp_path, mean=True))
+        exported = await export(observer, ExportOrder(tmp_path, mean=True))
         assert [len(source.donors) for source in exported.sources] == [3, 3]
         model = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
         for name, weight in weights_of(swarm.manifest).items():
             flats = [one.replica.phi for one in stage_nodes(swarm, weight.stage)]
             mean = torch.stack([weight.place.of(flat).double() for flat in flats]).mean(0)
             assert torch.equal(model[name], mean.float()), name
-        await export(observer, Order(tmp_path, dtype="bf16"))
+        await export(observer, ExportOrder(tmp_path, dtype="bf16"))
         assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
 
     visiting(3, look, inner__total_steps=6)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from scipy.stats import chisquare
 
-from bootstrap.simulation.pairing import Outcome, Setting, SimulatedStage
+from bootstrap.simulation.pairing import PairingResult, PairingSetting, SimulatedStage
 
 UNEVEN = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 
@@ -19,8 +19,8 @@ def speeds(count: int, seed: int) -> list[float]:
     return [rng.uniform(0.95, 1.05) for _ in range(count)]
 
 
-def simulate(replicas: int, rounds: int, seed: int = 0) -> tuple[Setting, Outcome]:
-    setting = Setting(speeds(replicas, seed), inner_steps=12, step_seconds=1.0, seed=seed)
+def simulate(replicas: int, rounds: int, seed: int = 0) -> tuple[PairingSetting, PairingResult]:
+    setting = PairingSetting(speeds(replicas, seed), inner_steps=12, step_seconds=1.0, seed=seed)
     return setting, SimulatedStage(setting).run(rounds)
 
 
@@ -41,7 +41,7 @@ def test_every_pair_is_equally_likely_and_is_found_in_a_few_round_trips(replicas
 
 @pytest.mark.parametrize("pace", ["steps", "time"])
 def test_at_speeds_that_differ_fourfold_nobody_is_kept_waiting(pace: str) -> None:
-    setting = Setting(UNEVEN, pace=pace)  # type: ignore[arg-type]
+    setting = PairingSetting(UNEVEN, pace=pace)  # type: ignore[arg-type]
     outcome = SimulatedStage(setting).run(400)
     assert max(outcome.blocked_fraction(replica) for replica in range(len(UNEVEN))) < 0.05
     averaged = sum(outcome.pairs.values()) * 2

@@ -10,7 +10,7 @@ import torch
 from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route
 from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
-from bootstrap.export.order import Order
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.discovery import LONELY_SECONDS
@@ -95,7 +95,7 @@ def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path:
         observer = await observer_of(swarm)
         route = (await observer.routes())[0]
         own = await evaluate_route(observer, text_of(swarm), route)
-        await export(observer, Order(tmp_path / "model", route=route))
+        await export(observer, ExportOrder(tmp_path / "model", route=route))
         await observer.rpc.close()
         await swarm.finish()
         return swarm, own.nats

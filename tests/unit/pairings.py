@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from node.rounds.meeting import LONGEST, Meeting, Progress
+from node.rounds.meeting import LONGEST, Meeting, RoundProgress
 from node.rounds.pairing import Pair, Pairing
 from node.rounds.search import Proposal, Refusal
 from protocol.transport.base import PeerId
@@ -18,8 +18,8 @@ def pairing(me: PeerId = A, k: int = K, window: float = 0.25, seed: int = 1) -> 
     return Pairing(me, k, window, random.Random(f"{seed} {me}"))
 
 
-def at(steps: int, now: float | None = None, step_seconds: float = 1.0) -> Progress:
-    return Progress(steps * step_seconds if now is None else now, steps, step_seconds)
+def at(steps: int, now: float | None = None, step_seconds: float = 1.0) -> RoundProgress:
+    return RoundProgress(steps * step_seconds if now is None else now, steps, step_seconds)
 
 
 def propose(proposer: Pairing, *candidates: PeerId, steps: int = 0) -> Proposal:
@@ -51,5 +51,5 @@ def partner(member: Pairing) -> PeerId | None:
 
 
 def next_round(member: Pairing, now: float = 0.0) -> None:
-    member.end_round(Progress(now, K, 1.0))
+    member.end_round(RoundProgress(now, K, 1.0))
     member.begin_round(K)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from node.model.copies import Copies, CudaCopies, HostCopies, Landing, copies_of
+from node.model.copies import CudaCopies, DeviceTransfer, HostCopies, PendingResult, copies_of
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from protocol.codec import Encoded, as_read
@@ -25,8 +25,8 @@ class LateCopies(HostCopies):
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
         return lambda: tensor.detach().to("cpu", dtype)
 
-    def landing(self, fetch: Callable[[], T]) -> Landing[T]:
-        return Landing(fetch, at_once=False)
+    def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
+        return PendingResult(fetch, at_once=False)
 
 
 def manifest(codec: str) -> Manifest:
@@ -36,7 +36,7 @@ def manifest(codec: str) -> Manifest:
 
 
 async def microbatches(
-    codec: str, copies: Copies, device: str = "cpu"
+    codec: str, copies: DeviceTransfer, device: str = "cpu"
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Two of them through two stages: losses, and the parameter gradients of both stages."""
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        asyncio.run(Landing(broken, at_once=False).landed())
+        asyncio.run(PendingResult(broken, at_once=False).landed())
 
 
 def test_only_a_gpu_gets_streams() -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.data.batches import Position, Tally
+from node.data.batches import Position, TokenisingTally
 from node.data.documents import Split, content_hash, cut
 from node.data.opening import DataPlan, open_data
-from node.data.order import Order
+from node.data.order import DocumentOrder
 from node.data.packing import packed_once, sequences
 from node.data.store import StoredDocuments, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of, load_tokenizer
@@ -138,13 +138,13 @@ def test_the_held_out_fraction_is_that_of_the_manifest() -> None:
 
 @given(st.integers(1, 2_000), st.integers(0, 5))
 def test_an_order_has_every_number_once(count: int, seed: int) -> None:
-    order = Order(count, ("seed", seed))
+    order = DocumentOrder(count, ("seed", seed))
     assert sorted(order[place] for place in range(count)) == list(range(count))
 
 
 def test_orders_differ_and_look_random() -> None:
     count = 4_096
-    orders = [[Order(count, (seed,))[place] for place in range(count)] for seed in range(3)]
+    orders = [[DocumentOrder(count, (seed,))[place] for place in range(count)] for seed in range(3)]
     assert orders[0] != orders[1] != orders[2]
     for order in orders:
         assert sum(n == place for place, n in enumerate(order)) < 10  # one is expected
@@ -164,14 +164,14 @@ def test_peers_train_on_the_same_documents_in_orders_of_their_own(tmp_path: Path
 
 def read(documents: list[str]) -> object:
     def documents_of(epoch: int, first: int) -> Iterator[str]:
-        order = Order(len(documents), ("order", epoch))
+        order = DocumentOrder(len(documents), ("order", epoch))
         return (documents[order[place]] for place in range(first, len(documents)))
 
     return documents_of
 
 
 def line_from(position: Position, tokens: int = 16, documents: list[str] = DOCUMENTS):  # type: ignore[no-untyped-def]
-    return sequences(read(documents), ByteTokenizer(), tokens, position, Tally())  # type: ignore[arg-type]
+    return sequences(read(documents), ByteTokenizer(), tokens, position, TokenisingTally())  # type: ignore[arg-type]
 
 
 def test_sequences_overlap_by_the_label_and_hold_every_document_once_with_its_end() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from node.state.donors import Limits, Progress, adopted, follows, together
+from node.state.donors import DonorProgress, RunLimits, adopted, follows, together
 from protocol.transport.base import PeerId
 
-LIMITS = Limits(total_steps=1_000, inner_steps=10)
+LIMITS = RunLimits(total_steps=1_000, inner_steps=10)
 
 
 def chosen(*rounds: int) -> list[int]:
     """The rounds of those that are taken."""
-    told = {PeerId(f"peer {n:02}"): Progress(10 * round_, round_) for n, round_ in enumerate(rounds)}
+    told = {PeerId(f"peer {n:02}"): DonorProgress(10 * round_, round_) for n, round_ in enumerate(rounds)}
     return sorted(progress.round for progress in together(told).values())
 
 
@@ -37,20 +37,20 @@ def test_the_largest_group_gives_and_of_two_the_one_that_is_further(
 
 
 def test_more_rounds_than_steps_cannot_be() -> None:
-    assert not together({PeerId("a"): Progress(step=5, round=9)})
+    assert not together({PeerId("a"): DonorProgress(step=5, round=9)})
 
 
 def test_a_piece_must_follow_what_its_donor_told() -> None:
-    told = Progress(140, 14)
-    assert follows(Progress(140, 14), told, 0.0, LIMITS)
-    assert follows(Progress(165, 16), told, 1.0, LIMITS)
-    assert not follows(Progress(130, 13), told, 1.0, LIMITS), "it began anew"
-    assert not follows(Progress(0, 0), told, 100.0, LIMITS)
-    assert not follows(Progress(10**6, 10**5), told, 60.0, LIMITS)
-    assert not follows(Progress(10**6, 14), told, 1.0, LIMITS)
+    told = DonorProgress(140, 14)
+    assert follows(DonorProgress(140, 14), told, 0.0, LIMITS)
+    assert follows(DonorProgress(165, 16), told, 1.0, LIMITS)
+    assert not follows(DonorProgress(130, 13), told, 1.0, LIMITS), "it began anew"
+    assert not follows(DonorProgress(0, 0), told, 100.0, LIMITS)
+    assert not follows(DonorProgress(10**6, 10**5), told, 60.0, LIMITS)
+    assert not follows(DonorProgress(10**6, 14), told, 1.0, LIMITS)
 
 
 def test_the_median_of_the_donors_is_adopted_and_never_more_than_the_run_has() -> None:
-    donors = [Progress(140, 14), Progress(150, 15), Progress(2**62, 2**61)]
-    assert adopted(donors, LIMITS) == Progress(150, 15)
-    assert adopted([Progress(2**62, 2**61)], LIMITS) == Progress(1_000, 1_000)
+    donors = [DonorProgress(140, 14), DonorProgress(150, 15), DonorProgress(2**62, 2**61)]
+    assert adopted(donors, LIMITS) == DonorProgress(150, 15)
+    assert adopted([DonorProgress(2**62, 2**61)], LIMITS) == DonorProgress(1_000, 1_000)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.data.batches import Batch, Position, Tally
+from node.data.batches import Batch, Position, TokenisingTally
 from node.data.feed import Feed, FeedReport, microbatches_ahead
 from node.watch.events import Events
 from protocol.errors import DataError
@@ -35,7 +35,7 @@ class Numbers:
     identity: str = "numbers"
     seconds: float = 0.0  # that one takes to make
     ends_at: int = 10**9
-    tally: Tally = field(default_factory=Tally)
+    tally: TokenisingTally = field(default_factory=TokenisingTally)
     made: int = 0
 
     def require(self, tokens: int) -> None: ...

@@ -12,8 +12,14 @@ from node.machine.limits import Room
 from node.model.copies import copies_of
 from node.model.execution import Execution
 from node.model.fitting import USABLE, Way, by_formula, choose, least_activations, ways
-from node.model.footprint import Cost, estimated, least_in_flight, memory_of_buffers, most_in_flight
-from node.model.memory import Meter
+from node.model.footprint import (
+    MicrobatchBytes,
+    estimated,
+    least_in_flight,
+    memory_of_buffers,
+    most_in_flight,
+)
+from node.model.memory import MemoryMeter
 from node.model.rehearsal import Rehearsal
 from node.model.replica import Replica
 from node.model.resources import GIB
@@ -154,7 +160,7 @@ def test_the_least_memory_is_just_enough_for_some_way() -> None:
 
 
 def test_never_more_in_flight_than_fit() -> None:
-    cost, way = Cost(kept=10, peak=50), Way(False, 0, 1)
+    cost, way = MicrobatchBytes(kept=10, peak=50), Way(False, 0, 1)
     for room in range(70, 200, 7):
         choice = choose(LARGE, 0, [way], lambda _: cost, room)
         assert choice is not None
@@ -165,7 +171,7 @@ def test_never_more_in_flight_than_fit() -> None:
 # --- measured -----------------------------------------------------------------------------------
 
 
-class Told(Meter):
+class Told(MemoryMeter):
     """A device of which a test says what each pass takes: `of(execution, sequences)` bytes, a fifth of it kept."""
 
     def __init__(self, replica: Replica, bytes_of: Any) -> None:

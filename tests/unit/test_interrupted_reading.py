@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bootstrap.local.plan import Plan
-from bootstrap.local.progress import Progress
+from bootstrap.local.plan import LocalPlan
+from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
 from node.data.background import in_background
 from protocol.manifest import load_preset
@@ -73,8 +73,8 @@ def test_a_local_swarm_ends_and_starts_no_node(
     summary = tmp_path / "summary.json"
 
     async def main() -> None:
-        plan = Plan(load_preset("tiny"), 1, tmp_path / "swarm", 1.0, 8, summary, None, None)
-        swarm = LocalSwarm(plan, Console(quiet=True), Progress(lambda _: None))
+        plan = LocalPlan(load_preset("tiny"), 1, tmp_path / "swarm", 1.0, 8, summary, None, None)
+        swarm = LocalSwarm(plan, Console(quiet=True), StatusLine(lambda _: None))
         running = asyncio.create_task(swarm.run())
         await corpus.wait_for_reader()
         swarm.stop()

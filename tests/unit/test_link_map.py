@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bootstrap.looking.link_map import LinkMap, Seen, link_map, scenario_of, seen_from_outside
+from bootstrap.looking.link_map import LinkMap, MappedNode, link_map, scenario_of, seen_from_outside
 from bootstrap.looking.link_table import table_of, write_scenario
 from bootstrap.looking.observer import Sighting
 from bootstrap.looking.table import Picture, headline
@@ -37,9 +37,11 @@ def three() -> LinkMap:
     """A and C of stage 0, B of stage 1; B and C have not measured each other."""
     return link_map(
         [
-            Seen(B, 1, [report(A, 0.03, 2e6, 0.2)], 4.0),
-            Seen(A, 0, [report(B, 0.04, 1e6, 0.1), report(C, 0.1)], 3.0),
-            Seen(C, 0, [report(A, 0.1, 5e6, 0.3), report(PeerId("x" * 16), 0.1), report(C, 0.1, 1e6, 0.1)]),
+            MappedNode(B, 1, [report(A, 0.03, 2e6, 0.2)], 4.0),
+            MappedNode(A, 0, [report(B, 0.04, 1e6, 0.1), report(C, 0.1)], 3.0),
+            MappedNode(
+                C, 0, [report(A, 0.1, 5e6, 0.3), report(PeerId("x" * 16), 0.1), report(C, 0.1, 1e6, 0.1)]
+            ),
         ]
     )
 
@@ -60,7 +62,7 @@ def test_matrices_are_by_stage_and_peer_and_leave_out_strangers() -> None:
 
 
 def test_who_claims_to_be_near_is_not_believed_alone() -> None:
-    found = link_map([Seen(A, 0, [report(B, 0.2)]), Seen(B, 0, [report(A, 0.001)])])
+    found = link_map([MappedNode(A, 0, [report(B, 0.2)]), MappedNode(B, 0, [report(A, 0.001)])])
     assert found.latency_s[0, 1] == found.latency_s[1, 0] == 0.1
 
 
@@ -106,7 +108,7 @@ def test_the_table_shows_medians_and_the_nearest() -> None:
     assert "2 of 3 pairs measured" in lines[0]
     row = next(line for line in lines if line.startswith(A[-8:]))
     assert row.split() == [A[-8:], "0", "2", "35.0", B[-8:], "20.0", "8.0", "10%"]
-    console.print(table_of(link_map([Seen(A, 0, [])]), "tiny"))
+    console.print(table_of(link_map([MappedNode(A, 0, [])]), "tiny"))
     assert "0 of 0 pairs" in console.export_text()
 
 

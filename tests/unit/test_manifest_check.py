@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bootstrap.checking.manifest_cli import app
-from bootstrap.checking.report import Links, Report, report_on
+from bootstrap.checking.report import AssumedLinks, Report, report_on
 from bootstrap.simulation.front import read_points
 from node.model.resources import memory_needed
 from node.model.stage import parameter_count
@@ -19,7 +19,7 @@ from protocol.codec import nbytes_of
 from protocol.manifest import PRESETS, Manifest, load_preset, manifest_from, preset_text
 
 TINY = load_preset("tiny")
-LINKS = Links(mbit=100.0, latency=0.05)
+LINKS = AssumedLinks(mbit=100.0, latency=0.05)
 TINY_STAGE_0 = parameter_count(TINY, 0)
 
 
@@ -43,7 +43,7 @@ def changed(**settings: Any) -> Manifest:
     return manifest_from(contents)
 
 
-def report(replicas: int = 8, links: Links = LINKS, **settings: Any) -> Report:
+def report(replicas: int = 8, links: AssumedLinks = LINKS, **settings: Any) -> Report:
     return report_on(changed(**settings), replicas, links)
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import LONGEST, Bounds, Meeting, Progress
+from node.rounds.meeting import LONGEST, Bounds, Meeting, RoundProgress
 
 K20 = Bounds.of(20, 0.25)
 
 
 def after(steps: int, step_seconds: float = 1.0, into_step: float = 0.0) -> Meeting:
     """The meeting of a replica that has done so many of its 20 steps."""
-    return K20.meeting(Progress(0.0, steps, step_seconds, into_step))
+    return K20.meeting(RoundProgress(0.0, steps, step_seconds, into_step))
 
 
 def meetings() -> st.SearchStrategy[Meeting]:
@@ -61,7 +61,7 @@ def test_they_meet_at_the_end_of_a_step_of_the_slower_one() -> None:
 
 def test_without_a_window_replicas_that_are_at_most_a_step_apart_meet() -> None:
     exact = Bounds.of(20, 0.0)
-    now, ahead, further = (exact.meeting(Progress(0.0, steps, 1.0)) for steps in (5, 6, 7))
+    now, ahead, further = (exact.meeting(RoundProgress(0.0, steps, 1.0)) for steps in (5, 6, 7))
     assert now.match(ahead) == 15.0
     assert now.match(further) is None
 

@@ -11,7 +11,7 @@ from bootstrap.checking.devices import fit_of, measured_here, report_of
 from bootstrap.checking.known_devices import DEVICES, GB, Device
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.memory_tables import memory_figures
-from bootstrap.checking.report import Links, report_on
+from bootstrap.checking.report import AssumedLinks, report_on
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
 from protocol.manifest import load_preset
@@ -89,6 +89,6 @@ def test_an_unknown_device_is_told_with_the_known_ones() -> None:
 
 
 def test_deadlines_that_the_links_cannot_keep_are_noted() -> None:
-    slow = report_on(LARGE, 8, Links(mbit=1.0, latency=0.05))
+    slow = report_on(LARGE, 8, AssumedLinks(mbit=1.0, latency=0.05))
     assert sum("deadline" in note for note in slow.notes) == 2
-    assert not report_on(load_preset("tiny"), 8, Links(mbit=100.0, latency=0.05)).notes
+    assert not report_on(load_preset("tiny"), 8, AssumedLinks(mbit=100.0, latency=0.05)).notes

@@ -19,7 +19,7 @@ from bootstrap.placement.method_names import NAMES
 from bootstrap.placement.methods import METHODS
 from bootstrap.placement.noloco import Training, noloco_problem
 from bootstrap.placement.plan import make_plan, problem_of
-from bootstrap.placement.search import Budget, Found, Sighting, run_search
+from bootstrap.placement.search import Budget, Found, Improvement, run_search
 from protocol.errors import ScenarioError
 from tests.placement_cases import GIVEN, given_scenario, perturbed, random_scenario, scattered
 
@@ -119,7 +119,7 @@ def test_every_method_keeps_its_budget_and_its_seed(method: str, objective: str)
 def test_time_ends_a_search_and_it_can_be_watched(method: str) -> None:
     """Each look at this clock takes a hundredth of a second."""
     ticks = count()
-    seen: list[Sighting] = []
+    seen: list[Improvement] = []
     problem = dtfm_problem(random_scenario(12, 3), 3, 4)
     outcome = run_search(
         problem,
@@ -137,7 +137,7 @@ def test_time_ends_a_search_and_it_can_be_watched(method: str) -> None:
 
 
 def test_ctrl_c_leaves_the_best_so_far() -> None:
-    def interrupt(sighting: Sighting) -> None:
+    def interrupt(sighting: Improvement) -> None:
         if sighting.evaluations >= 50:
             raise KeyboardInterrupt
 

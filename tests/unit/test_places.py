@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocol.places import BUDGET, FEWEST, MOST, Places, places_for
+from protocol.places import BUDGET, FEWEST, MOST, RequestLimiter, places_for
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_larger_payloads_have_fewer_places(payload: int, places: int) -> None:
 
 
 async def test_who_waits_gets_the_next_place_in_turn() -> None:
-    places, order = Places(), list[int]()
+    places, order = RequestLimiter(), list[int]()
 
     async def one(number: int) -> None:
         await places.take(2)
@@ -33,7 +33,7 @@ async def test_who_waits_gets_the_next_place_in_turn() -> None:
 
 
 async def test_who_stops_waiting_takes_no_place_along() -> None:
-    places = Places()
+    places = RequestLimiter()
     await places.take(1)
     early, late = (asyncio.ensure_future(places.take(1)) for _ in range(2))
     await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.local.progress import PACE_SECONDS, SILENCE_SECONDS, Progress, what_nodes_do
+from bootstrap.local.progress import PACE_SECONDS, SILENCE_SECONDS, StatusLine, what_nodes_do
 
 
 class Screen:
@@ -16,7 +16,7 @@ class Screen:
     def __init__(self) -> None:
         self.now = 0.0
         self.lines: list[tuple[float, str]] = []
-        self.progress = Progress(lambda line: self.lines.append((self.now, line)), lambda: self.now)
+        self.progress = StatusLine(lambda line: self.lines.append((self.now, line)), lambda: self.now)
 
     def wait(self, seconds: int) -> None:
         for _ in range(seconds):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from node.membership.capacity import Peer
 from node.membership.moving import PROMPT_PEERS, pause_before_look
-from node.membership.rebalance import GAIN, Move, Patience, best_move
+from node.membership.rebalance import GAIN, Move, MovePatience, best_move
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(1, 8), min_size=2, max_size=5)
@@ -169,7 +169,7 @@ def test_the_last_serving_replica_stays_whoever_else_joins() -> None:
 
 
 def test_patience_waits_for_the_same_stage_and_anew_after_a_lease() -> None:
-    patience = Patience(10.0)
+    patience = MovePatience(10.0)
     here, there = Move(PeerId("a"), 0, 1), Move(PeerId("b"), 1, 2)
     assert not patience.is_over(here, False, 0.0)
     assert not patience.is_over(replace(here, peer=PeerId("c")), False, 9.0)

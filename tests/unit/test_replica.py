@@ -17,7 +17,7 @@ from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica, digest_of
 from node.model.schedule import learning_rate
 from node.model.stage_state import StageState
-from node.rounds.offer import Offer
+from node.rounds.offer import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_corpus, micro_manifest
@@ -296,7 +296,7 @@ def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
         with pytest.raises(Refused, match="not numbers"):
             replica.read_piece(0, moments)
     for wire in ({}, {"gossip": "fp16"}, {"gossip": "bf16"}, {"gossip": "int8"}):
-        offer = Offer(replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire))
+        offer = OutgoingUpdate(replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire))
         with pytest.raises(CodecError):
             offer.encode("z", [0])
 

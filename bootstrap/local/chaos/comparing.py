@@ -15,8 +15,8 @@ from bootstrap.local.chaos.disturber import Disturber
 from bootstrap.local.chaos.faults import obey
 from bootstrap.local.chaos.report import ChaosReport, Run, seen_of
 from bootstrap.local.chaos.schedule import PERIOD_SECONDS, Schedule
-from bootstrap.local.plan import Plan
-from bootstrap.local.progress import Progress
+from bootstrap.local.plan import LocalPlan
+from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
 from node.machine.signals import on_interrupt
 
@@ -24,7 +24,7 @@ END_SECONDS = 5.0  # for processes that were told to end, before they count as l
 CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to come back with
 
 
-async def run_both(plan: Plan, console: Console, progress: Progress, seed: int) -> ChaosReport:
+async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed: int) -> ChaosReport:
     """Each for `plan.minutes`. The summary is that of the disturbed run, with the comparison in it."""
     plan = replace(plan, ends_by_clock=True, checkpoint_minutes=CHECKPOINT_MINUTES)
     console.print(f"First the undisturbed run, {plan.minutes:g} minutes.")
@@ -63,7 +63,7 @@ def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
     )
 
 
-def _swarm(plan: Plan, console: Console, progress: Progress) -> LocalSwarm:
+def _swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> LocalSwarm:
     plan.directory.mkdir(parents=True, exist_ok=True)
     return LocalSwarm(plan, console, progress, obey)
 

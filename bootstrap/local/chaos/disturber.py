@@ -37,7 +37,7 @@ WHAT = {
 
 
 @dataclass
-class Done:
+class DoneFault:
     """A fault, when it began, in seconds since all were training, and what was seen of it."""
 
     at: float
@@ -53,7 +53,7 @@ class Disturber:
     swarm: LocalSwarm
     schedule: Schedule
     say: Callable[[str], None]
-    done: list[Done] = field(default_factory=list)
+    done: list[DoneFault] = field(default_factory=list)
     ended: dict[str, str] = field(default_factory=dict)  # by themselves, with their last words
     processes: set[psutil.Process] = field(default_factory=set)
     places: set[Path] = field(default_factory=set)  # outside their state directories
@@ -98,7 +98,7 @@ class Disturber:
 
     async def _disturb(self, fault: Fault, at: float) -> None:
         node = next(node for node in self.swarm.nodes.all if node.name == fault.node)
-        done = Done(at, fault)
+        done = DoneFault(at, fault)
         self.done.append(done)
         self.say(f"{node.name} {WHAT[fault.kind].format(seconds=fault.seconds, hours=fault.hours)}.")
         said = node.log.stat().st_size

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bootstrap.local.chaos.disturber import Done
+    from bootstrap.local.chaos.disturber import DoneFault
 
 Curve = Sequence[tuple[int, float]]  # tokens, nats
 
@@ -31,7 +31,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ReportedFault:
     """A fault as the report has it."""
 
     seconds: float
@@ -42,9 +42,11 @@ class Seen:
     warning: str
 
 
-def seen_of(done: Done) -> Seen:
+def seen_of(done: DoneFault) -> ReportedFault:
     fault = done.fault
-    return Seen(round(done.at, 1), fault.kind, fault.node, fault.seconds, done.answering, done.warning)
+    return ReportedFault(
+        round(done.at, 1), fault.kind, fault.node, fault.seconds, done.answering, done.warning
+    )
 
 
 def loss_at(curve: Curve, tokens: int) -> float | None:
@@ -64,7 +66,7 @@ class ChaosReport:
     complete: bool
     calm: Run
     disturbed: Run
-    faults: Sequence[Seen] = ()
+    faults: Sequence[ReportedFault] = ()
     ended: dict[str, str] = field(
         default_factory=dict
     )  # nodes that ended by themselves, with their last words
