@@ -18,7 +18,7 @@ from statistics import mean, stdev
 
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.founding.choosing import RunOptions
+from bootstrap.creating.choosing import RunOptions
 from bootstrap.simulation.learning import LearningSetting
 from bootstrap.simulation.study import run_study
 from protocol.manifest import preset_text

@@ -27,13 +27,13 @@ import torch
 import uvloop
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.founding.seed_peer import SeedPeer
+from bootstrap.creating.seed_peer import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
 from node.machine.heap import keep_freed_memory
-from node.member import Surroundings
 from node.model.compute import ComputeThread
 from node.model.state_directory import StateDirectory
+from node.node_resources import Surroundings
 from node.watch.events import Events, JsonLines
 from protocol.errors import UserError
 from protocol.identity import Identity

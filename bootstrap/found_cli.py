@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.founding.init_cli import init
+from bootstrap.creating.init_cli import init
 from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import fail, run_async
 from node.machine.ports import port_is_free
@@ -58,9 +58,9 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    from bootstrap.founding.choosing import RunOptions
-    from bootstrap.founding.run import found
-    from bootstrap.founding.seed_serving import keep_seed_peer
+    from bootstrap.creating.choosing import RunOptions
+    from bootstrap.creating.run import found
+    from bootstrap.creating.seed_serving import keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)

@@ -15,9 +15,9 @@ from bootstrap.checking.manifest_cli import app as manifest_tools
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
+from bootstrap.inspect.doctor_cli import doctor
+from bootstrap.inspect.links_cli import links
 from bootstrap.local.swarm_cli import swarm
-from bootstrap.looking.doctor_cli import doctor
-from bootstrap.looking.links_cli import links
 from bootstrap.model_options import Join
 from bootstrap.planning.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
@@ -52,7 +52,7 @@ def status(
     picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
 ) -> None:
     """Show a running swarm as seen from outside."""
-    from bootstrap.looking.status import show_status
+    from bootstrap.inspect.status import show_status
 
     run_async(show_status(join or [], picture))
 

@@ -14,20 +14,20 @@ from node.config import NodeConfig
 from node.context import Context
 from node.frame_limits import payload_limits
 from node.links.links import Links
-from node.member import NodeResources, Surroundings
 from node.membership.abilities import Abilities
+from node.membership.data_source import DataSupply
 from node.membership.greeting import serve_greeting
 from node.membership.joining import find_run
 from node.membership.moving import Mover
 from node.membership.newcomer import found_stage
 from node.membership.owners_plan import OwnersPlan
-from node.membership.supply import DataSupply
 from node.membership.tokenizer_exchange import RunTokenizer
 from node.membership.view import View
 from node.model.families import parts_of
 from node.model.replica import Replica
 from node.model.stage import work_of
 from node.model.state_directory import Checkpoint
+from node.node_resources import NodeResources, Surroundings
 from node.rounds.rounds import Rounds
 from node.service import Service, attempt
 from node.state.checkpoints import Checkpoints

@@ -10,12 +10,12 @@ from node.config import NodeConfig
 from node.daemon import Node
 from node.machine.ports import port_is_free
 from node.machine.signals import PATIENCE, on_interrupt
-from node.member import Surroundings
 from node.membership.joining import NO_ADDRESS
 from node.membership.outside import announced
 from node.model.compute import Compute, ComputeThread
 from node.model.pretrained import Pretrained
 from node.model.state_directory import StateDirectory
+from node.node_resources import Surroundings
 from node.several import devices_of, run_several
 from node.watch.events import Events, JsonLines
 from node.watch.health import health_served

@@ -11,7 +11,7 @@ from functools import partial
 
 from node.context import Context
 from node.data.batches import Batch
-from node.data.feed import Feed, FeedReport
+from node.data.prefetch import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.pipeline.conduct import CONTENT

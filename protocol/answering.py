@@ -16,7 +16,7 @@ from protocol.codec import Encoded
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Message, Progress
-from protocol.places import RequestLimiter, places_for
+from protocol.request_limiter import RequestLimiter, places_for
 from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from protocol.errors import (
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Done, Message
 from protocol.patience import Patience
-from protocol.places import RequestLimiter
+from protocol.request_limiter import RequestLimiter
 from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Stream, Transport
 

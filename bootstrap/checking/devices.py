@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from bootstrap.checking.known_devices import GB, Device
-from node.model.footprint import (
+from node.model.memory_model import (
     MicrobatchBytes,
     estimated,
     least_in_flight,

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from bootstrap.checking.devices import DeviceReport
 from node.machine.sizes import size
-from node.model.footprint import (
+from node.model.memory_model import (
     BufferBytes,
     MicrobatchBytes,
     estimated,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bootstrap.checking.memory_tables import MemoryFigures, memory_figures
 from bootstrap.simulation.front import citation
-from node.model.footprint import LABEL_BYTES, backward_bytes, forward_bytes
+from node.model.memory_model import LABEL_BYTES, backward_bytes, forward_bytes
 from node.model.outer import OuterSettings, stationary_variance
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of

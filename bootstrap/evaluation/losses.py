@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from bootstrap.evaluation.measured_text import MeasuredText
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from node.model.stage import Stage, logits_through
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused

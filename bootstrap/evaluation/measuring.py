@@ -15,8 +15,8 @@ from bootstrap.evaluation.measured_text import MeasuredText, held_out_text, text
 from bootstrap.export.order import FACTS
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.generation.exported import load_exported
-from bootstrap.looking.observed_tokenizer import tokenizer_file
-from bootstrap.looking.observer import visit
+from bootstrap.inspect.observed_tokenizer import tokenizer_file
+from bootstrap.inspect.observer import visit
 from node.data.background import in_background
 from node.data.opening import LOCAL, DataPlan, open_data
 from node.data.sources import places_of

@@ -24,8 +24,8 @@ from bootstrap.export.shards import (
 from bootstrap.export.sources import Source, choose, donors_of
 from bootstrap.export.stage_file import StageFile, earlier_donors
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.looking.observer import Observer, Sighting
-from bootstrap.looking.table import tokens_trained
+from bootstrap.inspect.observer import Observer, Sighting
+from bootstrap.inspect.table import tokens_trained
 from node.machine.sizes import size
 from node.model.stage import parameter_count
 from protocol.errors import JoinError, ResourceError, StateError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from node.state.transfer import INDEX_DEADLINE
 from protocol.errors import JoinError, NolocoError
 from protocol.messages import GetStateIndex, StateIndex

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bootstrap.bars import bars
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
-from bootstrap.looking.observed_tokenizer import tokenizer_file
-from bootstrap.looking.observer import visit
+from bootstrap.inspect.observed_tokenizer import tokenizer_file
+from bootstrap.inspect.observer import visit
 
 
 async def export_swarm(join: list[str], order: ExportOrder, tokenizer: str) -> None:

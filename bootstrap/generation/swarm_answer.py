@@ -10,7 +10,7 @@ import torch
 
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.sampler import Sampler
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
 from protocol.messages import Predict, Predicted

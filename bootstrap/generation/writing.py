@@ -12,8 +12,8 @@ from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.text_stream import TextStream
-from bootstrap.looking.observed_tokenizer import tokenizer_file
-from bootstrap.looking.observer import visit
+from bootstrap.inspect.observed_tokenizer import tokenizer_file
+from bootstrap.inspect.observer import visit
 from protocol.errors import DataError
 
 

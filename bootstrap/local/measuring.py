@@ -10,10 +10,10 @@ from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.inspect.observer import Observer
+from bootstrap.inspect.spread import measure_spread
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.summary import Summary
-from bootstrap.looking.observer import Observer
-from bootstrap.looking.spread import measure_spread
 from node.data.background import in_background
 from node.data.batches import TrainingData
 from node.data.corpus import Corpus

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bootstrap.looking.table import percent
+from bootstrap.inspect.table import percent
 from protocol.messages import NodeStats
 
 

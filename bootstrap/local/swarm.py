@@ -10,8 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from bootstrap.founding.run import Founded, found
-from bootstrap.founding.seed_peer import SeedPeer
+from bootstrap.creating.run import Founded, found
+from bootstrap.creating.seed_peer import SeedPeer
+from bootstrap.inspect.observer import Observer, Sighting
+from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.chaos.report import Run
 from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNode, LocalNodes
@@ -19,8 +21,6 @@ from bootstrap.local.plan import LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Summary
 from bootstrap.local.tokens import TokenCount
-from bootstrap.looking.observer import Observer, Sighting
-from bootstrap.looking.table import Picture, display, save_svg
 from bootstrap.traces.merge import FILE_NAME, merge_traces, require_writable
 from node.data.opening import token_name
 from node.machine.signals import on_interrupt

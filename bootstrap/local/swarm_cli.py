@@ -24,7 +24,7 @@ from protocol.errors import NolocoError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bootstrap.founding.choosing import RunOptions
+    from bootstrap.creating.choosing import RunOptions
     from bootstrap.local.plan import LocalPlan
     from bootstrap.local.progress import StatusLine
     from protocol.manifest import Manifest
@@ -81,7 +81,7 @@ def swarm(
         progress.doing("importing torch and transformers")
         import torch
 
-        from bootstrap.founding.choosing import RunOptions
+        from bootstrap.creating.choosing import RunOptions
         from bootstrap.local.plan import LocalPlan
 
         torch.set_num_threads(1)  # the nodes need the cores

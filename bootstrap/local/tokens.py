@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bootstrap.looking.observer import Sighting
+from bootstrap.inspect.observer import Sighting
 from protocol.transport.base import PeerId
 
 

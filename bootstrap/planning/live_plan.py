@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bootstrap.founding.run import RUN_KEY
-from bootstrap.looking.link_map import LinkMap, link_map, scenario_of, seen_from_outside
-from bootstrap.looking.observer import Observer, visit
+from bootstrap.creating.run import RUN_KEY
+from bootstrap.inspect.link_map import LinkMap, link_map, scenario_of, seen_from_outside
+from bootstrap.inspect.observer import Observer, visit
 from bootstrap.placement.dtfm import DtfmProblem
 from bootstrap.placement.fewest_moves import with_fewest_moves
 from bootstrap.placement.noloco import NolocoProblem

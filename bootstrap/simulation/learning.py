@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bootstrap.looking.spread import squared_deviation
+from bootstrap.inspect.spread import squared_deviation
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.corpus import Corpus, load_corpus

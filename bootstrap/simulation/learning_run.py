@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bootstrap.founding.choosing import RunOptions
+from bootstrap.creating.choosing import RunOptions
 from bootstrap.simulation.learning import LearningSetting
 from bootstrap.simulation.learning_settings import combinations, one_setting
 from bootstrap.simulation.learning_table import table_of, tell

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bootstrap.looking.spread import squared_deviation
+from bootstrap.inspect.spread import squared_deviation
 from bootstrap.simulation.attackers import Attack, Attacker
 from bootstrap.simulation.learning import corpus_of, loss_along
 from node.data.batches import Batch

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bootstrap.founding.seed_peer import SeedPeer
+from bootstrap.creating.seed_peer import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
 from node.data.batches import TrainingData
-from node.member import Surroundings
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
 from node.model.state_directory import StateDirectory
+from node.node_resources import Surroundings
 from node.watch.events import Events
 from protocol.identity import Identity
 from protocol.manifest import Manifest

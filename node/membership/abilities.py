@@ -7,8 +7,8 @@ import torch
 from node.config import NodeConfig
 from node.data.opening import LOCAL
 from node.machine.limits import Room, host_room
-from node.membership.supply import DataSupply
-from node.model.footprint import memory_of_state
+from node.membership.data_source import DataSupply
+from node.model.memory_model import memory_of_state
 from node.model.resources import (
     require_disk,
     require_host_memory,

@@ -10,12 +10,12 @@ from typing import Literal
 
 import torch
 
-from node.model.fitting import Choice, by_formula, choose, ways
-from node.model.footprint import (
+from node.model.memory_model import (
     memory_of_buffers,
     memory_of_state,
     most_in_flight,
 )
+from node.model.memory_plan import Choice, by_formula, choose, ways
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 

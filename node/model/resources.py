@@ -9,8 +9,8 @@ import torch
 
 from node.machine.limits import Room, host_room
 from node.machine.sizes import size
-from node.model.fitting import least_activations
-from node.model.footprint import estimated, least_in_flight, memory_of_buffers, memory_of_state
+from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
+from node.model.memory_plan import least_activations
 from node.model.stage import parameter_count
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest

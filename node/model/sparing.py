@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from node.model.execution import Execution, described
-from node.model.fitting import slices_of
+from node.model.memory_plan import slices_of
 from node.model.replica import Replica
 from node.model.shortage import free_caches, is_out_of_memory, retried
 from node.watch.events import Events

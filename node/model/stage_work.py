@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 import torch.nn.functional as F
 
-from node.model.copies import DeviceTransfer, PendingResult
+from node.model.device_transfer import DeviceTransfer, PendingResult
 from node.model.passes import Learned, Passes
 from node.model.sparing import Sparing
 from protocol.codec import Encoded, encode, require_finite_values, torch_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from node.model.footprint import QUEUE_BATCHES
+from node.model.memory_model import QUEUE_BATCHES
 from node.pipeline.admission import Admission, Decision
 from protocol.errors import NolocoError, Refused, TransportDown
 

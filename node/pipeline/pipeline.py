@@ -9,15 +9,15 @@ import random
 
 from node.context import Context
 from node.model.compute import Priority
-from node.model.copies import PendingResult
-from node.model.footprint import REMEMBERED_BATCHES
+from node.model.device_transfer import PendingResult
+from node.model.memory_model import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import Load, LossAndAnswer, StageWork
 from node.pipeline.complaints import Complaints
 from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate
-from node.pipeline.onward import Home, StageClient
 from node.pipeline.passage import Passage
+from node.pipeline.stage_client import Home, StageClient
 from node.pipeline.window import Window
 from node.watch.trace import Track
 from protocol.codec import Encoded

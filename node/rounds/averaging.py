@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 
 from node.model.replica import PIECE_PARAMETERS
-from node.rounds.contribution import IncomingUpdate
-from node.rounds.offer import OutgoingUpdate, sample_stride, sampled
+from node.rounds.incoming_update import IncomingUpdate
+from node.rounds.outgoing_update import OutgoingUpdate, sample_stride, sampled
 
 
 class Pull:

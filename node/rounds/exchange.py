@@ -14,10 +14,10 @@ from node.context import Context
 from node.links.deadlines import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
-from node.rounds.contribution import IncomingUpdate, TensorPool, weights_of
-from node.rounds.offer import OutgoingUpdate, sample_stride
+from node.rounds.incoming_update import IncomingUpdate, TensorPool, weights_of
+from node.rounds.outgoing_update import OutgoingUpdate, sample_stride
+from node.rounds.pair_exchange import PairExchange
 from node.rounds.pairing import Pair
-from node.rounds.swap import PairExchange
 from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 from node.rounds.agreement import Agreement, Pair
 from node.rounds.meeting import LONGEST, Bounds, Meeting, RoundProgress
-from node.rounds.search import PartnerSearch, Proposal, Refusal
+from node.rounds.partner_search import PartnerSearch, Proposal, Refusal
 from protocol.transport.base import PeerId
 
 __all__ = ["Pair", "Pairing"]

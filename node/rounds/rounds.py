@@ -18,11 +18,11 @@ from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
 from node.rounds.averaging import Pull
 from node.rounds.exchange import Exchange
-from node.rounds.judgement import MeetingSample, RoundStatistics
 from node.rounds.matchmaker import Matchmaker
-from node.rounds.offer import sampled
+from node.rounds.outgoing_update import sampled
+from node.rounds.pair_exchange import PairExchange
 from node.rounds.pairing import Pair
-from node.rounds.swap import PairExchange
+from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Contribute, Done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from node import cli, service
-from node.model.copies import PendingResult
+from node.model.device_transfer import PendingResult
 from node.model.stage_work import Learned, Load, StageWork
 
 SECONDS = 90.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.corpus import Corpus

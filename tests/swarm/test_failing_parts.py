@@ -29,7 +29,7 @@ TASKS = [
     "node.rounds.handshake.Handshake.ready",
     "node.rounds.pairing.Pairing.on_proposal",
     "node.rounds.exchange.Exchange.finish",
-    "node.rounds.offer.OutgoingUpdate.encode",
+    "node.rounds.outgoing_update.OutgoingUpdate.encode",
     "node.rounds.exchange.Exchange.receive",
     "node.pipeline.pipeline.Pipeline.train",
     "node.pipeline.routing.Router.choose",
@@ -38,7 +38,7 @@ TASKS = [
     "node.model.stage_work.StageWork.last_stage",
     "node.model.replica.Replica.inner_step",
     "node.model.replica.Replica._finish",
-    "node.data.feed.Feed.take",
+    "node.data.prefetch.Feed.take",
     "protocol.rpc.Rpc._dispatch",
 ]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from bootstrap.creating.pretrained import model_of, unread_start, with_digests
 from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route, model_loss
 from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.founding.pretrained import model_of, unread_start, with_digests
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.families import parts_of
 from node.model.pretrained import Pretrained

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.looking.link_map import link_map, scenario_of, seen_from_outside, seen_in_simulation
+from bootstrap.inspect.link_map import link_map, scenario_of, seen_from_outside, seen_in_simulation
 from bootstrap.placement.scenario import scenario_from
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node

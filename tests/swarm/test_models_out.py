@@ -26,7 +26,7 @@ from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.text_stream import TextStream
 from bootstrap.generation.writing import first_tokens
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Replica

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bootstrap.looking.observer import PAUSE_SECONDS, SURVEY_SECONDS
+from bootstrap.inspect.observer import PAUSE_SECONDS, SURVEY_SECONDS
 from protocol.errors import JoinError
 from tests.swarm.micro import FOREVER, micro_swarm, observer_of, peer_of, run_swarm, until
 

@@ -6,7 +6,7 @@ import random
 
 from node.rounds.meeting import LONGEST, Meeting, RoundProgress
 from node.rounds.pairing import Pair, Pairing
-from node.rounds.search import Proposal, Refusal
+from node.rounds.partner_search import Proposal, Refusal
 from protocol.transport.base import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from bootstrap.inspect.observer import Sighting
 from bootstrap.local.chaos.report import ChaosReport, ReportedFault, Run, loss_at
 from bootstrap.local.chaos.schedule import KINDS, SECONDS, Schedule
 from bootstrap.local.tokens import TokenCount
-from bootstrap.looking.observer import Sighting
 from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.identity import Identity

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from node.model.copies import CudaCopies, DeviceTransfer, HostCopies, PendingResult, copies_of
+from node.model.device_transfer import CudaCopies, DeviceTransfer, HostCopies, PendingResult, copies_of
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from protocol.codec import Encoded, as_read

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from node.data.batches import Batch, Position, TokenisingTally
-from node.data.feed import Feed, FeedReport, microbatches_ahead
+from node.data.prefetch import Feed, FeedReport, microbatches_ahead
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest

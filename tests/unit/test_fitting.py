@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from node.machine.limits import Room
-from node.model.copies import copies_of
+from node.model.device_transfer import copies_of
+from node.model.dry_run import Rehearsal
 from node.model.execution import Execution
-from node.model.fitting import USABLE, Way, by_formula, choose, least_activations, ways
-from node.model.footprint import (
+from node.model.memory import MemoryMeter
+from node.model.memory_model import (
     MicrobatchBytes,
     estimated,
     least_in_flight,
     memory_of_buffers,
     most_in_flight,
 )
-from node.model.memory import MemoryMeter
-from node.model.rehearsal import Rehearsal
+from node.model.memory_plan import USABLE, Way, by_formula, choose, least_activations, ways
 from node.model.replica import Replica
 from node.model.resources import GIB
 from node.model.stage_work import StageWork

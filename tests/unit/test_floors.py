@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +71,21 @@ def test_the_floors_of_a_node_import_one_way() -> None:
 def test_every_folder_has_its_floor() -> None:
     folders = {folder.name for folder in (ROOT / "node").iterdir() if (folder / "__init__.py").exists()}
     assert folders <= set(FLOORS)
+
+
+def test_the_map_names_every_file_and_nothing_else() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = {Path(name).name for name in re.findall(r"[\w/]+\.py\b", text)}
+    there = {
+        file.name
+        for folder in (*PACKAGES, "tests", "docker", "benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert named <= there, "files that are gone"
+    mapped = [
+        file
+        for package in ("protocol", "node")
+        for file in (ROOT / package).rglob("*.py")
+        if file.parent.name != "transport" and file.name != "__init__.py"
+    ]
+    assert {file.name for file in mapped} <= named, "files that the map lacks"

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bootstrap.checking.manifest_cli import app as manifest_app
+from bootstrap.creating import init_cli
+from bootstrap.creating.manifest_writer import MEANINGS, toml_of
+from bootstrap.creating.run import found
 from bootstrap.found_cli import app
-from bootstrap.founding import init_cli
-from bootstrap.founding.manifest_writer import MEANINGS, toml_of
-from bootstrap.founding.run import found
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from
 
 

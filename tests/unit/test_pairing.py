@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from node.rounds.meeting import Meeting
 from node.rounds.pairing import Pair, Pairing
-from node.rounds.search import Proposal, Refusal
+from node.rounds.partner_search import Proposal, Refusal
 from protocol.transport.base import PeerId
 from tests.unit.pairings import (
     ANY_TIME,

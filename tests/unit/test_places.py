@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocol.places import BUDGET, FEWEST, MOST, RequestLimiter, places_for
+from protocol.request_limiter import BUDGET, FEWEST, MOST, RequestLimiter, places_for
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bootstrap.founding.choosing import RunOptions
-from bootstrap.founding.run import found
+from bootstrap.creating.choosing import RunOptions
+from bootstrap.creating.run import found
 from node.model.passes import evaluate_through
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica

@@ -17,7 +17,7 @@ from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica, digest_of
 from node.model.schedule import learning_rate
 from node.model.stage_state import StageState
-from node.rounds.offer import OutgoingUpdate
+from node.rounds.outgoing_update import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_corpus, micro_manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from node.machine.limits import Room
-from node.model.footprint import memory_of_buffers
+from node.model.memory_model import memory_of_buffers
 from node.model.resources import (
     GIB,
     STARTING,

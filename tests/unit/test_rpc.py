@@ -16,7 +16,7 @@ from protocol.errors import (
     WireError,
 )
 from protocol.messages import Accept, Done, Forward, Gradient, Ready
-from protocol.places import MOST
+from protocol.request_limiter import MOST
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.founding.run import found
-from bootstrap.founding.run_tokenizer import with_tokenizer
+from bootstrap.creating.run import found
+from bootstrap.creating.run_tokenizer import with_tokenizer
 from node.data.tokenizer import identity_of
 from protocol.errors import TokenizerError
 from protocol.manifest import load_preset

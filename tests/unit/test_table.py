@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.table import Picture, render
 from bootstrap.local.summary import Summary
-from bootstrap.looking.observer import Sighting
-from bootstrap.looking.table import Picture, render
 from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.errors import WireError

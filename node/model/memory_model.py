@@ -1,7 +1,7 @@
 """What a stage takes of memory, by formula: before anything is allocated, and for a founder's report.
 
 What is exactly known (weights, momenta, buffers, messages) is counted here for good; what activations take is
-measured at the start of a node (rehearsal.py), and the formula only tells what is worth trying.
+measured at the start of a node (dry_run.py), and the formula only tells what is worth trying.
 """
 
 from __future__ import annotations

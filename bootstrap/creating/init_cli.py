@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bootstrap.founding.manifest_writer import toml_of
+from bootstrap.creating.manifest_writer import toml_of
 from node.command import fail
 from protocol.errors import ManifestError, NolocoError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, manifest_from

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.looking.observer import Sighting
+from bootstrap.inspect.observer import Sighting
 from node.links.links import median_round_trip
 from protocol.errors import StateError
 from protocol.messages import NodeStats

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bootstrap.looking.observer import Sighting
+from bootstrap.inspect.observer import Sighting
 from node.daemon import Node
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of

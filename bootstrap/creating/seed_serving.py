@@ -6,8 +6,8 @@ import asyncio
 import logging
 from pathlib import Path
 
-from bootstrap.founding.run import Founded, reach_of
-from bootstrap.founding.seed_peer import SeedPeer
+from bootstrap.creating.run import Founded, reach_of
+from bootstrap.creating.seed_peer import SeedPeer
 from node.machine.signals import on_interrupt
 from node.watch.health import health_served
 from protocol.errors import StateError

@@ -14,11 +14,11 @@ import torch
 
 from node.machine.limits import Room
 from node.machine.sizes import size
-from node.model.copies import copies_of
+from node.model.device_transfer import copies_of
 from node.model.execution import Execution, Precision, executed
-from node.model.fitting import USABLE, Way, by_formula, choose, ways
-from node.model.footprint import MicrobatchBytes, memory_of_buffers, memory_of_state, sliced
 from node.model.memory import MemoryMeter, meter_of
+from node.model.memory_model import MicrobatchBytes, memory_of_buffers, memory_of_state, sliced
+from node.model.memory_plan import USABLE, Way, by_formula, choose, ways
 from node.model.replica import Replica
 from node.model.resources import room_on, too_little
 from node.model.shortage import is_out_of_memory

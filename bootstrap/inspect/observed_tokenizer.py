@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from node.membership.tokenizer_exchange import RunTokenizer
 from protocol.manifest import BYTES
 

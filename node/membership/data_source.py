@@ -9,8 +9,8 @@ from pathlib import Path
 from node.config import NodeConfig
 from node.data.background import in_background
 from node.data.batches import Position, TrainingData
-from node.data.feed import Feed
 from node.data.opening import DataPlan, open_data
+from node.data.prefetch import Feed
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.manifest import Manifest

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bootstrap.looking.observer import visit
-from bootstrap.looking.table import Picture, places, save_svg, show
+from bootstrap.inspect.observer import visit
+from bootstrap.inspect.table import Picture, places, save_svg, show
 
 
 async def show_status(join: Sequence[str], file: Path | None) -> None:

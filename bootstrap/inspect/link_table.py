@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bootstrap.looking.link_map import LinkMap, link_map, scenario_of, seen_from_outside
-from bootstrap.looking.observer import visit
+from bootstrap.inspect.link_map import LinkMap, link_map, scenario_of, seen_from_outside
+from bootstrap.inspect.observer import visit
 from protocol.errors import StateError
 
 

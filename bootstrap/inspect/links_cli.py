@@ -16,6 +16,6 @@ def links(
     out: Annotated[Path | None, typer.Option(help="Write a scenario for `noloco plan` to this file.")] = None,
 ) -> None:
     """Show the links between a running swarm's nodes, as measured by themselves."""
-    from bootstrap.looking.link_table import show_links
+    from bootstrap.inspect.link_table import show_links
 
     run_async(show_links(join or [], out))

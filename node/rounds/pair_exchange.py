@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from node.rounds.contribution import IncomingUpdate
-from node.rounds.offer import OutgoingUpdate
+from node.rounds.incoming_update import IncomingUpdate
+from node.rounds.outgoing_update import OutgoingUpdate
 from node.rounds.pairing import Pair
 from protocol.messages import Part
 from protocol.supervision import Supervisor, cancelled

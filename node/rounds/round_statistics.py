@@ -11,9 +11,9 @@ import torch
 from node.context import Context
 from node.model.replica import Replica
 from node.rounds.averaging import Pull
+from node.rounds.consensus_distance import SpreadEstimate
 from node.rounds.defence import Defence, Finding, blocks_of
 from node.rounds.drift import DriftControl, SpreadModel
-from node.rounds.spread import SpreadEstimate
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)

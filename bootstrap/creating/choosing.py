@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.founding.pretrained import model_of, unread_start, with_digests
-from bootstrap.founding.run_tokenizer import chosen_tokenizer, with_tokenizer
+from bootstrap.creating.pretrained import model_of, unread_start, with_digests
+from bootstrap.creating.run_tokenizer import chosen_tokenizer, with_tokenizer
 from node.model.pretrained import Pretrained
 from protocol.errors import ManifestError
 from protocol.manifest import Manifest, load_preset, load_toml, manifest_from, toml_contents

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from node.config import NodeConfig
 from node.links.links import Links
 from node.membership.abilities import Abilities
-from node.membership.supply import DataSupply, ReadData
+from node.membership.data_source import DataSupply, ReadData
 from node.membership.tokenizer_exchange import RunTokenizer
 from node.membership.view import View
 from node.model.compute import Compute

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bootstrap.looking.observer import Observer
+from bootstrap.inspect.observer import Observer
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights
 

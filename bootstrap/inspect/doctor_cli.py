@@ -18,7 +18,7 @@ def doctor(
 
     A seed peer's is the directory that its keys are in.
     """
-    from bootstrap.looking.doctor import examine
+    from bootstrap.inspect.doctor import examine
 
     if not examine(state_dir):
         sys.exit(1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from node.model.footprint import MicrobatchBytes, estimated, least_in_flight, most_in_flight, sliced
+from node.model.memory_model import MicrobatchBytes, estimated, least_in_flight, most_in_flight, sliced
 from protocol.manifest import Manifest
 
 # of the memory that is left, for activations: what is freed leaves gaps, and kernels need some of their own
