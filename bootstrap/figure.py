@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
+from node.machine.extras import optional
 from protocol.errors import UserError
+
+optional("matplotlib", "plot").use("Agg")
+plt = optional("matplotlib.pyplot", "plot")
 
 
 @contextmanager

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+
+from node.machine.extras import optional
+
+minimize = optional("scipy.optimize", "plan").minimize
 
 Floats = NDArray[np.float64]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]

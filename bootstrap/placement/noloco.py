@@ -20,12 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from bootstrap.placement.anneal_noloco import CostArrays, MoveAnnealer, grouped, step_time
 from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.step import combined, fill_terms
+from node.machine.extras import optional
 from protocol.errors import ScenarioError
+
+linear_sum_assignment = optional("scipy.optimize", "plan").linear_sum_assignment
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import networkx
 import numpy as np
 from numpy.typing import NDArray
+
+from node.machine.extras import optional
+
+networkx = optional("networkx", "plan")
 
 Floats = NDArray[np.float64]
 

@@ -21,10 +21,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 
 from bootstrap.placement.completion import complete_bandwidth, complete_latency
+from node.machine.extras import optional
 from protocol.errors import ScenarioError
+
+connected_components = optional("scipy.sparse.csgraph", "plan").connected_components
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

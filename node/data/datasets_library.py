@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from node.data.paths import HUB
-from protocol.errors import DataError
+from node.machine.extras import optional
+from protocol.errors import DataError, UserError
 
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
 _DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".gz", ".zst")
@@ -63,16 +64,14 @@ class HubStream:
 
 
 def _open_directory(directory: Path) -> Any:
-    import datasets
-
+    datasets = optional("datasets", "data")
     if any((directory / name).exists() for name in _SAVED):
         return datasets.load_from_disk(str(directory))
     return _load(str(directory), None, None)
 
 
 def _load(place: str, config: str | None, split: str | None) -> Any:
-    import datasets  # imported late: it takes a second, and most nodes need none of it
-
+    datasets = optional("datasets", "data")  # not earlier: it takes a second, and most nodes need none of it
     return datasets.load_dataset(place, config, split=split, streaming=True)
 
 
@@ -80,6 +79,8 @@ def _opened(name: str, load: functools.partial[Any]) -> Any:
     """What `load` gives, whatever the library raises made a `DataError`."""
     try:
         return load()
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(

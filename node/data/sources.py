@@ -14,11 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-import pyarrow
-import pyarrow.parquet
-
 from node.data.datasets_library import examples_of, is_dataset_directory
 from node.data.paths import files_of
+from node.machine.extras import optional
 from protocol.errors import DataError
 
 Document: TypeAlias = Iterable[bytes]
@@ -115,8 +113,9 @@ def _field_of_line(line: bytes, field: str, where: str) -> str | None:
 
 
 def _parquet_rows(path: Path, field: str) -> Iterator[str | None]:
+    pyarrow, parquet = optional("pyarrow", "data"), optional("pyarrow.parquet", "data")
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if field not in names:
                 raise DataError(f"{path} has no column {field!r}. {_choice(names)}")

@@ -1,0 +1,72 @@
+"""A volunteer's node needs none of the packages that only data sets, plans and pictures take."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from node.machine.extras import optional
+from protocol.errors import UserError
+
+OPTIONAL = ("networkx", "matplotlib", "datasets", "pyarrow")
+# scipy is not among them: hivemind imports it
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED.format(blocked=set(packages)) + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
+    code = "import node.daemon, node.service, node.serving, bootstrap.local.swarm, bootstrap.inspect.status"
+    done = run_without(OPTIONAL, code)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "code"),
+    [
+        ("matplotlib", "plot", "import bootstrap.figure"),
+        ("scipy", "plan", "import bootstrap.placement.noloco"),
+        ("networkx", "plan", "import bootstrap.placement.pairing"),
+        (
+            "pyarrow",
+            "data",
+            "from pathlib import Path; from node.data.sources import _parquet_rows; "
+            "list(_parquet_rows(Path('none.parquet'), 'text'))",
+        ),
+        (
+            "datasets",
+            "data",
+            "from node.data.datasets_library import HubStream; HubStream('some/name', 'text')",
+        ),
+    ],
+)
+def test_what_needs_one_says_what_to_install(package: str, extra: str, code: str) -> None:
+    done = run_without((package,), code)
+    assert done.returncode
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith(
+        f"needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
+    )
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    assert optional("json", "data").loads("1") == 1
+    with pytest.raises(UserError, match=r"noloco-node\[plan\]"):
+        optional("no_such_package_at_all", "plan")
