@@ -35,22 +35,27 @@ def bootstrap(
     manifest: OwnManifest = None,
     tokenizer: RunTokenizer = "",
     end_of_text: Annotated[
-        str, typer.Option(help="The tokenizer's token between documents, if it has an unusual name.")
+        str, typer.Option(help="The tokenizer's end-of-document token, if its name is unusual.")
     ] = "",
     from_checkpoint: FromCheckpoint = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Where keys and manifest are kept.")] = Path(
+    directory: Annotated[Path, typer.Option("--dir", help="Directory for keys and manifest.")] = Path(
         "noloco-run"
     ),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 takes a free one.")] = 31337,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="TCP port to listen on; 0 picks a free one.")
+    ] = 31337,
     announce: Annotated[
         list[str] | None,
-        typer.Option(envvar="NOLOCO_ANNOUNCE", help="Multiaddress to tell others, behind a mapped port."),
+        typer.Option(
+            envvar="NOLOCO_ANNOUNCE",
+            help="Multiaddress to announce to other peers, for a port that is mapped.",
+        ),
     ] = None,
     address_file: Annotated[
-        Path | None, typer.Option(help="Also write the addresses to join by to this file, one a line.")
+        Path | None, typer.Option(help="Also write the join addresses to this file, one per line.")
     ] = None,
-    verbose: Annotated[bool, typer.Option(help="Log what the network does, too.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Also log what the network layer does.")] = False,
 ) -> None:
     """Found a run: make its keys, sign its manifest, and run the seed peer that newcomers dial first.
 

@@ -22,79 +22,94 @@ class NodeConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     join: Annotated[
-        tuple[str, ...], Field(description="Address of any member of the run; may be given several times.")
+        tuple[str, ...], Field(description="Address of any member of the run; repeat it to give several.")
     ] = ()
-    state_dir: Annotated[Path, Field(description="Where this node keeps its key and checkpoint.")] = Path(
+    state_dir: Annotated[Path, Field(description="Directory for this node's key and checkpoint.")] = Path(
         "noloco-state"
     )
-    run: Annotated[str, Field(description="Expected run id; a peer of another run is then refused.")] = ""
+    run: Annotated[str, Field(description="Run id to expect; peers of any other run are refused.")] = ""
     stage: Annotated[
-        int, Field(ge=-1, description="Pipeline stage to serve; -1 takes the one that needs replicas most.")
+        int, Field(ge=-1, description="Pipeline stage to serve; -1 picks the stage that needs replicas most.")
     ] = -1
     moves: Annotated[
-        bool, Field(description="Move to another stage when that is short of replicas; not with --stage.")
+        bool, Field(description="Move to another stage when it is short of replicas; ignored with --stage.")
     ] = True
     data: Annotated[
         tuple[str, ...],
         Field(
-            description="Text, JSONL or parquet files or globs, dataset directories, or hub:NAME to train on."
+            description="Training data: text, JSONL or parquet files or globs, dataset directories, or hub:NAME."
         ),
     ] = ()
-    text_field: Annotated[str, Field(description="Where JSONL, parquet and datasets have the text.")] = "text"
+    text_field: Annotated[
+        str, Field(description="Field that holds the text in JSONL files, parquet files and datasets.")
+    ] = "text"
     data_cache: Annotated[
-        Path | None, Field(description="Where documents are kept; within --state-dir if not given.")
+        Path | None,
+        Field(description="Directory for prepared documents; defaults to one inside --state-dir."),
     ] = None
     tokenizer: Annotated[
-        str, Field(description="The run's tokenizer.json, if no member is to give it; or hub:NAME.")
+        str, Field(description="The run's tokenizer.json, or hub:NAME; by default another member sends it.")
     ] = ""
     from_checkpoint: Annotated[
         str,
-        Field(description="Hugging Face directory or hub name that the run starts from; for first replicas."),
+        Field(
+            description="Hugging Face directory or hub name to take initial weights from; for a run's first replicas."
+        ),
     ] = ""
-    host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for all interfaces.")] = "0.0.0.0"
-    port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 takes a free one.")] = 0
+    host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 means every interface.")] = (
+        "0.0.0.0"
+    )
+    port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 picks a free one.")] = 0
     announce: Annotated[
-        tuple[str, ...], Field(description="Multiaddress to tell others, behind a mapped port.")
+        tuple[str, ...],
+        Field(description="Multiaddress to announce to other peers, for a port that is mapped."),
     ] = ()
     relay: Annotated[
-        bool, Field(description="Reach peers behind NAT through libp2p relays, and map the port by UPnP.")
+        bool, Field(description="Use libp2p relays to reach peers behind NAT, and map the port with UPnP.")
     ] = True
     device: Annotated[
         str,
-        Field(description="Torch device: auto, cpu, cuda:1 …; all, or cuda:0,cuda:1, is a node for each."),
+        Field(
+            description="Torch device: auto, cpu, cuda:1, …; all, or a list as cuda:0,cuda:1, is one node per device."
+        ),
     ] = "auto"
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Field(description="Of the arithmetic: auto, fp32 or bf16; auto takes bf16 where the device has it."),
+        Field(
+            description="Arithmetic precision: auto, fp32 or bf16; auto uses bf16 where the device supports it."
+        ),
     ] = "auto"
     recompute: Annotated[
         Literal["auto", "on", "off"],
         Field(
-            description="Compute activations again in the backward pass: auto (if they do not fit), on, off."
+            description="Recompute activations in the backward pass: auto (only if they do not fit), on or off."
         ),
     ] = "auto"
     max_memory: Annotated[
         str,
-        Field(description="Most memory that this node may take, of the GPU if it has one: 4GiB, 800MiB."),
+        Field(
+            description="Memory limit for this node, such as 4GiB or 800MiB; GPU memory if it runs on a GPU."
+        ),
     ] = ""
-    compile: Annotated[bool, Field(description="Compile the stage with torch.compile; slow to start.")] = (
-        False
-    )
-    threads: Annotated[int, Field(ge=0, description="Torch threads; 0 leaves the choice to torch.")] = 0
+    compile: Annotated[
+        bool, Field(description="Compile the stage with torch.compile; the first start is slow.")
+    ] = False
+    threads: Annotated[int, Field(ge=0, description="Number of torch threads; 0 lets torch choose.")] = 0
     max_minutes: Annotated[
         float,
         Field(
             ge=0,
-            description="Train so many minutes; then the first stage only serves the model, a later one leaves.",
+            description="Train for this many minutes; a first stage then only serves the model, later stages leave.",
         ),
     ] = 0
     checkpoint_minutes: Annotated[
-        float, Field(gt=0, description="Most minutes between checkpoints; small stages save more often.")
+        float,
+        Field(gt=0, description="Maximum minutes between checkpoints; small stages are saved more often."),
     ] = 5
     trace: Annotated[
-        Path | None, Field(description="Write where the time goes to this file, for ui.perfetto.dev.")
+        Path | None, Field(description="Write a timing trace to this file; open it in ui.perfetto.dev.")
     ] = None
-    verbose: Annotated[bool, Field(description="Log what the network does, too.")] = False
+    verbose: Annotated[bool, Field(description="Also log what the network layer does.")] = False
 
     @field_validator("max_memory")
     @classmethod

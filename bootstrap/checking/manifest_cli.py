@@ -28,18 +28,18 @@ def manifest() -> None:
 
 @app.command()
 def check(
-    file: Annotated[Path | None, typer.Argument(help="A manifest of your own (TOML).")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Your own manifest (TOML).")] = None,
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
-    replicas: Annotated[int, typer.Option(min=1, max=1_000_000, help="Replicas of each stage.")] = 8,
+    replicas: Annotated[int, typer.Option(min=1, max=1_000_000, help="Replicas per stage.")] = 8,
     mbit: Annotated[
-        float, typer.Option(min=0.001, help="Of a volunteer's link, each way, per second.")
+        float, typer.Option(min=0.001, help="Bandwidth of a volunteer's link in Mbit/s, each way.")
     ] = 100.0,
-    latency_ms: Annotated[float, typer.Option(min=0, help="Of a message, one way.")] = 50.0,
+    latency_ms: Annotated[float, typer.Option(min=0, help="One-way latency in milliseconds.")] = 50.0,
     device: Annotated[
         str, typer.Option(help=f"Expected speed of these, as a100,4090. Known: {', '.join(DEVICES)}.")
     ] = "",
-    measure: Annotated[bool, typer.Option("--measure", help="And of this machine, measured.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Also measure this machine.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Check a manifest, and show the memory, the bytes and the seconds that a run by it takes.
 

@@ -36,25 +36,27 @@ QUESTIONS = {
 def init(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("run.toml"),
     size: Annotated[str | None, typer.Option(help=f"Start from: {', '.join(PRESETS)}.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of the run, for people.")] = None,
-    stages: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
-    hidden: Annotated[int | None, typer.Option(help="Width of the model.")] = None,
-    layers: Annotated[int | None, typer.Option(help="Decoder layers.")] = None,
-    heads: Annotated[int | None, typer.Option(help="Attention heads.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Of keys and values; 0: as heads.")] = None,
-    intermediate: Annotated[
-        int | None, typer.Option(help="Width of the MLP; 4 × --hidden if not given.")
+    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    stages: Annotated[int | None, typer.Option(help="Number of pipeline stages.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Hidden size of the model.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Number of decoder layers.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Number of attention heads.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Number of key/value heads; 0 means as many as --heads.")
     ] = None,
-    vocab: Annotated[int | None, typer.Option(help="Size of the vocabulary.")] = None,
-    source: Annotated[str | None, typer.Option(help="Of the text: python-stdlib or local.")] = None,
-    sequence_tokens: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
-    sequences: Annotated[int | None, typer.Option(help="Sequences in a microbatch.")] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Microbatches in an inner step.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Inner steps in all.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="The highest.")] = None,
-    inner_steps: Annotated[int | None, typer.Option(help="Inner steps between two averagings.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; default: 4 × --hidden.")] = None,
+    vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
+    source: Annotated[str | None, typer.Option(help="Source of the text: python-stdlib or local.")] = None,
+    sequence_tokens: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    sequences: Annotated[int | None, typer.Option(help="Sequences per microbatch.")] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Microbatches per inner step.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Total number of inner steps.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    inner_steps: Annotated[
+        int | None, typer.Option(help="Inner steps between two gossip averagings.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a manifest with comments, from a few questions or from flags, to be found with --manifest."""
     given = {flag: value for flag, value in locals().items() if flag in QUESTIONS and value is not None}

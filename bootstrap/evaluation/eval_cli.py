@@ -19,17 +19,20 @@ def evaluate(
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
     held_out: Annotated[
-        bool, typer.Option("--held-out", help="Of --data only what the run holds out of it.")
+        bool, typer.Option("--held-out", help="Use only the part of --data that the run holds out.")
     ] = False,
     data_cache: Annotated[
         Path | None,
-        typer.Option(help="Where documents are kept for --held-out; in the user's cache if not given."),
+        typer.Option(help="Directory for prepared documents with --held-out; defaults to the user's cache."),
     ] = None,
     sequences: Annotated[
-        int | None, typer.Option(min=1, help="At most so many; default: 256 held-out ones, all of --data.")
+        int | None,
+        typer.Option(
+            min=1, help="Maximum number of sequences; default: 256 held-out sequences, or all of --data."
+        ),
     ] = None,
     every_replica: Annotated[
-        bool, typer.Option("--every-replica", help="Measure each replica, not one of each stage.")
+        bool, typer.Option("--every-replica", help="Evaluate every replica instead of one per stage.")
     ] = False,
     tokenizer: TokenizerFile = "",
 ) -> None:

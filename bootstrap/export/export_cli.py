@@ -14,14 +14,19 @@ from protocol.errors import NolocoError
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="Directory for the checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the checkpoint to.")],
     join: Join = None,
     mean: Annotated[
         bool,
-        typer.Option("--mean", help="The mean of all replicas of a stage at one round, not one of them."),
+        typer.Option(
+            "--mean",
+            help="Export the mean of all replicas of a stage at one round instead of a single replica.",
+        ),
     ] = False,
-    dtype: Annotated[str, typer.Option(help="Numbers of the checkpoint: fp32 or bf16.")] = "fp32",
-    shard_size: Annotated[str, typer.Option(help="Largest file, as 2GB or 500MB.")] = DEFAULT_SHARD,
+    dtype: Annotated[str, typer.Option(help="Data type of the checkpoint: fp32 or bf16.")] = "fp32",
+    shard_size: Annotated[
+        str, typer.Option(help="Maximum size of a file, such as 2GB or 500MB.")
+    ] = DEFAULT_SHARD,
     tokenizer: TokenizerFile = "",
 ) -> None:
     """Write a Hugging Face checkpoint of a running or finished swarm.

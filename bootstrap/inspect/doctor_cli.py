@@ -11,7 +11,10 @@ import typer
 
 def doctor(
     state_dir: Annotated[
-        Path, typer.Option("--self", metavar="STATE-DIR", help="State directory of a node that runs here.")
+        Path,
+        typer.Option(
+            "--self", metavar="STATE-DIR", help="State directory of a node that runs on this machine."
+        ),
     ],
 ) -> None:
     """Show what a running node does in the background; exit code 1 when something is wrong.

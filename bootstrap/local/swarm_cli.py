@@ -35,9 +35,9 @@ DISTURBED = "bootstrap.local.chaos.faults"  # imported first of all: see there
 
 
 def swarm(
-    replicas: Annotated[int, typer.Option(min=1, max=64, help="Replicas of each stage.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=64, help="Replicas per stage.")] = 3,
     stages: Annotated[
-        int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")
+        int | None, typer.Option(min=1, help="Number of pipeline stages; default: the manifest's.")
     ] = None,
     preset: PresetToTrain = None,
     manifest: OwnManifest = None,
@@ -48,22 +48,31 @@ def swarm(
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Inner steps; the learning rate follows. Default: 1000, with --chaos 20000."
+            min=1,
+            help="Inner steps; the learning rate schedule spans them. Default: 1000, or 20000 with --chaos.",
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this time.")] = 5.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this many minutes.")] = 5.0,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Keep everything here; default: a new temporary directory.")
+        Path | None,
+        typer.Option(
+            "--dir", help="Directory for everything this command keeps; default: a new temporary directory."
+        ),
     ] = None,
-    summary: Annotated[Path, typer.Option(help="Where the summary goes.")] = Path("summary.json"),
+    summary: Annotated[Path, typer.Option(help="File to write the summary to.")] = Path("summary.json"),
     picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
-    validation_sequences: Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")] = 256,
+    validation_sequences: Annotated[
+        int, typer.Option(min=1, help="Number of held-out sequences to evaluate on.")
+    ] = 256,
     trace: Annotated[
-        Path | None, typer.Option(help="Write where all nodes' time goes to this file, for ui.perfetto.dev.")
+        Path | None,
+        typer.Option(help="Write a timing trace of all nodes to this file; open it in ui.perfetto.dev."),
     ] = None,
     chaos: Annotated[
         int | None,
-        typer.Option(metavar="SEED", help="Train twice, the second time with a seeded fault every 15 s."),
+        typer.Option(
+            metavar="SEED", help="Train twice, the second time with a random fault every 15 s, and compare."
+        ),
     ] = None,
 ) -> None:
     """Train one model with a whole swarm of real peers on this machine, and export it."""

@@ -13,47 +13,55 @@ from bootstrap.placement.method_names import NAMES
 from protocol.errors import UserError
 
 ScenarioFile = Annotated[
-    Path | None, typer.Option(help="Measured links, as JSON; docs/placement.md has the format.")
+    Path | None, typer.Option(help="Measured links as JSON; the format is in docs/placement.md.")
 ]
-Join = Annotated[list[str] | None, typer.Option(help="Or a running swarm: address of any member.")]
+Join = Annotated[
+    list[str] | None, typer.Option(help="Plan for a running swarm instead: address of any member.")
+]
 Publish = Annotated[
     Path | None,
-    typer.Option(
-        help="With --join, for the run's owner: sign with the key in this directory, for nodes to follow."
-    ),
+    typer.Option(help="With --join: publish the plan, signed with the owner's key in this directory."),
 ]
-Hours = Annotated[float, typer.Option(min=0.01, max=24, help="With --publish: how long the plan holds.")]
+Hours = Annotated[float, typer.Option(min=0.01, max=24, help="With --publish: hours until the plan expires.")]
 Stages = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="Pipeline stages; default 8, or the running swarm's.")
+    int | None,
+    typer.Option(min=1, max=1024, help="Number of pipeline stages; default: 8, or the running swarm's."),
 ]
 Replicas = Annotated[
     int | None,
-    typer.Option(min=1, help="Of each stage; for noloco sizes are free, and this is not used."),
+    typer.Option(min=1, help="Replicas per stage; ignored for noloco, whose stage sizes are free."),
 ]
-Objective = Annotated[str, typer.Option(help="noloco or dtfm: whose cost is to be least.")]
+Objective = Annotated[str, typer.Option(help="Cost model to minimise: noloco or dtfm.")]
 Method = Annotated[str, typer.Option(help=f"One of: {', '.join(NAMES)}.")]
-Seconds = Annotated[float, typer.Option(min=0.01, help="To search for.")]
+Seconds = Annotated[float, typer.Option(min=0.01, help="Search time in seconds.")]
 Evaluations = Annotated[
-    int | None, typer.Option(min=1, help="Search for this many instead: the same plan each time.")
+    int | None, typer.Option(min=1, help="Stop after this many evaluations instead, for a reproducible plan.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of the random numbers.")]
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 Uniform = Annotated[
-    float, typer.Option(min=0, max=1, help="noloco: least share of traffic routed at random.")
+    float, typer.Option(min=0, max=1, help="noloco: minimum share of traffic that is routed at random.")
 ]
 Mixing = Annotated[
-    float, typer.Option(min=0, max=1, help="noloco: least 1 − λ₂ of a pairing with nearer partners.")
+    float,
+    typer.Option(
+        min=0, max=1, help="noloco: minimum spectral gap 1 − λ₂ when pairing prefers near partners."
+    ),
 ]
 Microbatches = Annotated[
-    int | None, typer.Option(min=1, help="noloco: of a replica's inner step; default 64, or the swarm's.")
+    int | None, typer.Option(min=1, help="noloco: microbatches per inner step; default: 64, or the swarm's.")
 ]
-InFlight = Annotated[int, typer.Option(min=1, help="noloco: microbatches of a replica on the way.")]
+InFlight = Annotated[int, typer.Option(min=1, help="noloco: microbatches in flight per replica.")]
 InnerSteps = Annotated[
-    int | None, typer.Option("-k", min=1, help="noloco: inner steps of a round; default 50, or the swarm's.")
+    int | None, typer.Option("-k", min=1, help="noloco: inner steps per round; default: 50, or the swarm's.")
 ]
-Compare = Annotated[bool, typer.Option(help="Run every method over --seeds, each with the budget.")]
-Seeds = Annotated[int, typer.Option(min=1, max=100, help="For --compare.")]
-Picture = Annotated[Path | None, typer.Option(help="Draw plan and search, as .svg, .png or .pdf.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")]
+Compare = Annotated[
+    bool, typer.Option(help="Run every method with --seeds seeds, each with the full budget.")
+]
+Seeds = Annotated[int, typer.Option(min=1, max=100, help="Number of seeds for --compare.")]
+Picture = Annotated[
+    Path | None, typer.Option(help="Draw the plan and the search to this .svg, .png or .pdf file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 @dataclass(frozen=True)

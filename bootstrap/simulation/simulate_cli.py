@@ -28,23 +28,38 @@ app.command()(learning)
 @app.command()
 def latency(
     replicas: Annotated[
-        str, typer.Option(help="A list as 8,64; or one number: powers of two up to it.")
+        str, typer.Option(help="A list such as 8,64, or one number for all powers of two up to it.")
     ] = "1024",
-    sigma: Annotated[str, typer.Option(help="Variation of latencies: each is exp(σZ) medians.")] = "0,0.5,1",
-    samples: Annotated[int, typer.Option(min=10, max=1_000_000, help="Synchronisations to simulate.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
-    latency_ms: Annotated[float, typer.Option(min=0.001, help="Median one-way message.")] = 50.0,
-    bandwidth: Annotated[float, typer.Option(min=0, help="Of each link, in Mbit/s; 0: no limit.")] = 0.0,
+    sigma: Annotated[
+        str, typer.Option(help="Spread σ of latencies: each is the median times exp(σZ).")
+    ] = "0,0.5,1",
+    samples: Annotated[
+        int, typer.Option(min=10, max=1_000_000, help="Number of synchronisations to simulate.")
+    ] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    latency_ms: Annotated[
+        float, typer.Option(min=0.001, help="Median one-way latency in milliseconds.")
+    ] = 50.0,
+    bandwidth: Annotated[
+        float, typer.Option(min=0, help="Bandwidth of each link in Mbit/s; 0 means no limit.")
+    ] = 0.0,
     state_bytes: Annotated[
-        int, typer.Option(min=0, help="That a replica sends; see noloco manifest check.")
+        int,
+        typer.Option(
+            min=0, help="Bytes that a replica sends per synchronisation; see noloco manifest check."
+        ),
     ] = 0,
-    k: Annotated[int, typer.Option("-k", "--steps", min=1, help="Inner steps in a round.")] = 50,
-    step_ms: Annotated[float, typer.Option(min=0.001, help="Mean compute time of an inner step.")] = 1000.0,
+    k: Annotated[int, typer.Option("-k", "--steps", min=1, help="Inner steps per round.")] = 50,
+    step_ms: Annotated[
+        float, typer.Option(min=0.001, help="Mean compute time of an inner step in milliseconds.")
+    ] = 1000.0,
     step_variation: Annotated[
         float, typer.Option(min=0, max=3, help="Relative standard deviation of a step's compute time.")
     ] = 0.3,
-    plot: Annotated[Path | None, typer.Option(help="Draw both tables, as .svg, .png or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the tables.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw both tables to this .svg, .png or .pdf file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Tree and ring all-reduce against pair gossip: time to synchronise, and time blocked, over N replicas."""
     try:

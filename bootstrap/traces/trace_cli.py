@@ -12,8 +12,10 @@ from protocol.errors import StateError
 
 
 def show_trace(
-    files: Annotated[list[Path], typer.Argument(help="Traces of one machine's nodes, from --trace.")],
-    skip: Annotated[float, typer.Option(min=0.0, help="Seconds at the beginning to leave out.")] = 0.0,
+    files: Annotated[
+        list[Path], typer.Argument(help="Trace files that --trace wrote, of one machine's nodes.")
+    ],
+    skip: Annotated[float, typer.Option(min=0.0, help="Seconds to skip at the beginning.")] = 0.0,
 ) -> None:
     """Show where the time of nodes went: what they computed and what they stood still for."""
     from rich.console import Console
