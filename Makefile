@@ -17,11 +17,12 @@ $(VENV)/.installed: pyproject.toml
 swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on real text
 	$(BIN)/noloco swarm
 
-test: $(VENV)/.installed  ## all but a few long tests; needs no network but loopback
-	$(BIN)/pytest -n auto tests/unit tests/swarm
+test: $(VENV)/.installed  ## what can be told in six minutes on two cores; needs no network but loopback
+	$(BIN)/pytest -n auto -m "not long" tests/unit tests/swarm
 	$(BIN)/pytest -m "not long" tests/network  # real processes and real time: one after another
 
-test-long: $(VENV)/.installed  ## whole lives of real swarms: crashes, power cuts, moves, the commands of docs/rented-gpus.md
+test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
+	$(BIN)/pytest -n auto -m long tests/unit tests/swarm
 	$(BIN)/pytest -m long tests/network
 
 lint: $(VENV)/.installed
