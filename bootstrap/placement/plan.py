@@ -30,7 +30,7 @@ class Placement:
     seed: int
     outcome: SearchResult
     stages: tuple[tuple[int, ...], ...]
-    terms: dtfm.Cost | noloco.Terms
+    terms: dtfm.DtfmCost | noloco.Terms
 
     @property
     def cost(self) -> float:
@@ -83,8 +83,8 @@ def make_plan(
     return Placement(method, "noloco", seed, outcome, members, noloco.explain(problem, outcome.stage_of))
 
 
-def terms_as_json(terms: dtfm.Cost | noloco.Terms) -> dict[str, Any]:
-    if isinstance(terms, dtfm.Cost):
+def terms_as_json(terms: dtfm.DtfmCost | noloco.Terms) -> dict[str, Any]:
+    if isinstance(terms, dtfm.DtfmCost):
         return {"data_parallel": terms.parallel, "pipeline": terms.pipeline}
     return {
         "hops": list(terms.hops),

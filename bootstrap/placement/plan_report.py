@@ -45,7 +45,7 @@ def stage_table(
 def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) -> list[str]:
     """`random`: median cost of random placements."""
     terms, outcome = plan.terms, plan.outcome
-    if isinstance(terms, dtfm.Cost):
+    if isinstance(terms, dtfm.DtfmCost):
         lines = [
             f"COMM {terms.total:.3f} s: data parallelism {terms.parallel:.3f} s, pipeline {terms.pipeline:.3f} s."
         ]
