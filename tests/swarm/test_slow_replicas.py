@@ -63,18 +63,18 @@ def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"node.{module}.PIECE_PARAMETERS", 1_024)
 
 
+CASES = [
+    pytest.param(
+        slower, pace, pieces, marks=() if (slower, pace, pieces) == (5, "steps", "many") else pytest.mark.long
+    )
+    for slower in (3, 5, 10)
+    for pace in ("steps", "time")
+    for pieces in ("one", "many")
+]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("slower", "pace", "pieces"),
-    [
-        (3, "steps", "one"),
-        (3, "time", "many"),
-        (5, "steps", "many"),
-        (5, "time", "one"),
-        (10, "steps", "one"),
-        (10, "time", "many"),
-    ],
-)
+@pytest.mark.parametrize(("slower", "pace", "pieces"), CASES)
 def test_slow_replicas_end_the_rounds_that_their_speed_allows(
     slower: int, pace: str, pieces: str, request: pytest.FixtureRequest
 ) -> None:
