@@ -7,7 +7,6 @@ are in the order of their hashes, the held-out ones first, so neither the names 
 from __future__ import annotations
 
 import array
-import errno
 import fcntl
 import hashlib
 import json
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from node.data.documents import Split, content_hash, cut, identity_of
 from node.data.order import DocumentOrder
 from node.data.sources import documents_of, places_of
+from node.machine.disk import advice_for
 from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def stored_documents(
                 _make(places, field, longest, directory)
         return StoredDocuments(directory, split)
     except OSError as error:
-        advice = "Free some space" if error.errno == errno.ENOSPC else "Check its permissions"
+        advice = advice_for(error)
         raise DataError(
             f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another --data-cache."
         ) from None

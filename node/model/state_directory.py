@@ -6,7 +6,6 @@ beside, flushed to disk, renamed.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -20,6 +19,7 @@ import safetensors
 import torch
 
 from node.data.batches import Position
+from node.machine.disk import advice_for
 from node.model.stage_state import LeftRound, StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
@@ -194,7 +194,7 @@ class StateDirectory:
             beside.replace(path)
         except OSError as error:
             beside.unlink(missing_ok=True)
-            advice = "Free some space" if error.errno == errno.ENOSPC else "Check its permissions"
+            advice = advice_for(error)
             raise StateError(
                 f"Cannot write {path} ({error.strerror}). {advice}; what was saved before is still valid."
             ) from None

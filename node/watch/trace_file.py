@@ -7,7 +7,6 @@ lets the closing bracket be missing, so that the trace of a killed node loads as
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from node.machine.disk import advice_for
 from node.watch.trace import OVERLAPPING, Trace, Track
 from protocol.errors import StateError
 from protocol.frames import FrameWatch
@@ -281,9 +281,7 @@ def _chunks(events: list[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _unusable(path: Path, error: OSError) -> StateError:
-    advice = (
-        "Free some space" if error.errno == errno.ENOSPC else "Make sure that its folder exists and is yours"
-    )
+    advice = advice_for(error, "Make sure that its folder exists and is yours")
     return StateError(
         f"Cannot write the trace {path} ({error.strerror}). {advice}, or choose another file with --trace."
     )
