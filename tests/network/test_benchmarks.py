@@ -19,7 +19,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from pipelines.chain import Chain, manifest_of  # noqa: E402
 
 PATIENCE = 240.0  # seconds, on a busy machine; on two idle cores the slowest takes half a minute
-QUICK = ("codecs", "pairing", "placement", "poison", "tied")  # the others are marked as long
+QUICK = ("codecs", "pairing", "placement")  # the others are marked as long
 PROMISED: dict[str, tuple[str, ...]] = {
     "agreement": ("real_minus_simulated",),
     "codecs": ("bf16_encode_vs_clone", "int8_encode_vs_clone", "eden4_decode_vs_clone"),
@@ -64,6 +64,7 @@ def test_a_tiny_run_prints_the_ratios_that_are_promised(script: Path) -> None:
     assert all(math.isfinite(value) for value in ratios.values())
 
 
+@pytest.mark.long
 def test_a_chain_of_real_nodes_trains() -> None:
     with Chain(manifest_of(64, microbatches=2), [("127.0.0.1", [])] * 3) as chain:
         chain.wait_for_steps(2)

@@ -162,6 +162,7 @@ def test_a_swarm_lives_through_chaos(tmp_path: Path) -> None:
     assert chaos["left_behind"] == []
 
 
+@pytest.mark.long
 def test_a_killed_swarm_leaves_no_process_behind(tmp_path: Path) -> None:
     process = start(tmp_path, "--replicas", "1", "--validation-sequences", "8")
     children = wait_for_nodes(process, 2)
@@ -172,6 +173,7 @@ def test_a_killed_swarm_leaves_no_process_behind(tmp_path: Path) -> None:
     assert not alive, [child.cmdline() for child in alive]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_swarm_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Around a ring, for its embeddings are tied. Its random weights are large: it knows less than nothing."""

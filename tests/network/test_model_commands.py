@@ -24,6 +24,7 @@ def printed(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_finished_swarm_its_export_and_transformers_say_the_same(tmp_path: Path) -> None:
     manifest = preset_text("tiny").replace("total_steps = 10_000", "total_steps = 60")

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from daemons import NodeDaemon, SeedDaemon, run_tool
 from test_wrong_inputs import assert_refused, run
 
@@ -15,6 +16,7 @@ from tests.unit.tokenizers_made_here import bpe
 DOCUMENTS = made_up(400)
 
 
+@pytest.mark.long
 def test_a_run_on_json_lines_with_a_bpe_goes_on_after_a_stop_and_is_evaluated(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     tokenizer.write_bytes(bpe())

@@ -44,6 +44,7 @@ def test_one_ctrl_c_lets_both_nodes_leave(both: NodeDaemon) -> None:
         assert (both.state.parent / f"t-{index}.json").read_text().endswith("]\n")
 
 
+@pytest.mark.long
 def test_a_second_ctrl_c_leaves_no_process_behind(both: NodeDaemon) -> None:
     nodes = psutil.Process(both.process.pid).children()
     assert len(nodes) == 2

@@ -37,6 +37,7 @@ def health(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_node_saves_within_ten_seconds_and_comes_back_as_what_its_volume_holds(
     tmp_path: Path, started: list[Daemon]

@@ -92,6 +92,7 @@ CASES: list[tuple[int, Place, float]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "place", "value"), CASES)
 def test_one_broken_replica_of_eight_harms_nobody_else(stage: int, place: Place, value: float) -> None:
     async def main() -> None:

@@ -29,6 +29,7 @@ from tests.swarm.micro import (
 )
 
 
+@pytest.mark.long
 def test_each_step_takes_exactly_its_batch_also_when_streams_break() -> None:
     faulty = Link(latency=0.01, jitter=0.01, open_loss=0.02, write_loss=0.02)
     swarm = run_swarm(trained(3, link=faulty, stages=3, model__layers=3))

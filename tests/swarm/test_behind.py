@@ -96,6 +96,7 @@ def test_a_liar_makes_no_mature_replica_download() -> None:
     assert not events_of(swarm, "behind")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_who_began_from_the_seed_unseen_downloads_once_and_belongs() -> None:
     async def main() -> SimulatedSwarm:
@@ -129,6 +130,7 @@ async def trained_on(swarm: SimulatedSwarm, node: Node) -> SimulatedSwarm:
     return swarm
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_after_a_partition_both_halves_average_and_nobody_downloads() -> None:
     async def main() -> SimulatedSwarm:
@@ -143,6 +145,7 @@ def test_after_a_partition_both_halves_average_and_nobody_downloads() -> None:
     assert not events_of(swarm, "downloaded")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_node_that_was_frozen_for_long_refreshes_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> SimulatedSwarm:
@@ -172,6 +175,7 @@ def test_a_node_that_was_frozen_for_long_refreshes_once_and_says_so(monkeypatch:
     assert downloaded["node"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_slow_node_that_is_started_again_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     """The others are rounds ahead of it, as they always were."""

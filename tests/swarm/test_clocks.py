@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from node.daemon import Node
 from tests.swarm.micro import FOREVER, MICRO, events_of, everyone_goes_on, peer_of, run_swarm, training, until
 
@@ -15,6 +17,7 @@ def sees(watcher: Node, other: Node) -> bool:
     return peer_of(other) in [member.peer for member in members]
 
 
+@pytest.mark.long
 def test_a_node_whose_clock_was_two_hours_ahead_is_seen_again_within_a_record_s_lifetime() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)
@@ -33,6 +36,7 @@ def test_a_node_whose_clock_was_two_hours_ahead_is_seen_again_within_a_record_s_
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_clock_that_jumps_for_a_moment_makes_nobody_gone() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)

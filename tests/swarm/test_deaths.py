@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.errors import TransportDown
 from protocol.transport.base import Stream
@@ -76,6 +78,7 @@ def test_a_partner_killed_between_agreement_and_exchange_leaves_the_other_to_end
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_frozen_peer_only_costs_deadlines() -> None:
     async def main() -> None:
         swarm = await training(3, inner__total_steps=FOREVER)
@@ -143,6 +146,7 @@ def test_a_network_daemon_that_restarts_pauses_its_node_and_does_not_end_it() ->
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_both_sides_of_a_partition_train_and_meet_again() -> None:
     async def main() -> None:
         swarm = await training(4, inner__total_steps=FOREVER)

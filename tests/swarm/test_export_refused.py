@@ -33,6 +33,7 @@ def test_an_answer_that_fails_is_told_with_the_peer_that_gave_it(tmp_path: Path)
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_an_export_without_an_address_makes_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bootstrap.tools_cli", "export", "--out", str(tmp_path / "a" / "model")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

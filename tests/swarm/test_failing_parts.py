@@ -85,6 +85,7 @@ async def _training(directory: Path) -> Any:
     return swarm
 
 
+@pytest.mark.long_but("node.membership.discovery.Discovery.refresh-Discovery")
 @pytest.mark.parametrize(("place", "part"), PARTS)
 def test_a_part_that_fails_is_told_and_started_again(
     place: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -109,6 +110,7 @@ def test_a_part_that_fails_is_told_and_started_again(
     assert f"{part} failed (RuntimeError: thrown by a test)." in caplog.text
 
 
+@pytest.mark.long_but("node.model.stage_work.StageWork.last_stage")
 @pytest.mark.parametrize("place", TASKS)
 def test_an_exception_anywhere_is_told_and_the_swarm_goes_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -65,6 +65,7 @@ def text_of(manifest: Manifest) -> MeasuredText:
     return held_out_text(manifest, micro_corpus(), SEQUENCES, transformers_tokenizer(manifest, None))
 
 
+@pytest.mark.long_but("llama-2", "qwen3-1")
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_path: Path) -> None:

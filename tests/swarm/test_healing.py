@@ -124,6 +124,7 @@ class NeverFinite(Replica):
         self.delta[0] = torch.nan
 
 
+@pytest.mark.long
 def test_a_device_that_spoils_every_copy_ends_its_node_and_no_other() -> None:
     async def main() -> None:
         swarm: SimulatedSwarm = micro_swarm(inner__total_steps=FOREVER)

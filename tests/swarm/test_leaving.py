@@ -54,6 +54,7 @@ def test_a_node_that_leaves_finishes_its_work_withdraws_its_record_and_is_not_mi
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_node_of_a_later_stage_leaves_when_the_volunteer_s_minutes_are_over(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = micro_swarm(directory=tmp_path, inner__total_steps=FOREVER)
@@ -106,6 +107,7 @@ def test_leaving_does_not_wait_for_a_stage_that_is_gone() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_swarm_that_was_down_comes_back_from_its_directories_where_it_was(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = await training(
@@ -158,6 +160,7 @@ def test_a_swarm_comes_back_with_nobody_but_its_members(tmp_path: Path) -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_node_killed_and_started_again_catches_up(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = await training(2, directory=tmp_path, inner__total_steps=FOREVER)

@@ -114,6 +114,7 @@ def check_scenario(swarm: SimulatedSwarm) -> None:
                 assert scenario.bandwidth[i, j] / 8 == pytest.approx(mean, rel=BANDWIDTH_WITHIN - 1)
 
 
+@pytest.mark.long_but("idle")
 @pytest.mark.parametrize("total_steps", [5, FOREVER], ids=["idle", "training"])
 def test_links_are_known_after_some_minutes(total_steps: int) -> None:
     async def main() -> tuple[list[float], list[float]]:
@@ -168,6 +169,7 @@ def test_who_asks_too_often_or_too_much_is_refused_counted_and_banned(nbytes: in
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [Probed(digest=bytes(16)), Done()], ids=["early", "other"])
 def test_who_answers_nonsense_is_counted_and_tells_nothing(answer: Any) -> None:
     async def main() -> None:
@@ -189,6 +191,7 @@ def test_who_answers_nonsense_is_counted_and_tells_nothing(answer: Any) -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_peer_that_dies_is_told_of_no_more_than_was_measured_and_disturbs_nobody() -> None:
     async def main() -> None:
         swarm = await training(2, step=1, inner__total_steps=FOREVER)
@@ -202,6 +205,7 @@ def test_a_peer_that_dies_is_told_of_no_more_than_was_measured_and_disturbs_nobo
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_records_and_numbers_tell_the_links() -> None:
     async def main() -> None:
         swarm = await training(1, step=1, inner__total_steps=FOREVER)
@@ -225,6 +229,7 @@ def test_records_and_numbers_tell_the_links() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_gossip_tells_the_bandwidth_and_takes_the_place_of_payloads() -> None:
     async def main() -> None:
         swarm = await training(

@@ -18,6 +18,7 @@ from tests.swarm.micro import run_swarm, until
 # --- no faults -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_but("3")
 @pytest.mark.parametrize("count", [3, 4])
 def test_pairs_are_equally_likely_over_the_network_too(count: int) -> None:
     async def main() -> Stage:
@@ -40,6 +41,7 @@ def test_pairs_are_equally_likely_over_the_network_too(count: int) -> None:
         assert set(member.agreed.values()) == {1}  # told once of each pair
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pace", ["steps", "time"])
 def test_at_speeds_that_differ_fourfold_the_fastest_is_hardly_blocked(pace: str) -> None:
     async def main() -> Stage:
@@ -66,6 +68,7 @@ def test_at_speeds_that_differ_fourfold_the_fastest_is_hardly_blocked(pace: str)
 # --- faults ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_lost_messages_cost_milliseconds_and_few_rounds() -> None:
     async def main() -> Stage:
         faulty = Link(latency=0.03, jitter=0.04, open_loss=0.02, write_loss=0.02)

@@ -18,6 +18,7 @@ from tests.swarm.micro import (
 )
 
 
+@pytest.mark.long_but("2")
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 def test_diloco_makes_all_replicas_equal(replicas: int) -> None:
     """Those that met too late to share the first rounds, too: the pull toward the mean closes the gap."""
@@ -34,6 +35,7 @@ def test_diloco_makes_all_replicas_equal(replicas: int) -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_diloco_sends_what_a_ring_would() -> None:
     async def main() -> None:
         swarm = await trained(4, stages=1, outer__method="diloco", inner__total_steps=100)
@@ -45,6 +47,7 @@ def test_diloco_sends_what_a_ring_would() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_diloco_goes_on_when_a_replica_is_killed() -> None:
     async def main() -> None:
         swarm = micro_swarm(stages=1, outer__method="diloco", inner__total_steps=FOREVER)
@@ -62,6 +65,7 @@ def test_diloco_goes_on_when_a_replica_is_killed() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_without_averaging_replicas_go_their_own_ways_and_nothing_is_sent() -> None:
     async def main() -> None:
         local = await trained(3, stages=1, outer__method="local")
@@ -73,6 +77,7 @@ def test_without_averaging_replicas_go_their_own_ways_and_nothing_is_sent() -> N
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_fixed_routing_makes_pipelines_of_their_own() -> None:
     async def main() -> None:
         swarm = await trained(3, stages=2, routing="fixed", inner__total_steps=60)

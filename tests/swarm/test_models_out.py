@@ -94,6 +94,7 @@ MODELS = {
 }
 
 
+@pytest.mark.long_but("llama")
 @pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
     settings: dict[str, Any], tmp_path: Path

@@ -22,6 +22,7 @@ from tests.swarm.movers import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # half a minute of computing, on a machine that may have other things to do
 @pytest.mark.parametrize(("stages", "replicas", "needed"), [(4, 4, 1), (3, 8, 2)])
 def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
@@ -57,6 +58,7 @@ def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_stage_that_died_out_is_begun_again_by_one_of_the_others() -> None:
     async def main() -> None:
@@ -71,6 +73,7 @@ def test_a_stage_that_died_out_is_begun_again_by_one_of_the_others() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nodes_whose_stage_or_place_the_volunteer_chose_do_not_move() -> None:
     async def main() -> None:

@@ -14,6 +14,7 @@ from tests.swarm.micro import events_of, guest_of, peer_of, run_swarm, stage_nod
 from tests.swarm.movers import LIFETIME, kill_half, one_moves, settled, somebody_moved
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_move_is_in_the_checkpoint_and_the_state_is_that_of_the_new_stage(tmp_path: Path) -> None:
     async def main() -> None:

@@ -33,6 +33,7 @@ from tests.swarm.movers import (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_mover_that_dies_on_its_way_is_replaced_by_another() -> None:
     async def main() -> None:
@@ -57,6 +58,7 @@ def test_a_mover_that_dies_on_its_way_is_replaced_by_another() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every replica of the richest stage takes itself for the one to go, and none sees that another has begun."""
@@ -104,6 +106,7 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_download_that_fails_sends_the_mover_back_to_choosing(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = 3
@@ -132,6 +135,7 @@ def test_a_download_that_fails_sends_the_mover_back_to_choosing(monkeypatch: pyt
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_node_for_which_the_stage_is_too_large_stays_and_another_goes(
     monkeypatch: pytest.MonkeyPatch,
@@ -159,6 +163,7 @@ def test_a_node_for_which_the_stage_is_too_large_stays_and_another_goes(
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ctrl_c_on_the_way_to_another_stage_leaves_at_once(tmp_path: Path) -> None:
     async def main() -> None:

@@ -34,6 +34,7 @@ async def end(swarm: SimulatedSwarm) -> None:
     await swarm.leave()
 
 
+@pytest.mark.long_but("3.0-0.01-0.8-60.0")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("within", "making", "jitter", "record_lifetime"),
@@ -67,6 +68,7 @@ def test_newcomers_of_the_same_moment_spread_evenly(
     assert [run_swarm(main(seed)) for seed in range(5)] == [[3, 3]] * 5
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_newcomer_goes_to_its_neighbours_where_that_makes_the_way_of_microbatches_shorter() -> None:
     """Stage 1 is overseas from stages 0 and 2; a newcomer from here is worth most there, and measures that."""

@@ -93,6 +93,7 @@ def forward_of_many(replica: Replica) -> None:
     replica.passes.forward = forward  # type: ignore[method-assign]
 
 
+@pytest.mark.long
 def test_graphs_that_do_not_fit_beside_each_other_are_fewer_from_then_on() -> None:
     async def main() -> None:
         swarm = await swarm_with(0, forward_of_many, inner__microbatches=3)
@@ -151,6 +152,7 @@ def test_a_backward_pass_that_ends_halfway_costs_its_batch_as_a_whole(stage: int
     run_swarm(main())
 
 
+@pytest.mark.long_but("1")
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_microbatch_that_never_fits_is_refused_and_told_once_and_the_node_stays(stage: int) -> None:
     def shorten(replica: Replica) -> None:
@@ -187,6 +189,7 @@ def test_an_optimizer_that_runs_out_twice_leaves_one_step_out() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_an_exchange_that_runs_out_ends_its_round_alone() -> None:
     for overlap in ("none", "phi-early", "late"):
 

@@ -31,6 +31,7 @@ MODES: list[dict[str, Any]] = [
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
 
 
+@pytest.mark.long_but("phi-early-fp32")
 @every_mode
 def test_it_trains_and_the_replicas_stay_together(mode: dict[str, Any]) -> None:
     swarm = run_swarm(trained(4, inner__total_steps=80, **mode))
@@ -47,12 +48,14 @@ def test_it_trains_and_the_replicas_stay_together(mode: dict[str, Any]) -> None:
         assert 0 < true_spread(nodes) < 0.2 * moved
 
 
+@pytest.mark.long_but("phi-early-int8")
 @every_mode
 def test_the_same_seed_gives_the_same_run(mode: dict[str, Any]) -> None:
     logs = [run_swarm(trained(2, inner__total_steps=15, **mode)).events for _ in range(2)]
     assert logs[0] == logs[1]
 
 
+@pytest.mark.long_but("phi-early-fp32")
 @every_mode
 def test_a_kill_costs_the_partner_a_round_alone_and_nobody_else_anything(mode: dict[str, Any]) -> None:
     async def main() -> None:
@@ -70,6 +73,7 @@ def test_a_kill_costs_the_partner_a_round_alone_and_nobody_else_anything(mode: d
     run_swarm(main())
 
 
+@pytest.mark.long_but("phi-early-fp32")
 @every_mode
 def test_streams_that_break_delay_a_round_and_no_more(mode: dict[str, Any]) -> None:
     faulty = Link(latency=0.01, jitter=0.01, open_loss=0.02, write_loss=0.02)
@@ -107,6 +111,7 @@ def blocked(mode: dict[str, Any]) -> tuple[float, float]:
     return mean_blocked, sum(event["gossip_bytes"] for event in rounds) / len(rounds)
 
 
+@pytest.mark.long
 def test_overlap_takes_the_exchange_off_the_time_that_training_waits() -> None:
     none, int8, late = (blocked(mode) for mode in (MODES[0], MODES[2], MODES[3]))
     assert int8[0] < 0.8 * none[0]

@@ -40,6 +40,7 @@ def places(swarm: SimulatedSwarm) -> list[list[PeerId]]:
     return [[peer_of(node) for node in stage_nodes(swarm, stage)] for stage in range(swarm.manifest.stages)]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_nodes_go_where_the_owner_has_planned_and_nobody_else_is_believed() -> None:
     async def main() -> None:
@@ -85,6 +86,7 @@ def test_a_newcomer_takes_the_stage_that_is_planned_for_it() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_plan_that_deaths_have_overtaken_keeps_nobody_in_place() -> None:
     async def main() -> None:
@@ -100,6 +102,7 @@ def test_a_plan_that_deaths_have_overtaken_keeps_nobody_in_place() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_running_swarm_is_planned_for_and_keeps_copies_of_the_plan(tmp_path: Path) -> None:
     async def main() -> None:

@@ -24,6 +24,7 @@ def simulate(replicas: int, rounds: int, seed: int = 0) -> tuple[PairingSetting,
     return setting, SimulatedStage(setting).run(rounds)
 
 
+@pytest.mark.long_but("64-250")
 @pytest.mark.parametrize(
     ("replicas", "rounds"), [(3, 10_000), (4, 10_000), (7, 10_000), pytest.param(64, 250, id="64-250")]
 )

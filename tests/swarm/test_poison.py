@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
+
 from bootstrap.simulation.attackers import Attack, Attacker
 from node.model.replica import Replica
 from protocol.manifest import Manifest
@@ -32,6 +34,7 @@ async def attacked(clip: float) -> Any:
     return swarm
 
 
+@pytest.mark.long
 def test_without_the_defence_one_liar_ruins_the_run() -> None:
     async def main() -> None:
         early, late = mean_losses(await attacked(clip=0.0), 20, 50)
@@ -40,6 +43,7 @@ def test_without_the_defence_one_liar_ruins_the_run() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_with_the_defence_the_others_learn_and_leave_the_liar_alone() -> None:
     async def main() -> None:
         swarm = await attacked(clip=1.5)

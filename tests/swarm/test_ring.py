@@ -86,6 +86,7 @@ def test_a_ring_trains_the_very_weights_that_one_stage_trains(stages: int) -> No
         assert torch.allclose(weight, ring[name], atol=2e-6), name
 
 
+@pytest.mark.long
 def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path: Path) -> None:
     async def main() -> tuple[SimulatedSwarm, float]:
         swarm = micro_swarm(stages=2, inner__total_steps=60, **TIED)
@@ -130,6 +131,7 @@ def test_the_first_stage_answers_for_a_home_that_has_died() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long_but("1")
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_ring_goes_on_when_a_replica_dies_and_another_comes(stage: int) -> None:
     async def main() -> None:

@@ -64,9 +64,7 @@ def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES = [
-    pytest.param(
-        slower, pace, pieces, marks=() if (slower, pace, pieces) == (5, "steps", "many") else pytest.mark.long
-    )
+    pytest.param(slower, pace, pieces, marks=pytest.mark.long)
     for slower in (3, 5, 10)
     for pace in ("steps", "time")
     for pieces in ("one", "many")

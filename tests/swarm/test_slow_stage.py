@@ -51,6 +51,7 @@ def slow_swarm(slow: int, seconds: float = SLOW_SECONDS, **settings: Any) -> Sim
     return swarm
 
 
+@pytest.mark.long_but("2-1")
 @pytest.mark.parametrize(("stages", "slow"), [(2, 1), (3, 2), (3, 1)])
 def test_a_stage_that_takes_90_seconds_a_microbatch_trains_and_computes_nothing_in_vain(
     stages: int, slow: int
@@ -79,6 +80,7 @@ def test_a_stage_that_takes_90_seconds_a_microbatch_trains_and_computes_nothing_
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_slow_peer_that_dies_at_work_is_found_and_what_its_senders_gave_up_is_not_computed() -> None:
     async def main() -> None:
         swarm = slow_swarm(1)

@@ -12,6 +12,7 @@ REPLICAS = 5
 FOREVER = 100_000
 
 
+@pytest.mark.long
 def test_the_live_estimate_is_within_ten_per_cent_of_the_true_spread() -> None:
     """Means of squares over a dozen seconds: each estimate rests on eight meetings, so one alone is worth 25 %."""
 

@@ -85,11 +85,13 @@ async def _seconds(staleness: int) -> float:
     return seconds
 
 
+@pytest.mark.long
 def test_the_way_to_the_next_stage_is_hidden_behind_the_next_steps_forward_passes() -> None:
     without, with_ = run_swarm(_seconds(0)), run_swarm(_seconds(1))
     assert with_ < 0.75 * without
 
 
+@pytest.mark.long_but("2")
 @pytest.mark.parametrize("stages", [2, 3])
 def test_a_swarm_of_three_replicas_learns_and_comes_to_its_end(stages: int) -> None:
     async def main() -> None:
@@ -103,6 +105,7 @@ def test_a_swarm_of_three_replicas_learns_and_comes_to_its_end(stages: int) -> N
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_replica_in_the_middle_can_leave_or_die_while_microbatches_are_ahead() -> None:
     async def main() -> None:
         settings = {"model__layers": 3, "inner__microbatches": 4, "inner__total_steps": FOREVER}

@@ -37,6 +37,7 @@ from tests.swarm.micro import (
 )
 
 
+@pytest.mark.long
 def test_sixteen_nodes_train_and_the_same_seed_gives_the_same_run_event_for_event() -> None:
     logs = [run_swarm(trained(8, seed=seed, inner__total_steps=15)).events for seed in (1, 1, 2)]
     assert logs[0] == logs[1]
@@ -50,6 +51,7 @@ def fingerprint_of_a_run() -> str:
     return f"{log} {digest_of([Replica(swarm.manifest, 0).phi]).hex()}"
 
 
+@pytest.mark.long
 def test_another_process_draws_the_same_weights_and_sees_the_same_run() -> None:
     script = "from tests.swarm.test_swarm import fingerprint_of_a_run; print(fingerprint_of_a_run())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -66,6 +68,7 @@ def test_the_loss_falls() -> None:
     assert after < 2.8  # the words are made of twelve letters and a space: ln 13 is 2.56
 
 
+@pytest.mark.long
 def test_an_odd_number_of_replicas_mix_and_stay_together() -> None:
     swarm = run_swarm(trained(3, inner__total_steps=100))
     for node in stage_nodes(swarm, 0):
@@ -79,6 +82,7 @@ def test_an_odd_number_of_replicas_mix_and_stay_together() -> None:
         assert 0 < true_spread(nodes) < 0.2 * moved
 
 
+@pytest.mark.long
 def test_the_live_estimate_of_the_spread_is_near_the_truth() -> None:
     async def main() -> None:
         swarm = await training(3, step=40, stages=1, inner__total_steps=FOREVER)
@@ -94,6 +98,7 @@ def test_the_live_estimate_of_the_spread_is_near_the_truth() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [1, 3])
 def test_other_numbers_of_stages_train_too(stages: int) -> None:
     swarm = run_swarm(trained(2, stages=stages, model__layers=3))
@@ -102,6 +107,7 @@ def test_other_numbers_of_stages_train_too(stages: int) -> None:
     assert all(node.replica.step >= 20 for node in swarm.nodes.values())
 
 
+@pytest.mark.long
 def test_a_swarm_with_no_faults_has_no_resends_and_blames_nobody() -> None:
     swarm = run_swarm(trained(3, inner__total_steps=100))
     assert not events_of(swarm, "resend")
@@ -109,6 +115,7 @@ def test_a_swarm_with_no_faults_has_no_resends_and_blames_nobody() -> None:
     assert len(timeouts) <= 0.02 * len(events_of(swarm, "round"))
 
 
+@pytest.mark.long
 def test_a_slow_peer_gets_less_work_and_delays_nobody() -> None:
     async def main() -> SimulatedSwarm:
         swarm = micro_swarm(inner__total_steps=FOREVER)

@@ -67,6 +67,7 @@ def trained_until(data: Watched, swarm: SimulatedSwarm, position: Position) -> i
     return places.index(position) + 1 if position in places else 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_node_that_is_stopped_goes_on_where_it_was(staleness: int, tmp_path: Path) -> None:
     data = documents_in(tmp_path)
@@ -91,6 +92,7 @@ def test_a_node_that_is_stopped_goes_on_where_it_was(staleness: int, tmp_path: P
     assert all(batch == batches[0] for batches in data.made.values() for batch in batches)
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_any_moment_has_the_position_of_its_weights(tmp_path: Path) -> None:
     data = documents_in(tmp_path)
 

@@ -68,6 +68,7 @@ def finite(swarm: SimulatedSwarm) -> bool:
     return all(loss is None or math.isfinite(loss) for loss in losses)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stages", "stage"), [(2, 1), (3, 1), (2, 0)])
 def test_one_replica_that_computes_nan_is_left_alone_and_the_others_train(stages: int, stage: int) -> None:
     async def main() -> None:
@@ -89,6 +90,7 @@ def test_one_replica_that_computes_nan_is_left_alone_and_the_others_train(stages
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stages", [1, 2])
 def test_when_every_loss_is_nan_other_data_are_drawn_slowly_and_training_goes_on_afterwards(
     stages: int,
@@ -114,6 +116,7 @@ def test_when_every_loss_is_nan_other_data_are_drawn_slowly_and_training_goes_on
     run_swarm(main())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 1])
 def test_activations_beyond_fp16_are_told_with_what_to_do_and_hold_no_place(stage: int) -> None:
     """Failed before: such a microbatch was sent for ever, and the middle replica kept places that nobody freed."""
@@ -134,6 +137,7 @@ def test_activations_beyond_fp16_are_told_with_what_to_do_and_hold_no_place(stag
     run_swarm(main())
 
 
+@pytest.mark.long_but("nan")
 @pytest.mark.parametrize("gradient", [1e30, 1e5, math.nan])
 def test_a_replica_whose_gradients_are_out_of_proportion_voids_no_step_of_others(gradient: float) -> None:
     """Failed before at 1e30 and 1e5: every step with such a gradient in it was worthless."""

@@ -134,6 +134,7 @@ def test_all_get_the_same_exact_mean(replicas: int, parts: float, codec: str) ->
     within(600.0, main)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_sixteen_replicas_and_a_thousand_parts(codec: str) -> None:
     async def main() -> None:

@@ -89,6 +89,7 @@ def test_the_gradients_of_all_replicas_at_once_are_those_of_each() -> None:
         assert torch.allclose(gradient, replica.flat.gradients, atol=1e-6)
 
 
+@pytest.mark.long
 def test_the_defence_helps_and_costs_nothing() -> None:
     def loss(clip: float, attackers: int) -> float:
         attack = Attack("sign-flip") if attackers else None

@@ -40,6 +40,7 @@ def test_recomputed_activations_give_the_same_gradients(manifest: Manifest) -> N
     assert torch.allclose(recomputed, gradients, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler here")
 def test_compiled_the_gradients_are_the_same(manifest: Manifest) -> None:

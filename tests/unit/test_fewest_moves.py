@@ -20,6 +20,7 @@ def test_nobody_moves_when_things_are_as_good_as_they_can_be() -> None:
     assert kept.tolist() == current.tolist()
 
 
+@pytest.mark.long
 @given(seed=st.integers(0, 200))
 def test_what_comes_out_costs_no_more_and_moves_no_more(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -58,6 +59,7 @@ def test_stages_that_devices_may_serve_are_checked(may_serve: list[list[int]], s
         noloco_problem(scenario_from(contents), 2, Training())
 
 
+@pytest.mark.long
 def test_a_device_is_planned_only_where_it_may_serve() -> None:
     matrix = np.full((4, 4), 1.0).tolist()
     volumes = {"data_parallel_bytes": 1e6, "pipeline_bytes": 1e6}

@@ -37,6 +37,7 @@ def test_slow_links_hide_behind_compute_only_with_overlap() -> None:
     assert ends(2, 50, latency=0, occupied=0.9, overlap=False)[0] > 50 * (3 + 2 * 0.9) - 5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GIVEN)
 def test_scheduling_and_overlap_both_help(name: str) -> None:
     scenario = given_scenario(name)

@@ -26,6 +26,7 @@ def completed(scenario: Scenario, share: float, seed: int) -> tuple[Scenario, np
     return Scenario("completed", latency, bandwidth, *volumes), hidden
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GIVEN)
 def test_four_in_five_hidden_links_are_estimated(name: str) -> None:
     truth = given_scenario(name)
@@ -47,6 +48,7 @@ def test_estimates_follow_the_links_not_the_middle() -> None:
         assert hidden_errors(true, guess, hidden).median < 0.5 * hidden_errors(true, middle, hidden).median
 
 
+@pytest.mark.long
 def test_a_plan_on_estimates_is_nearly_as_good() -> None:
     truth = given_scenario("case5_worldwide")
     estimated, _ = completed(truth, 0.8, 1)

@@ -134,6 +134,7 @@ def test_a_region_for_each_stage_costs_what_the_specification_says() -> None:
     assert problem.cost(place[blocks]) == pytest.approx(54.9, abs=0.05)
 
 
+@pytest.mark.long
 def test_annealing_finds_what_the_specification_says_or_better() -> None:
     assert run_search(one_microbatch(), anneal, Budget(evaluations=60_000), 0).cost < 51.4
 

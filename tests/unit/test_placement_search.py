@@ -47,6 +47,7 @@ def test_annealing_is_no_worse_than_the_published_medians(name: str) -> None:
     assert max(costs) <= PUBLISHED[name] + 0.0005
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GIVEN)
 def test_on_irregular_links_annealing_is_clearly_better(name: str) -> None:
     problem = dtfm_problem(perturbed(given_scenario(name), 7), 8, 8)
@@ -87,6 +88,7 @@ def test_the_best_of_all_placements_is_found_when_there_are_few(seed: int) -> No
     assert run_search(problem, anneal, Budget(evaluations=4000), 0).cost == pytest.approx(everything.cost)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ["dtfm", "noloco"])
 def test_256_devices_get_a_plan_better_than_the_greedy_one(objective: str) -> None:
     problem = problem_of(scattered(256, 0), objective, 8, None, Training())

@@ -78,6 +78,7 @@ def test_pictures_of_matrix_and_map(tmp_path: Path) -> None:
     assert "longitude" in file.read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_missing_links_are_estimated_and_told(tmp_path: Path) -> None:
     contents = json.loads(WORLDWIDE.read_text())
     contents["latency_ms"][3][9] = contents["latency_ms"][9][3] = None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,7 @@ def fewest_moves(start: list[int], work: list[float], goal: float) -> int:
     )
 
 
+@pytest.mark.long
 @given(start=counts)
 def test_equal_peers_come_near_the_best_with_no_move_too_many(start: list[int]) -> None:
     work = [1.0] * len(start)

@@ -26,6 +26,7 @@ def streamed(tmp_path: Path, buffer: int = 8) -> StreamedDocuments:
     return StreamedDocuments(HubStream(str(place), "text"), 16_384, Split(0.3), buffer)
 
 
+@pytest.mark.long
 def test_an_epoch_has_every_document_once_in_a_peers_own_order(tmp_path: Path) -> None:
     documents = streamed(tmp_path)
     held_out = list(documents.held_out())
@@ -37,11 +38,13 @@ def test_an_epoch_has_every_document_once_in_a_peers_own_order(tmp_path: Path) -
     assert list(documents.held_out()) == held_out
 
 
+@pytest.mark.long
 def test_going_on_passes_over_what_was_read(tmp_path: Path) -> None:
     whole = list(streamed(tmp_path).training(("run", "a"), 1, 0))
     assert list(streamed(tmp_path).training(("run", "a"), 1, 11)) == whole[11:]
 
 
+@pytest.mark.long
 def test_training_on_a_stream_goes_on_where_it_was(tmp_path: Path) -> None:
     streamed(tmp_path)
     manifest = micro_manifest(data__source="local")

@@ -44,6 +44,7 @@ def short(**changes: Any) -> Any:
     return one_setting(load_preset("tiny"), 6, 1, 1, **settings)
 
 
+@pytest.mark.long
 def test_methods_side_by_side_as_json_and_as_a_picture(tmp_path: Path) -> None:
     plot = tmp_path / "learning.svg"
     result = CliRunner().invoke(
@@ -59,6 +60,7 @@ def test_methods_side_by_side_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert plot.read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.long
 def test_a_study_goes_on_where_it_stopped_and_repeats_itself(tmp_path: Path) -> None:
     file, told = tmp_path / "study.jsonl", []
     first = run_study([short()], file, 1, lambda outcome, done, of: told.append((done, of)))
