@@ -64,7 +64,7 @@ def many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES = [
-    pytest.param(slower, pace, pieces, marks=pytest.mark.long)
+    (slower, pace, pieces)
     for slower in (3, 5, 10)
     for pace in ("steps", "time")
     for pieces in ("one", "many")
@@ -72,6 +72,7 @@ CASES = [
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 @pytest.mark.parametrize(("slower", "pace", "pieces"), CASES)
 def test_slow_replicas_end_the_rounds_that_their_speed_allows(
     slower: int, pace: str, pieces: str, request: pytest.FixtureRequest
