@@ -26,6 +26,10 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 GOSSIP_CODECS: tuple[str, ...] = get_args(Codec)
+REMOVED = {  # settings that manifests of earlier versions may still name, and what to do without them
+    "outer.drift_control": "this setting was removed: take the line out. Rounds have outer.inner_steps steps, "
+    'or what outer.pace "time" makes of them',
+}
 
 
 class Start(Section):
@@ -119,8 +123,6 @@ class Outer(Section):
     overlap: Literal["none", "phi-early", "late"] = "none"
     # Clip what a partner changes to this many times the median of past distances; 0 trusts everybody.
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    # Adapt γ within the stable range when the spread leaves its band around the predicted one.
-    drift_control: bool = False
 
     @property
     def coefficients(self) -> tuple[float, float, float]:
@@ -295,5 +297,5 @@ def _named(contents: dict[str, Any], where: str) -> Manifest:
 
 def _explain(problem: Any) -> str:
     place = ".".join(str(part) for part in problem["loc"])
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = REMOVED.get(place) or str(problem["msg"]).removeprefix("Value error, ")
     return f"{place}: {message}" if place else message

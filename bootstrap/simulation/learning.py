@@ -42,6 +42,8 @@ LATER_SETTINGS = {
     ),
 }  # fmt: skip
 
+REMOVED_SETTINGS = {"outer": {"drift_control": False}}  # that outcomes were kept with
+
 
 @dataclass(frozen=True)
 class LearningSetting:
@@ -67,6 +69,8 @@ class LearningSetting:
         manifest = self.manifest.model_dump()
         if manifest["start"] is None:
             del manifest["start"]
+        for section, removed in REMOVED_SETTINGS.items():
+            manifest[section] |= removed
         for section, names in LATER_SETTINGS.items():
             for name in names:
                 own = getattr(self.manifest, section)

@@ -1,4 +1,4 @@
-"""How far apart replicas should be by theory, and what to do when they are not. Pure.
+"""How far apart replicas should be by theory. Pure.
 
 The theory is `node.model.outer.covariance_recursion`, fed with the noise s² of a round's progress as pairs show it:
 for independent noise E‖Δ_i − Δ_j‖²/P = 2·s².
@@ -14,9 +14,6 @@ import numpy as np
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 
 NOISES = 8  # measurements of s² behind its estimate, as many as distances behind the spread's
-BAND = 1.5  # the spread may be this many times more or less than predicted
-CHANGE = 1.25  # of the inner steps of a round, in one round
-FURTHEST = 2.0  # rounds get no more than this many times shorter or longer
 
 
 class SpreadModel:
@@ -49,28 +46,3 @@ class SpreadModel:
             self._sigma = stationary if np.isfinite(stationary).all() else self._sigma
         self._sigma = covariance_recursion(self._sigma, self._settings, replicas, noise_variance=noise)
         return math.sqrt(max(0.0, float(self._sigma[0, 0])))
-
-
-class DriftControl:
-    """Shorter rounds while replicas are too far apart, longer ones while they are closer than they need to be.
-
-    γ would do the same, but both partners of a pair would have to use the same one. Mutable state: the factor
-    on the inner steps of a round, between 1/`FURTHEST` and `FURTHEST`.
-    """
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-
-    def note(self, spread: float, predicted: float) -> None:
-        """What was estimated from pair distances beside what the theory says, after a round."""
-        if spread > BAND * predicted:
-            self.factor = max(1 / FURTHEST, self.factor / CHANGE)
-        elif spread * BAND < predicted:
-            self.factor = min(FURTHEST, self.factor * CHANGE)
-        else:  # within the band: back toward the manifest's number, a step at a time
-            self.factor = (
-                min(1.0, self.factor * CHANGE) if self.factor < 1 else max(1.0, self.factor / CHANGE)
-            )
-
-    def steps(self, nominal: int) -> int:
-        return max(1, round(nominal * self.factor))

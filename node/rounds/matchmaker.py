@@ -31,7 +31,7 @@ BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 class Matchmaker:
     """Mutable state: the pairing, the search for a partner, what the partner was told, the tempo, the standing.
 
-    Peers to `avoid` are not averaged with. `adapt` may change how many inner steps a round should have.
+    Peers to `avoid` are not averaged with.
     `agreed` is called once for each pair of a round: when both know of it, at the earliest when the round begins.
     """
 
@@ -42,14 +42,12 @@ class Matchmaker:
         rng: random.Random,
         agreed: Callable[[Pair], None],
         avoid: Callable[[PeerId], bool] = lambda peer: False,
-        adapt: Callable[[int], int] = lambda steps: steps,
     ) -> None:
         self._context = context
         self._replica = replica
         self._rng = rng
         self._agreed = agreed
         self._avoid = avoid
-        self._adapt = adapt
         self._handshake = Handshake(context.rpc)
         outer = context.manifest.outer
         self._pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
@@ -148,7 +146,7 @@ class Matchmaker:
     def _next_steps(self) -> int:
         rates = [other.tokens_per_second for other in self._others()]
         outer = self._context.manifest.outer
-        return self._adapt(steps_of_round(outer.pace, outer.inner_steps, self._rate(), rates))
+        return steps_of_round(outer.pace, outer.inner_steps, self._rate(), rates)
 
     def _here(self) -> RoundProgress:
         return self._tempo.progress(self._now(), self._replica.steps_in_round)

@@ -13,7 +13,7 @@ from node.model.replica import Replica
 from node.rounds.averaging import Pull
 from node.rounds.consensus_distance import SpreadEstimate
 from node.rounds.defence import Defence, Finding, blocks_of
-from node.rounds.drift import DriftControl, SpreadModel
+from node.rounds.drift import SpreadModel
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class MeetingSample:
 
 
 class RoundStatistics:
-    """Mutable state: the spread as estimated and as predicted, the length of rounds that follows, the defence."""
+    """Mutable state: the spread as estimated and as predicted, the defence."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
         outer = context.manifest.outer
@@ -41,7 +41,6 @@ class RoundStatistics:
         self._spread = SpreadEstimate()
         self._model = SpreadModel(replica.settings)
         self._is_settled = False
-        self._drift = DriftControl() if outer.drift_control else None
         blocks = blocks_of(replica.flat.slices)
         self._defence = Defence(blocks, outer.clip) if outer.clip else None
 
@@ -81,8 +80,6 @@ class RoundStatistics:
             return
         self._spread.note(seen.squared_distance)
         counters.spread = self._spread.value(replicas)
-        if self._drift is not None and counters.expected_spread is not None:
-            self._drift.note(counters.spread, counters.expected_spread)
         if seen.finding is not None:
             self._tell(peer, seen.finding)
 
@@ -116,7 +113,3 @@ class RoundStatistics:
     def is_quarantined(self, peer: PeerId) -> bool:
         """Whether not to average with the peer at present."""
         return self._defence is not None and self._defence.is_quarantined(peer, self._elapsed())
-
-    def steps_of_round(self, nominal: int) -> int:
-        """Inner steps of the next round, given those that the pace asks for."""
-        return nominal if self._drift is None else self._drift.steps(nominal)

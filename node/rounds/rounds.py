@@ -61,7 +61,6 @@ class Rounds:
             rng,
             agreed=self._begin,
             avoid=self._judgement.is_quarantined,
-            adapt=self._judgement.steps_of_round,
         )
         self.matchmaker.accepting = self._outer.averages_pairs
 
