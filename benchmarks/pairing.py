@@ -4,7 +4,7 @@ Replicas whose speeds differ by up to 5 %, inner steps of 0.5 s with 3 % noise, 
 to 80 ms one way, random starts. `p` is the chi-square test of equally likely pairs; `in vain` counts replicas alone
 twice in a row while another that they could have met was alone, too. Then the time that replicas whose speeds
 differ fourfold are blocked, from their last inner step of a round to the end of a small exchange. The decisions are
-`node.rounds.pairing`'s; messages and steps are events (`bootstrap.simulation.pairing`), so ratios do not depend on
+`node.rounds.pairing`'s; messages and steps are events (`partners.simulated_stage`), so ratios do not depend on
 this machine.
 """
 
@@ -14,10 +14,9 @@ from itertools import combinations
 from random import Random
 from typing import Any
 
+from partners.simulated_stage import PairingSetting, SimulatedStage
 from reporting.report import Report, arguments_of, parser_of, run
 from scipy.stats import chisquare
-
-from bootstrap.simulation.pairing import PairingSetting, SimulatedStage
 
 FOURFOLD = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 

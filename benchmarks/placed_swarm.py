@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from placements.trial import Trial, tokens_per_second
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.placement.method_names import DEFAULT
@@ -22,7 +23,6 @@ from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.scenario import read_scenario
 from bootstrap.placement.search import Budget
-from bootstrap.simulation.placed import Trial, tokens_per_second
 from protocol.errors import ScenarioError
 
 SCENARIOS = Path(__file__).parent.parent / "tests" / "data" / "scenarios"

@@ -5,7 +5,7 @@ long, on each scenario of tests/data and on copies in which every link got a fac
 most 1 is the aim. Time is the processor time of the process that searches, so that a busy machine does not decide.
 With ten seeds and 20 s that is 37 minutes of a core for each scenario and copy: `--keep FILE` goes on where it ended.
 
-Then DT-FM's experiment in simulation (`bootstrap.placement.batch_time`): PFLOPS of GPT3-1.3B's width with 24, 32 and
+Then DT-FM's experiment in simulation (`placements.batch_time`): PFLOPS of GPT3-1.3B's width with 24, 32 and
 40 layers and 1024, 2048 and 4096 sequences, scheduled and in random order, beside the ratios of the paper's table.
 """
 
@@ -21,10 +21,10 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
+from placements.batch_time import Batch, batch_seconds
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.parallel import as_they_end
-from bootstrap.placement.batch_time import Batch, batch_seconds
 from bootstrap.placement.dtfm import dtfm_problem, explain
 from bootstrap.placement.method_names import DEFAULT
 from bootstrap.placement.methods import METHODS

@@ -19,7 +19,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from pipelines.chain import Chain, manifest_of  # noqa: E402
 
 PATIENCE = 240.0  # seconds, on a busy machine; on two idle cores the slowest takes half a minute
-QUICK = ("codecs", "pairing", "placement")  # the others are marked as long
+QUICK = ("codecs", "latency", "pairing", "placement")  # the others are marked as long
 PROMISED: dict[str, tuple[str, ...]] = {
     "agreement": ("real_minus_simulated",),
     "codecs": ("bf16_encode_vs_clone", "int8_encode_vs_clone", "eden4_decode_vs_clone"),
@@ -27,6 +27,7 @@ PROMISED: dict[str, tuple[str, ...]] = {
     "front": ("loss_gap_at_a_tenth",),
     "gossip": ("plain_vs_hivemind", "overlapped_vs_hivemind", "plain_vs_socket"),
     "gpu": ("two_stages",),
+    "latency": ("tree_to_pair_at_once_8_sigma_1", "blocked_all_reduce_to_pair_8_sigma_0"),
     "memory": ("stage0_highest", "stage0_lowest", "stage1_highest", "p2pd0_highest", "p2pd1_lowest"),
     "pairing": ("round_trips_to_agree_3", "alone_3", "blocked_fastest_of_4x_time"),
     "pipeline": ("hidden_64",),

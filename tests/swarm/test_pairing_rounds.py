@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from scipy.stats import chisquare
 
-from bootstrap.simulation.pairing import PairingResult, PairingSetting, SimulatedStage
+from benchmarks.partners.simulated_stage import PairingResult, PairingSetting, SimulatedStage
 
 UNEVEN = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 

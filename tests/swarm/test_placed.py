@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.placements.trial import Trial, link_between, tokens_per_second
 from bootstrap.placement.scenario import Scenario, scenario_from
-from bootstrap.simulation.placed import Trial, link_between, tokens_per_second
 
 TRIAL = Trial(microbatches=4, warm_up_steps=1, steps=2)
 STAGE_OF = [0, 0, 1, 1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bootstrap.simulation.attackers import KINDS, Attack, Attacker, Kind
+from benchmarks.poisoning.attackers import KINDS, Attack, Attacker, Kind
+from benchmarks.poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
 from bootstrap.simulation.learning import corpus_of
-from bootstrap.simulation.poison import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
 from node.model.replica import EVERYTHING, Replica
 from node.rounds.defence import blocks_of
 from tests.swarm.micro import micro_corpus, micro_manifest

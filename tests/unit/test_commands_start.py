@@ -47,7 +47,7 @@ def modules_after(program: str) -> tuple[int, set[str]]:
         ("bootstrap.tools_cli", ["doctor", "--self", "/nowhere"], 1),
         ("bootstrap.tools_cli", ["generate", "--tokens", "0"], 2),
         ("bootstrap.tools_cli", ["manifest", "check"], 2),
-        ("bootstrap.tools_cli", ["simulate", "latency", "--sigma", "much"], 2),
+        ("bootstrap.tools_cli", ["simulate", "learning", "--steps", "many"], 2),
     ],
 )
 def test_help_and_mistakes_wait_for_no_heavy_import(module: str, arguments: list[str], expected: int) -> None:

@@ -7,8 +7,8 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from benchmarks.placements.batch_time import Batch, batch_seconds, pipeline_ends
 from bootstrap.placement.anneal import anneal
-from bootstrap.placement.batch_time import Batch, batch_seconds, pipeline_ends
 from bootstrap.placement.dtfm import dtfm_problem, explain
 from bootstrap.placement.search import Budget, run_search
 from tests.placement_cases import GIVEN, given_scenario

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bootstrap.simulation.latency import SyncTimes, slowest_of
+from .sync_times import SyncTimes, slowest_of
 
 SETTLING_ROUNDS = 64  # until the replicas' clocks have spread as far as they will, N up to 16,384
 MEASURED_ROUNDS = 64

@@ -1,4 +1,4 @@
-"""The picture of `noloco simulate latency`: times of one synchronisation, and time blocked, over N."""
+"""The picture of the study of latency: times of one synchronisation, and time blocked, over N."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.figure import figure
-from bootstrap.simulation.latency_report import LatencyPoint
+
+from .tables import LatencyPoint
 
 SCHEMES = (
     ("tree", "tree all-reduce", "C3"),

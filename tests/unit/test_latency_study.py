@@ -1,19 +1,33 @@
-"""`noloco simulate latency`: the paper's factor of ten, where it comes from, and what is left of it."""
+"""`benchmarks/latency.py`: the paper's factor of ten, where it comes from, and what is left of it."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from bootstrap.simulation import latency, simulate_cli
-from bootstrap.simulation.idle import Round, blocked
-from bootstrap.simulation.latency import SyncTimes, expected_sync, simulate_sync, slower_of_two, slowest_of
+from protocol.errors import UserError
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import latency  # noqa: E402
+from reporting.report import run as run_benchmark  # noqa: E402
+from synchronising import sync_times  # noqa: E402
+from synchronising.idle import Round, blocked  # noqa: E402
+from synchronising.sync_times import (  # noqa: E402
+    SyncTimes,
+    expected_sync,
+    simulate_sync,
+    slower_of_two,
+    slowest_of,
+)
 
 # N, σ, tree, pair via one, pair at once, ratios, slowest pair: the project's reference, by Monte Carlo elsewhere
 REFERENCE = [
@@ -24,6 +38,7 @@ REFERENCE = [
     (64, 1.0, 34.3, 3.29, 2.50, 10, 14, 11.5),
     (1024, 1.0, 76.7, 3.30, 2.50, 23, 31, 27.3),
 ]
+Told = Callable[..., tuple[Any, str, str]]
 ROUND = Round(inner_steps=50, step=20.0, variation=0.3)
 
 
@@ -76,8 +91,8 @@ def test_the_slower_of_two_has_a_closed_form(sigma: float) -> None:
 
 def test_a_long_ring_goes_on_as_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     short = simulate_sync(700, 0.5, 20, generator(2)).ring
-    monkeypatch.setattr(latency, "RING_MESSAGES", 10_000)
-    monkeypatch.setattr(latency, "RING_REPLICAS", 10_000)
+    monkeypatch.setattr(sync_times, "RING_MESSAGES", 10_000)
+    monkeypatch.setattr(sync_times, "RING_REPLICAS", 10_000)
     assert short == pytest.approx(simulate_sync(700, 0.5, 2, generator(3)).ring, rel=0.02)
 
 
@@ -128,28 +143,39 @@ def test_with_an_odd_number_somebody_is_alone_and_waits_for_nobody() -> None:
 # --- the command --------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(simulate_cli.app, ["latency", "--samples", "200", *arguments])
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    """Runs the command; returns its exit code, its output and what it says on stderr."""
+
+    def run(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["latency.py", "--samples", "200", *arguments])
+        code: Any = 0
+        try:
+            run_benchmark(latency.main, UserError)
+        except SystemExit as end:
+            code = end.code
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run
 
 
-def results(*arguments: str) -> list[dict[str, Any]]:
-    answer = run("--json", *arguments)
-    assert answer.exit_code == 0, answer.output
-    told = json.loads(answer.stdout)
-    assert told["simulation"] == "latency"
-    found: list[dict[str, Any]] = told["results"]
+def results(told: Told, *arguments: str) -> list[dict[str, Any]]:
+    code, output, _ = told("--json", *arguments)
+    assert code == 0
+    found: list[dict[str, Any]] = json.loads(output)["results"]
     return found
 
 
-def test_the_tables_say_where_the_factor_of_ten_comes_from() -> None:
-    told = run("--replicas", "1024", "--sigma", "0,1").stdout
-    assert "20 / 2 = 10" in " ".join(told.split())
-    assert "only if nobody waits for the slowest pair" in " ".join(told.split())
-    assert len([line for line in told.splitlines() if line.split()[:2] == ["1024", "0"]]) == 2
+def test_the_tables_say_where_the_factor_of_ten_comes_from(told: Told) -> None:
+    _, output, _ = told("--replicas", "1024", "--sigma", "0,1")
+    assert "20 / 2 = 10" in " ".join(output.split())
+    assert "only if nobody waits for the slowest pair" in " ".join(output.split())
+    assert len([line for line in output.splitlines() if line.split()[:2] == ["1024", "0"]]) == 2
 
 
-def test_json_has_a_result_for_each_number_and_variation() -> None:
-    found = results("--replicas", "2,1024,64", "--sigma", "0.5,0")
+def test_json_has_a_result_for_each_number_and_variation(told: Told) -> None:
+    found = results(told, "--replicas", "2,1024,64", "--sigma", "0.5,0")
     assert [(r["replicas"], r["sigma"]) for r in found] == [
         (2, 0), (2, 0.5), (64, 0), (64, 0.5), (1024, 0), (1024, 0.5),
     ]  # fmt: skip
@@ -159,38 +185,40 @@ def test_json_has_a_result_for_each_number_and_variation() -> None:
     assert 0 < found[5]["blocked"]["pair_every_round"] < found[5]["blocked"]["all_reduce"] < 1
 
 
-def test_one_number_is_the_end_of_the_powers_of_two() -> None:
-    assert [r["replicas"] for r in results("--replicas", "20", "--sigma", "0")] == [2, 4, 8, 16, 20]
+def test_one_number_is_the_end_of_the_powers_of_two(told: Told) -> None:
+    found = results(told, "--replicas", "20", "--sigma", "0")
+    assert [point["replicas"] for point in found] == [2, 4, 8, 16, 20]
 
 
-def test_a_point_depends_on_its_seed_alone_not_on_what_else_is_asked() -> None:
-    together = results("--replicas", "8,16", "--sigma", "0,0.5", "--seed", "7")
-    assert results("--replicas", "16,32", "--sigma", "0.5", "--seed", "7")[0] == together[3]
-    assert results("--replicas", "16,32", "--sigma", "0.5", "--seed", "8")[0] != together[3]
+def test_a_point_depends_on_its_seed_alone_not_on_what_else_is_asked(told: Told) -> None:
+    together = results(told, "--replicas", "8,16", "--sigma", "0,0.5", "--seed", "7")
+    assert results(told, "--replicas", "16,32", "--sigma", "0.5", "--seed", "7")[0] == together[3]
+    assert results(told, "--replicas", "16,32", "--sigma", "0.5", "--seed", "8")[0] != together[3]
 
 
-def test_state_and_bandwidth_give_the_time_of_the_bytes() -> None:
+def test_state_and_bandwidth_give_the_time_of_the_bytes(told: Told) -> None:
     options = ("--replicas", "8,16", "--sigma", "0", "--latency-ms", "100")
-    plain = results(*options)[0]
-    loaded = results(*options, "--bandwidth", "80", "--state-bytes", "5000000")[0]  # 0.5 s, 5 messages
+    plain = results(told, *options)[0]
+    # 0.5 s, 5 messages
+    loaded = results(told, *options, "--bandwidth", "80", "--state-bytes", "5000000")[0]
     assert loaded["pair_at_once"] == plain["pair_at_once"] + 5
     assert loaded["tree"] == plain["tree"] + 6 * 5
 
 
-def test_the_plot_is_an_svg_with_its_words_as_text(tmp_path: Path) -> None:
+def test_the_plot_is_an_svg_with_its_words_as_text(told: Told, tmp_path: Path) -> None:
     file = tmp_path / "new folder" / "latency.svg"
-    assert run("--replicas", "8", "--sigma", "0,1", "--plot", str(file)).exit_code == 0
+    assert told("--replicas", "8", "--sigma", "0,1", "--plot", str(file))[0] == 0
     assert "tree all-reduce" in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--replicas", "1"), "--replicas '1'"),
-        (("--replicas", "8,many"), "--replicas '8,many'"),
+        (("--replicas", "1"), "'1': give whole numbers"),
+        (("--replicas", "8,many"), "--replicas: '8,many'"),
         (("--replicas", "1000000"), "65536"),
-        (("--sigma", "-1"), "--sigma '-1'"),
-        (("--sigma", "nan"), "--sigma 'nan'"),
+        (("--sigma", "-1"), "--sigma: '-1'"),
+        (("--sigma", "nan"), "--sigma: 'nan'"),
         (("--sigma", "5"), "from 0 to 2"),
         (("--bandwidth", "100"), "--state-bytes"),
         (("--state-bytes", "100"), "--bandwidth"),
@@ -201,10 +229,9 @@ def test_the_plot_is_an_svg_with_its_words_as_text(tmp_path: Path) -> None:
         (("--replicas", "4", "--plot", "/proc/nowhere/latency.svg"), "/proc/nowhere"),
     ],
 )
-def test_a_wrong_option_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:
-    answer = run(*arguments)
-    assert answer.exit_code == 2
-    told = [line for line in answer.stderr.splitlines() if "rror:" in line]
-    assert len(told) == 1
-    assert said in told[0]
-    assert "Traceback" not in answer.output
+def test_a_wrong_option_is_told_in_one_line(told: Told, arguments: tuple[str, ...], said: str) -> None:
+    code, _, errors = told(*arguments)
+    assert code not in (0, None)
+    lines = [line for line in [*errors.splitlines(), str(code)] if "error:" in line]
+    assert len(lines) == 1
+    assert said in lines[0]

@@ -1,4 +1,4 @@
-"""What `noloco simulate latency` shows: two tables, where the factor between them comes from, JSON."""
+"""What the study of latency shows: two tables, and where the factor between them comes from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from bootstrap.simulation.idle import Blocked
-from bootstrap.simulation.latency import SyncTimes, expected_sync, levels
+from .idle import Blocked
+from .sync_times import SyncTimes, expected_sync, levels
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,6 @@ def _of_bytes(point: LatencyPoint) -> str:
         f"here a tree {_short(ratios['tree_to_pair_at_once'])} times, a ring "
         f"{_short(ratios['ring_to_pair_at_once'])} times."
     )
-
-
-def json_of(points: Sequence[LatencyPoint], conditions: Conditions) -> dict[str, Any]:
-    return {
-        "simulation": "latency",
-        "conditions": asdict(conditions),
-        "results": [point.as_json() for point in points],
-    }
 
 
 def _accuracy(points: Sequence[LatencyPoint], conditions: Conditions) -> str:

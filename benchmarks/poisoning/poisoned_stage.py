@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bootstrap.inspect.spread import squared_deviation
-from bootstrap.simulation.attackers import Attack, Attacker
 from bootstrap.simulation.learning import corpus_of, loss_along
 from node.data.batches import Batch
 from node.data.corpus import Corpus
@@ -24,6 +23,8 @@ from node.model.replica import Replica
 from node.rounds.defence import Defence, Finding, blocks_of
 from protocol.manifest import Manifest, load_preset
 from protocol.transport.base import PeerId
+
+from .attackers import Attack, Attacker
 
 ROUND_SECONDS = 60.0  # of the clock that quarantines run by
 VALIDATION_SEQUENCES = 256
