@@ -52,7 +52,6 @@ POINTS: Sequence[dict[str, Any]] = (
     {"method": "all-reduce", "inner": {"learning_rate": 3e-3, "min_learning_rate": 3e-4}},
     {**MEAN, "inner_steps": 2, "overlap": "phi-early", "wire": INT8 | {"progress": "int8"}},
     {"method": "noloco", "inner_steps": 25, "alpha": 0.3, "gamma": 0.9},
-    {"method": "noloco", "inner_steps": 25, "overlap": "late"},
     {"method": "noloco", "inner_steps": 25, "overlap": "phi-early", "wire": {"progress": "int8"}},
     {
         "method": "noloco",

@@ -201,7 +201,6 @@ class Trainer:
         context.counters.tokens_stepped = context.counters.tokens
         await self._healing.step_done(report)
         self._rounds.step_done(asyncio.get_running_loop().time() - began)
-        await self._rounds.settle(wait=False)
         await self._end_round()
         await self._catch_up()
         self._pipeline.next_step()
@@ -276,12 +275,11 @@ class Trainer:
 
     async def _last_round(self) -> None:
         """One more outer step, with a partner if one is found soon, so that θ and φ are one again."""
-        await self._rounds.settle()
         if self._replica.steps_in_round and await self._healing.is_well():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_ROUND_SECONDS):
                     await self._rounds.seek_last()
-            await self._rounds.finish(is_last=True)
+            await self._rounds.finish()
         await self._matchmaker.retire()
 
 

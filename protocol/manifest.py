@@ -26,9 +26,10 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 GOSSIP_CODECS: tuple[str, ...] = get_args(Codec)
-REMOVED = {  # settings that manifests of earlier versions may still name, and what to do without them
+REMOVED = {  # settings and values that manifests may still name, and what to do without them
     "outer.drift_control": "this setting was removed: take the line out. Rounds have outer.inner_steps steps, "
     'or what outer.pace "time" makes of them',
+    "outer.overlap = late": '"late" was removed: use "phi-early" with wire.progress "int8", or "none"',
 }
 
 
@@ -119,8 +120,8 @@ class Outer(Section):
     # "tokens": a partner's progress counts in proportion to the tokens behind it. "equal": half and half.
     weighting: Literal["equal", "tokens"] = "equal"
     # "none": z goes at the end of the round. "phi-early": φ goes during the inner steps, once the pair is agreed,
-    # and only Δ at the end. "late": z goes while the next round has begun; the step is applied when it is there.
-    overlap: Literal["none", "phi-early", "late"] = "none"
+    # and only Δ at the end.
+    overlap: Literal["none", "phi-early"] = "none"
     # Clip what a partner changes to this many times the median of past distances; 0 trusts everybody.
     clip: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
@@ -297,5 +298,6 @@ def _named(contents: dict[str, Any], where: str) -> Manifest:
 
 def _explain(problem: Any) -> str:
     place = ".".join(str(part) for part in problem["loc"])
-    message = REMOVED.get(place) or str(problem["msg"]).removeprefix("Value error, ")
+    removed = REMOVED.get(place) or REMOVED.get(f"{place} = {str(problem['input'])[:16]}")
+    message = removed or str(problem["msg"]).removeprefix("Value error, ")
     return f"{place}: {message}" if place else message

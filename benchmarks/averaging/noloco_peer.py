@@ -94,7 +94,6 @@ class NolocoPeer:
         while True:
             await self._compute.run(Priority.OPTIMIZER, self._work_step)
             self._rounds.step_done(self._step_seconds)
-            await self._rounds.settle(wait=False)
             if self._rounds.must_end:
                 if self._rounds.has_partner:
                     break

@@ -121,7 +121,7 @@ def averaging_bytes(manifest: Manifest, parameters: int, replicas: int) -> tuple
     if outer.overlap == "phi-early":
         progress = nbytes_of(wire.progress, [parameters])
         return state + progress, progress
-    return state, 0.0 if outer.overlap == "late" else state
+    return state, state
 
 
 def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
@@ -185,8 +185,9 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Assumed
             f"{limits.microbatch_deadline:g} s: a link that keeps what it was given for longer "
             "than that looks silent. Fewer inner.sequences, or a shorter codec in wire."
         )
-    is_late = manifest.outer.overlap == "late"  # what φ takes earlier has the whole round
-    exchange = max(links.seconds(s.round.sent if is_late else s.round.blocking) for s in stages)
+    exchange = max(
+        links.seconds(s.round.blocking) for s in stages
+    )  # what φ takes earlier has the whole round
     if exchange > limits.gossip_deadline:
         notes.append(
             f"an exchange is {exchange:.0f} s on these links, limits.gossip_deadline "

@@ -135,7 +135,6 @@ def _averaging(report: Report, manifest: Manifest) -> str:
     what = {
         "none": f"one state ({wire.gossip}) out and one in, each round",
         "phi-early": f"φ ({wire.gossip}) during the round and Δ ({wire.progress}) at its end, out and in",
-        "late": f"one state ({wire.gossip}) out and one in, while the next round has begun",
     }[outer.overlap]
     return f"with one random partner: {what}; a small sample of φ goes along."
 

@@ -27,7 +27,7 @@ def learning(
     beta: Annotated[str | None, typer.Option(help="Gain on the pair's progress.")] = None,
     gamma: Annotated[str | None, typer.Option(help="Pull toward the pair's mean.")] = None,
     overlap: Annotated[
-        str | None, typer.Option(help="Overlap of exchange and training: none, phi-early or late.")
+        str | None, typer.Option(help="Overlap of exchange and training: none or phi-early.")
     ] = None,
     staleness: Annotated[
         str | None, typer.Option(help="Staleness of the pipeline: 0 or 1 inner steps.")

@@ -59,7 +59,7 @@ READERS: dict[str, Callable[[str], list[Any]]] = {  # of the list that each opti
     "alpha": partial(numbers, "--alpha", kind=float, least=0),
     "beta": partial(numbers, "--beta", kind=float, least=0),
     "gamma": partial(numbers, "--gamma", kind=float, least=0),
-    "overlap": partial(choices, "--overlap", known=("none", "phi-early", "late")),
+    "overlap": partial(choices, "--overlap", known=("none", "phi-early")),
     "staleness": partial(numbers, "--staleness", kind=int, least=0),
     "wire": partial(wires, "--codecs"),
     "slow": partial(numbers, "--slow", kind=float, least=1),

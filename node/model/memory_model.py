@@ -62,9 +62,8 @@ def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
 
 
 def _saved_copies(manifest: Manifest) -> int:
-    """With what is owed to partners, and θ at the end of a round whose outer step is due."""
-    owes, is_late = manifest.wire.error_feedback, manifest.outer.overlap == "late"
-    return SAVED_COPIES + int(owes) + int(is_late)
+    """With what is owed to partners."""
+    return SAVED_COPIES + int(manifest.wire.error_feedback)
 
 
 def _averaging(manifest: Manifest, parameters: int) -> int:
@@ -78,8 +77,6 @@ def _averaging(manifest: Manifest, parameters: int) -> int:
     compressed = sum(nbytes_of(codec, [parameters]) for codec in parts if codec == "int8")
     partners = whole + compressed
     ahead = 0 if outer.overlap == "none" else partners  # the next round's pair is agreed already
-    if outer.overlap == "late":
-        ahead += whole + nbytes_of(wire.gossip, [parameters])  # θ as it was, encoded at once
     return partners + ahead + encoded + (whole if wire.error_feedback else 0)
 
 

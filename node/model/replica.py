@@ -22,7 +22,7 @@ from node.model.residual import Residual
 from node.model.schedule import learning_rate
 from node.model.shortage import is_out_of_memory, retried
 from node.model.stage import Stage
-from node.model.stage_state import LeftRound, StageState
+from node.model.stage_state import StageState
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 
@@ -51,7 +51,6 @@ class Replica:
         self.step = 0  # batches taken, those that were left out as well: data and learning rate go by it
         self.round = 0  # outer steps done
         self.steps_in_round = 0
-        self._left: LeftRound | None = None
         self.passes = Passes(self.stage, self.device, self.slow_weights())
         self._void_steps = 0  # whose batches began at weights that were replaced since
         self._ran_before = False  # passes ran in the step before this one, with staleness some of this one's
@@ -114,8 +113,7 @@ class Replica:
 
     def offered_theta(self, bounds: slice) -> torch.Tensor:
         """θ over `bounds` as partners are told it: at the end of the round."""
-        theta = self.flat.values if self._left is None else self._left.theta
-        return theta[bounds]
+        return self.flat.values[bounds]
 
     def offered_progress(self, bounds: slice) -> torch.Tensor:
         """w·Δ over `bounds`, w the `weight` of this round."""
@@ -129,8 +127,6 @@ class Replica:
         The mean weight over a stage is then about 1, and partners need not tell each other.
         """
         outer = self.manifest.outer
-        if self._left is not None:
-            return self._left.weight
         if outer.weighting == "equal" or not self.steps_in_round:
             return 1.0
         return min(HEAVIEST, self.steps_in_round / outer.inner_steps)
@@ -146,16 +142,6 @@ class Replica:
         gain, gamma = self.settings.beta * self.weight, self.settings.gamma
         return add_weighted(target, self.offered_theta(bounds), gain, self.offered_phi(bounds), gamma - gain)
 
-    def leave_round(self, memory: torch.Tensor) -> None:
-        """Begin the next round before this one's outer step is taken: what is offered stays as it is at this moment.
-
-        `memory` [parameters] holds it until then.
-        """
-        weight = self.weight
-        memory.copy_(self.flat.values)
-        self._left = LeftRound(memory, weight)
-        self.steps_in_round = 0
-
     def finish_round(self, mean_z: torch.Tensor) -> None:
         """The NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
         self._finish(lambda _, bounds: mean_z[bounds])
@@ -170,19 +156,12 @@ class Replica:
 
     @torch.no_grad()
     def _finish(self, mean_z: Pieces) -> None:
-        """After `leave_round` the step comes late: θ keeps what it has gained since then."""
-        values, left = self.flat.values, self._left
         for index in range(self.pieces):  # a piece at a time stays in the cache
             bounds = self.piece_bounds(index)
             self._step_piece(lambda index=index, bounds=bounds: mean_z(index, bounds), bounds)  # type: ignore[misc]
-            if left is None:
-                values[bounds].copy_(self.phi[bounds])
-            else:
-                values[bounds].sub_(left.theta[bounds]).add_(self.phi[bounds])
+            self.flat.values[bounds].copy_(self.phi[bounds])
         self.round += 1
-        self._left = None
-        if left is None:
-            self.steps_in_round = 0
+        self.steps_in_round = 0
 
     def _step_piece(self, mean_z: Callable[[], torch.Tensor], bounds: slice) -> None:
         """Without memory for the mean: as a group of one, in place."""
@@ -192,9 +171,8 @@ class Replica:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            theta = self.flat.values if self._left is None else self._left.theta
-            beta = self.settings.beta
-            delta.mul_(self.settings.alpha).add_(theta[bounds], alpha=beta).sub_(phi, alpha=beta)
+            theta, beta = self.flat.values[bounds], self.settings.beta
+            delta.mul_(self.settings.alpha).add_(theta, alpha=beta).sub_(phi, alpha=beta)
             phi.add_(delta)
         else:
             outer_step(phi, delta, mean, self.settings)
@@ -242,11 +220,11 @@ class Replica:
         self._begin_anew(step, round_, updates=step)
 
     def _begin_anew(self, step: int, round_: int, updates: int) -> None:
-        """Nothing is left of the state before: its gradients, and the round that was left.
+        """Nothing is left of the state before: nor its gradients.
 
         Microbatches that have run forward with the old weights still come back: their batches are left out.
         """
-        self.step, self.round, self.steps_in_round, self._left = step, round_, 0, None
+        self.step, self.round, self.steps_in_round = step, round_, 0
         self.adamw.updates = updates
         staleness = self.manifest.inner.staleness
         are_under_way = self.passes.has_run or (staleness > 0 and self._ran_before)
@@ -268,7 +246,7 @@ class Replica:
 
         Without the gradients of the batch that is under way: its microbatches are drawn again.
         """
-        left, owed = self._left, self.residual.owed
+        owed = self.residual.owed
         return StageState(
             self.step,
             self.round,
@@ -280,7 +258,6 @@ class Replica:
             first_moment=_on_host(self.adamw.moments[0]),
             second_moment=_on_host(self.adamw.moments[1]),
             residual=None if owed is None else _on_host(owed),
-            left=None if left is None else LeftRound(_on_host(left.theta), left.weight),
         )
 
     def restore(self, state: StageState) -> None:
@@ -300,13 +277,6 @@ class Replica:
         self._begin_anew(state.step, state.round, state.updates)
         self.steps_in_round = state.steps_in_round
         self.residual.restore(state.residual)
-        if state.left is not None:
-            self._left = replace(state.left, theta=state.left.theta.to(self.device, copy=True))
-
-    @property
-    def has_left_round(self) -> bool:
-        """Whether the outer step of the round before is still to be taken."""
-        return self._left is not None
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

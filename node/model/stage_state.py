@@ -8,14 +8,6 @@ import torch
 
 
 @dataclass(frozen=True)
-class LeftRound:
-    """A round that has ended but for its outer step."""
-
-    theta: torch.Tensor  # [parameters] at its end
-    weight: float
-
-
-@dataclass(frozen=True)
 class StageState:
     """Everything needed to go on elsewhere; all tensors flat float32 of the stage's parameter count.
 
@@ -32,7 +24,6 @@ class StageState:
     first_moment: torch.Tensor
     second_moment: torch.Tensor
     residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
-    left: LeftRound | None = None  # with the overlap "late", until its outer step is taken
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, those that there are."""
@@ -45,6 +36,4 @@ class StageState:
         }
         if self.residual is not None:
             tensors["residual"] = self.residual
-        if self.left is not None:
-            tensors["left_theta"] = self.left.theta
         return tensors

@@ -20,7 +20,7 @@ import torch
 
 from node.data.batches import Position
 from node.machine.disk import advice_for
-from node.model.stage_state import LeftRound, StageState
+from node.model.stage_state import StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.messages import MAX_TOKENIZER_BYTES
@@ -138,8 +138,6 @@ class StateDirectory:
             "tokens": str(checkpoint.tokens),
             "position": json.dumps(checkpoint.position.facts() if checkpoint.position else None),
         }
-        if state.left is not None:
-            facts["left_weight"] = repr(state.left.weight)
         tensors = state.tensors()
         facts["crc32"] = str(_checksum(tensors))
         with self._saving:
@@ -216,10 +214,8 @@ def _safetensors(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> lis
 
 def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageState:
     """Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there."""
-    left_theta = tensors.pop("left_theta", None)
-    left = None if left_theta is None else LeftRound(left_theta, float(facts["left_weight"]))
     step, round_, in_round, updates = (int(facts[n]) for n in ("step", "round", "steps_in_round", "updates"))
-    return StageState(step, round_, in_round, updates, left=left, **tensors)
+    return StageState(step, round_, in_round, updates, **tensors)
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:

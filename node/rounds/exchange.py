@@ -68,18 +68,15 @@ class Exchange:
         if "phi" in self._weights and not swap.is_over:
             swap.send("phi", self._send(swap, "phi"))
 
-    async def finish(self, swap: PairExchange, urgent: bool) -> bool:
+    async def finish(self, swap: PairExchange) -> bool:
         """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
 
         Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
-        or refuses. Nothing is sent any more then. Unless it is `urgent` it leaves room for other traffic in the
-        first half of that time.
+        or refuses. Nothing is sent any more then.
         """
         context, began = self._context, asyncio.get_running_loop().time()
         seconds = self._deadline.seconds()
-        hurry = asyncio.get_running_loop().call_later(seconds / 2, swap.urgent.set)
-        if urgent:
-            swap.urgent.set()
+        swap.urgent.set()
         for part in self._weights:
             swap.send(part, self._send(swap, part))
         try:
@@ -99,7 +96,6 @@ class Exchange:
             )
             return False
         finally:
-            hurry.cancel()
             await cancelled(swap.end())
         self._deadline.note(asyncio.get_running_loop().time() - began)
         self._averaged.append(swap.pair)

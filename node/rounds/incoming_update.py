@@ -64,10 +64,6 @@ class IncomingUpdate:
     def is_complete(self) -> bool:
         return not self._missing
 
-    @property
-    def is_empty(self) -> bool:
-        return not any(self._summed.values()) and not any(self._compressed.values())
-
     def has(self, part: Part, index: int) -> bool:
         return index in self._summed[part] or index in self._compressed[part]
 

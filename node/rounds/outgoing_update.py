@@ -31,7 +31,7 @@ def sampled(values: torch.Tensor) -> torch.Tensor:
 
 
 class OutgoingUpdate:
-    """Mutable state: what was sent with losses, until the round is over, and pieces that were encoded ahead."""
+    """Mutable state: what was sent with losses, until the round is over."""
 
     def __init__(self, replica: Replica, weights: Mapping[Part, float], wire: Wire) -> None:
         self._replica = replica
@@ -39,7 +39,6 @@ class OutgoingUpdate:
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
         self._feeds_back = wire.error_feedback
         self._sent: dict[tuple[Part, int], Encoded] = {}
-        self._ahead: dict[tuple[Part, int], list[Encoded]] = {}
 
     def pieces(self) -> Iterator[tuple[int, slice]]:
         for index in range(self._replica.pieces):
@@ -51,15 +50,7 @@ class OutgoingUpdate:
         They may share memory with φ: send them before the outer step. Raises `CodecError` when the codec cannot
         carry the values.
         """
-        return [
-            self._ahead.pop((part, index)) if (part, index) in self._ahead else self._encode(part, index)
-            for index in indices
-        ]
-
-    def encode_ahead(self, part: Part) -> None:
-        """All pieces of a part now, since the weights go on changing while they are sent."""
-        for index in range(self._replica.pieces):
-            self._ahead[part, index] = self._encode(part, index)
+        return [self._encode(part, index) for index in indices]
 
     def add_as_sent(self, index: int, bounds: slice, target: torch.Tensor, factor: float) -> None:
         """target ← target + factor·ẑ over one piece, ẑ being the own z as the partner reads it.

@@ -1,16 +1,12 @@
 """Rounds: exchange contributions with the partner that the matchmaker found, take the outer step.
 
-When that happens is the manifest's `outer.overlap`: at the end of the round ("none"; "phi-early" with φ sent long
-before), or while the next round has begun ("late").
+That happens at the end of the round; with `outer.overlap` "phi-early" φ has been sent long before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass
-
-import torch
 
 from node.context import Context
 from node.model.compute import Priority
@@ -27,31 +23,17 @@ from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Contribute, Done
 from protocol.rpc import Answer, Request
-from protocol.supervision import cancelled
 from protocol.transport.base import PeerId
 
 
-@dataclass
-class Pending:
-    """A round whose exchange goes on while the next one trains."""
-
-    swap: PairExchange
-    exchange: asyncio.Task[bool]
-    blocked_seconds: float  # so far
-
-
 class Rounds:
-    """Mutable state: the search for a partner, the exchanges, a round whose step is due, the spread as known."""
+    """Mutable state: the search for a partner, the exchanges, the spread as known."""
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         self._context = context
         self._replica = replica
         self._exchange = Exchange(context, replica)
         self._judgement = RoundStatistics(context, replica)
-        self._is_late = context.manifest.outer.overlap == "late"
-        self._pending: Pending | None = None
-        self._is_over = False  # the matchmaker is still with the round that has ended
-        self._left: torch.Tensor | None = None  # memory of `leave_round`, to be used again
         self._outer = context.manifest.outer
         self._round_began = context.trace.now()
         self.all_reduce = AllReduce(context, replica)  # of the method "diloco"
@@ -67,7 +49,7 @@ class Rounds:
     @property
     def must_end(self) -> bool:
         """Whether this end of an inner step is also the end of the round."""
-        if self._is_over or not self._outer.averages_pairs:
+        if not self._outer.averages_pairs:
             return self._replica.steps_in_round >= self._outer.inner_steps
         return self.matchmaker.must_end
 
@@ -88,22 +70,18 @@ class Rounds:
     @property
     def will_wait(self) -> bool:
         """Whether `finish` has to wait for another peer."""
-        if self._outer.method == "diloco":
-            return True
-        return self._pending is not None or (self.has_partner and not self._is_late)
+        return self._outer.method == "diloco" or self.has_partner
 
-    async def finish(self, is_last: bool = False) -> None:
+    async def finish(self) -> None:
         """Exchange with the agreed partner, if any, and take the outer step with what is there.
 
         Always leaves a valid update behind: unless both contributions arrive whole before the deadline, the
-        group is this replica alone. With the overlap "late" the step is left to `settle`, but not that of the
-        last round of a run nor that of a round without a partner.
+        group is this replica alone.
         """
         with self._context.trace.span(Track.ROUND_END, "end of the round"):
-            await self._end_round(is_last)
+            await self._end_round()
 
-    async def _end_round(self, is_last: bool) -> None:
-        await self.settle()
+    async def _end_round(self) -> None:
         began = asyncio.get_running_loop().time()
         if self._outer.method == "diloco":
             await self._average_with_all(began)
@@ -112,49 +90,20 @@ class Rounds:
         swap = None if pair is None else self._exchange.of(pair)
         if swap is None or swap.is_over:
             await self._take_step(None, False, began)
-        elif self._is_late and not is_last:
-            await self._leave(swap, began)
         else:
             with self._context.trace.span(
                 Track.ROUND_END, "wait for the partner", partner=swap.pair.partner[-8:]
             ):
-                averaged = await self._exchange.finish(swap, urgent=True)
+                averaged = await self._exchange.finish(swap)
             await self._take_step(swap, averaged, began)
-        self._is_over = True
-        self._begin_next()
-
-    async def settle(self, wait: bool = True) -> None:
-        """Take the step of the round before, if it is due; without `wait` only if there is nothing to wait for."""
-        pending, began = self._pending, asyncio.get_running_loop().time()
-        if pending is not None and (wait or pending.exchange.done()):
-            pending.swap.urgent.set()
-            partner = pending.swap.pair.partner
-            with self._context.trace.span(Track.ROUND_END, "wait for the partner", partner=partner[-8:]):
-                averaged = await pending.exchange
-            self._pending = None
-            await self._take_step(pending.swap, averaged, began, pending)
-        self._begin_next()
-
-    def _begin_next(self) -> None:
-        """Have the next round's partner found, as soon as that of the last round needs no answers any more.
-
-        Until its contribution comes, it may ask whether it is still waited for.
-        """
-        swap = self._pending.swap if self._pending is not None else None
-        if self._is_over and (swap is None or not swap.partners.is_empty or swap.is_over):
-            self._is_over = False
-            self.matchmaker.begin_round()
-            self._exchange.drop_unless(self._is_wanted)
+        self.matchmaker.begin_round()
+        self._exchange.drop_unless(self._is_wanted)
 
     async def abandon(self) -> None:
         """The replica's state is about to be replaced: drop everything that was made from the old one."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            await cancelled([pending.exchange])
         self._exchange.end_all()
         await self._exchange.still()
         await self.matchmaker.let_go()
-        self._begin_next()
 
     async def on_contribute(self, request: Request) -> Answer:
         message: Contribute = request.message
@@ -176,35 +125,14 @@ class Rounds:
 
     # --- the outer step -----------------------------------------------------------------------
 
-    async def _leave(self, swap: PairExchange, began: float) -> None:
-        """Let the exchange go on by itself while the next round trains."""
-        try:
-            await self._context.compute.run(Priority.OPTIMIZER, self._work_leave_round, swap)
-        except (CodecError, OutOfMemory):
-            await self._take_step(None, False, began)
-            return
-        exchange = self._context.supervisor.start(
-            self._exchange.finish(swap, urgent=False), "averaging with the partner"
-        )
-        self._pending = Pending(swap, exchange, asyncio.get_running_loop().time() - began)
-
-    def _work_leave_round(self, swap: PairExchange) -> None:
-        swap.offer.encode_ahead("z")
-        if self._left is None:
-            self._left = torch.empty_like(self._replica.phi)
-        self._replica.leave_round(self._left)
-
-    async def _take_step(
-        self, swap: PairExchange | None, averaged: bool, began: float, pending: Pending | None = None
-    ) -> None:
+    async def _take_step(self, swap: PairExchange | None, averaged: bool, began: float) -> None:
         context = self._context
         await self._exchange.still()
         seen = await context.compute.run(
             Priority.OPTIMIZER, self._work_outer_step, swap if averaged else None
         )
         self._judgement.round_ended(swap.pair.partner if swap is not None and averaged else None, seen)
-        blocked = asyncio.get_running_loop().time() - began + (pending.blocked_seconds if pending else 0.0)
-        self._record(swap, averaged, blocked)
+        self._record(swap, averaged, asyncio.get_running_loop().time() - began)
         if swap is not None:
             self._exchange.forget(swap, averaged)
 
@@ -277,8 +205,7 @@ class Rounds:
         )
 
     def _is_wanted(self, pair: Pair) -> bool:
-        is_pending = self._pending is not None and self._pending.swap.pair == pair
-        return is_pending or self.matchmaker.is_expected(pair.name, pair.partner)
+        return self.matchmaker.is_expected(pair.name, pair.partner)
 
     async def close(self) -> None:
         self.all_reduce.close()

@@ -115,7 +115,4 @@ class Checkpoints:
         return True
 
     def _work_restore(self, state: StageState) -> None:
-        """A round that was left to its exchange ends alone: the exchange ended with the process that was saved."""
         self._replica.restore(state)
-        if self._replica.has_left_round:
-            self._replica.finish_round_alone()

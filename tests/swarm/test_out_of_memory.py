@@ -191,7 +191,7 @@ def test_an_optimizer_that_runs_out_twice_leaves_one_step_out() -> None:
 
 @pytest.mark.long
 def test_an_exchange_that_runs_out_ends_its_round_alone() -> None:
-    for overlap in ("none", "phi-early", "late"):
+    for overlap in ("none", "phi-early"):
 
         def shorten(replica: Replica) -> None:
             runs_out(replica, "offered_phi", at_calls(0, 1, 2))

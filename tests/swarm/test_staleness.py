@@ -142,11 +142,11 @@ def test_training_that_is_ended_in_the_middle_of_a_step_leaves_no_microbatch_beh
         service: Any = swarm.nodes[0]._serving
         in_step = asyncio.Event()
 
-        async def never(wait: bool = True) -> None:
+        async def never(*_: Any) -> None:
             in_step.set()
             await asyncio.sleep(1e6)
 
-        service.rounds.settle = never
+        service.trainer._healing.step_done = never
         await in_step.wait()
         ahead = tasks_of(service._pipeline, service.trainer)
         for task in ahead:

@@ -33,7 +33,6 @@ def test_a_partner_that_is_killed_leaves_an_update_of_ones_own(overlap: str, pro
         expected = alone(a.replica)
         a.transport._network.kill(b.me)
         await a.rounds.finish()
-        await a.rounds.settle()
         assert_alone(a, expected)
         assert [event["event"] for event in a.events] == ["exchange-failed", "round"]
         assert a.events[-1]["partner"] is None
@@ -52,13 +51,11 @@ def test_a_partner_that_never_comes_costs_the_deadline(overlap: str) -> None:
         expected = alone(a.replica)
         began = asyncio.get_running_loop().time()
         await a.rounds.finish()
-        await a.rounds.settle()
         assert 5.5 < asyncio.get_running_loop().time() - began < 6.5
         assert_alone(a, expected)
         b.train(2)
         expected = alone(b.replica)
         await b.rounds.finish()  # too late: it is refused at once and goes on alone, too
-        await b.rounds.settle()
         assert asyncio.get_running_loop().time() - began < 7
         assert_alone(b, expected)
         await asyncio.gather(a.close(), b.close())
@@ -120,8 +117,6 @@ def test_after_a_download_the_partner_is_refused_and_the_round_ends_with_the_new
         agree(a, b)
         await asyncio.sleep(5)
         a.train(1), b.train(2)
-        if overlap == "late":
-            await a.rounds.finish()
         await a.rounds.abandon()
         donor = Replica(a.replica.manifest, 0)
         donor.phi.mul_(1.5)
@@ -130,7 +125,6 @@ def test_after_a_download_the_partner_is_refused_and_the_round_ends_with_the_new
         expected = alone(b.replica)
         began = asyncio.get_running_loop().time()
         await b.rounds.finish()
-        await b.rounds.settle()
         assert asyncio.get_running_loop().time() - began < 1.0
         assert_alone(b, expected)
         a.train(4)
@@ -229,7 +223,6 @@ def test_weights_that_the_codec_cannot_carry_end_the_round_alone() -> None:
         b.train(1)
         expected = alone(a.replica)
         await asyncio.gather(a.rounds.finish(), b.rounds.finish())
-        await asyncio.gather(a.rounds.settle(), b.rounds.settle())
         assert torch.isfinite(a.replica.phi).all()
         assert torch.allclose(a.replica.phi, expected[0], rtol=1e-3, atol=1e-4)
         assert torch.isfinite(b.replica.phi).all()

@@ -1,4 +1,4 @@
-"""Exchanges that overlap with training: φ before the round ends, or everything after it."""
+"""Exchanges that overlap with training: φ travels before the round ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.replica import Replica
 from node.rounds.pairing import Pair
 from protocol.codec import Encoded, encode
 from protocol.messages import Contribute
@@ -18,8 +17,6 @@ from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import PIECE, End, agree, two_ends
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
-
-# --- φ early ---------------------------------------------------------------------------------------
 
 
 def test_only_the_progress_is_left_for_the_end() -> None:
@@ -115,91 +112,3 @@ def receive(end: End, partner: End, pieces: list[tuple[str, int, Encoded]]) -> t
         bounds = end.replica.piece_bounds(index)
         partners.read(index, bounds, partners.total[bounds])
     return partners.total.clone()
-
-
-# --- late ------------------------------------------------------------------------------------------
-
-
-def test_a_late_step_carries_what_was_trained_meanwhile() -> None:
-    async def main(trains: bool) -> None:
-        a, b = await two_ends(outer__overlap="late")
-        plain_a, plain_b = await two_ends(outer__overlap="none")
-        ends = (a, b, plain_a, plain_b)
-        agree(a, b)
-        agree(plain_a, plain_b)
-        for seed, end in enumerate(ends):
-            end.train(seed % 2)
-        await asyncio.gather(*(end.rounds.finish() for end in ends))
-        assert a.replica.round == 0  # its step is still due
-        assert a.replica.steps_in_round == 0  # but the next round has begun
-        moved = a.train(7) if trains else torch.zeros(a.replica.parameters)
-        await asyncio.sleep(5)
-        await asyncio.gather(a.rounds.settle(wait=False), b.rounds.settle(wait=False))
-        assert torch.equal(a.replica.phi, plain_a.replica.phi)
-        assert torch.equal(a.replica.delta, plain_a.replica.delta)
-        assert torch.allclose(a.replica.flat.values, plain_a.replica.phi + moved, atol=1e-7)
-        assert torch.equal(b.replica.flat.values, plain_b.replica.flat.values)
-        assert a.replica.steps_in_round == (1 if trains else 0)
-        await asyncio.gather(*(end.close() for end in ends))
-
-    run_swarm(main(trains=False))
-    run_swarm(main(trains=True))
-
-
-def test_leaving_a_round_late_does_not_wait_and_the_next_end_does() -> None:
-    async def main() -> None:
-        a, b = await two_ends(Link(latency=0.2), outer__overlap="late")
-        agree(a, b)
-        a.train(1), b.train(2)
-        began = asyncio.get_running_loop().time()
-        await asyncio.gather(a.rounds.finish(), b.rounds.finish())
-        assert asyncio.get_running_loop().time() - began < 0.05
-        await a.rounds.settle(wait=False)
-        assert a.replica.round == 0
-        a.train(3)
-        await a.rounds.finish()  # alone: nobody agreed on this round
-        assert a.replica.round == 2
-        rounds = [event for event in a.events if event["event"] == "round"]
-        assert [event["partner"] for event in rounds] == [b.me, None]
-        assert rounds[0]["blocked_seconds"] > 0.4
-        await asyncio.gather(a.close(), b.close())
-
-    run_swarm(main())
-
-
-def test_the_last_round_is_not_left_late() -> None:
-    async def main() -> None:
-        a, b = await two_ends(outer__overlap="late")
-        agree(a, b)
-        a.train(1), b.train(2)
-        await asyncio.gather(a.rounds.finish(is_last=True), b.rounds.finish())
-        assert a.replica.round == 1
-        assert torch.equal(a.replica.flat.values, a.replica.phi)
-        await b.rounds.settle()
-        assert torch.equal(a.pulls[-1], -b.pulls[-1])
-        await asyncio.gather(a.close(), b.close())
-
-    run_swarm(main())
-
-
-def test_a_snapshot_before_the_late_step_is_a_state_to_go_on_from() -> None:
-    async def main() -> None:
-        a, b = await two_ends(outer__overlap="late")
-        agree(a, b)
-        phi = a.replica.phi.clone()
-        first = a.train(1)
-        await a.rounds.finish()
-        second = a.train(2)
-        snapshot = a.replica.snapshot()
-        assert torch.equal(snapshot.phi, phi)
-        assert torch.allclose(snapshot.theta - snapshot.phi, first + second, atol=1e-6)
-        other = Replica(a.replica.manifest, 0)
-        other.restore(snapshot)
-        assert other.has_left_round
-        other.finish_round_alone()
-        assert torch.allclose(other.phi, phi + 0.7 * first, atol=1e-6)
-        assert torch.allclose(other.flat.values, other.phi + second, atol=1e-6)
-        assert other.steps_in_round == 1
-        await asyncio.gather(a.close(), b.close())
-
-    run_swarm(main())

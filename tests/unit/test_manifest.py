@@ -180,6 +180,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ({"name": "../../etc"}, ["name"]),
         ({"surprise": 1}, ["surprise"]),
         ({"outer__surprise": 1}, ["outer.surprise"]),
+        ({"outer__overlap": "late"}, ["outer.overlap", '"late" was removed', "phi-early"]),
         ({"outer__drift_control": False}, ["outer.drift_control", "removed", "take the line out"]),
     ],
 )

@@ -29,7 +29,7 @@ from tests.swarm.micro import micro_manifest
 
 PIECE = 1024
 NEAR = Link(latency=0.01)
-OVERLAPS = ("none", "phi-early", "late")
+OVERLAPS = ("none", "phi-early")
 
 
 class Agreed:
@@ -148,7 +148,6 @@ async def whole_round(a: End, b: End, number: int) -> list[torch.Tensor]:
     await asyncio.sleep(0.5)
     progress = [end.train(10 * number + side) for side, end in enumerate((a, b))]
     await asyncio.gather(a.rounds.finish(), b.rounds.finish())
-    await asyncio.gather(a.rounds.settle(), b.rounds.settle())
     return progress
 
 
