@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 IMAGE  ?= noloco-node
 BUILD_IMAGE ?= docker build
 
-.PHONY: swarm test test-long check lint bench bench-tiny image image-test clean
+.PHONY: swarm test test-long check coverage lint bench bench-tiny image image-test clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,9 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 check: lint test test-long  ## what CI runs
+
+coverage: $(VENV)/.installed  ## lines and branches that the tests in virtual time reach, and those they do not
+	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered --cov-report=html:build/coverage tests/unit tests/swarm
 
 bench: $(VENV)/.installed  ## every benchmark; prints ratios
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done

@@ -21,6 +21,7 @@ def started() -> Iterator[list[Daemon]]:
         daemon.kill()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
 @pytest.mark.timeout(240)
 def test_status_shows_where_rented_nodes_are_reached(tmp_path: Path, started: list[Daemon]) -> None:

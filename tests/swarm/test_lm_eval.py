@@ -34,6 +34,7 @@ metric_list:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed: pip install '.[eval]'"
 )
