@@ -74,12 +74,15 @@ class NodeDaemon(Daemon):
         host: str = "127.0.0.1",
         prefix: tuple[str, ...] = (),
         module: str = "node.cli",
+        program: tuple[str, ...] = (),
     ) -> None:
-        """`module` is what is run: the daemon, or a file beside this one that changes something in it first."""
+        """`module` is what is run: the daemon, or a file beside this one that changes something in it first;
+        or `program`, an installed one.
+        """
         self.state = state
         state.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable, "-m", module, "--state-dir", str(state), "--host", host, "--no-relay",
+            *(program or (sys.executable, "-m", module)), "--state-dir", str(state), "--host", host, "--no-relay",
             "--threads", "1", "--device", "cpu", *arguments,
         ]  # fmt: skip
         super().__init__(command, state / "output.log", prefix)
@@ -120,11 +123,16 @@ class SeedDaemon(Daemon):
     """`noloco-bootstrap` on a free port."""
 
     def __init__(
-        self, directory: Path, *arguments: str, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        *arguments: str,
+        host: str = "127.0.0.1",
+        prefix: tuple[str, ...] = (),
+        program: tuple[str, ...] = (),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         command = [
-            sys.executable, "-m", "bootstrap.found_cli", "--dir", str(directory), "--host", host,
+            *(program or (sys.executable, "-m", "bootstrap.found_cli")), "--dir", str(directory), "--host", host,
             "--port", "0", *arguments,
         ]  # fmt: skip
         super().__init__(command, directory / "output.log", prefix)
