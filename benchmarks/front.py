@@ -17,11 +17,10 @@ from typing import Any
 
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.figure import figure
+from bootstrap.display import figure
 from bootstrap.simulation.front import FrontPoint, write_points
 from bootstrap.simulation.learning import LearningResult, LearningSetting
-from bootstrap.simulation.learning_settings import one_setting
-from bootstrap.simulation.study import grouped, rows, run_study
+from bootstrap.simulation.study import grouped, one_setting, rows, run_study
 from protocol.manifest import load_preset
 
 RESULTS = Path(__file__).parent.parent / "docs" / "data" / "front.jsonl"

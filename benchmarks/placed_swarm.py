@@ -18,7 +18,7 @@ import numpy as np
 from placements.trial import Trial, tokens_per_second
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.placement.method_names import DEFAULT
+from bootstrap.placement import DEFAULT_METHOD
 from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.scenario import read_scenario
@@ -57,7 +57,7 @@ def main() -> None:
         for method, seeds in (("default", 1), ("random", arguments.random)):
             for seed in range(seeds):
                 budget = Budget(seconds=arguments.seconds) if method == "default" else Budget(evaluations=1)
-                name = DEFAULT if method == "default" else "random"
+                name = DEFAULT_METHOD if method == "default" else "random"
                 plan = make_plan(problem, name, budget, seed)
                 plans.append((name, stages_of(plan.stages, scenario.devices), plan.cost))
         for name, stage_of, cost in plans:

@@ -25,10 +25,9 @@ from placements.batch_time import Batch, batch_seconds
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.parallel import as_they_end
-from bootstrap.placement.dtfm import dtfm_problem, explain
-from bootstrap.placement.method_names import DEFAULT
-from bootstrap.placement.methods import METHODS
-from bootstrap.placement.plan import WARM_UP
+from bootstrap.placement import DEFAULT_METHOD
+from bootstrap.placement.dtfm import dtfm_problem
+from bootstrap.placement.plan import METHODS, WARM_UP
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, run_search
 from protocol.errors import DataError
@@ -111,7 +110,7 @@ def costs_of(searches: list[Search], keep: Path | None, workers: int, report: Re
 
 def search_results(arguments: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
     """The medians of each scenario and of each of its copies."""
-    methods = ((DEFAULT, arguments.seconds), ("genetic", LONGER * arguments.seconds))
+    methods = ((DEFAULT_METHOD, arguments.seconds), ("genetic", LONGER * arguments.seconds))
     places = [(name, copy) for copy in range(arguments.copies + 1) for name in NAMES]
     searches = {
         (name, copy, method): [Search(name, copy, method, seconds, seed) for seed in range(arguments.seeds)]
@@ -141,8 +140,8 @@ def experiment_results(evaluations: int, report: Report) -> list[dict[str, Any]]
     for name, overlap in product(NAMES, (True, False)):
         scenario = read_scenario(SCENARIOS / f"{name}.json")
         problem = dtfm_problem(scenario, STAGES, REPLICAS)
-        found = run_search(problem, METHODS[DEFAULT], Budget(evaluations=evaluations), 0)
-        planned = explain(problem, found.stage_of).pipelines
+        found = run_search(problem, METHODS[DEFAULT_METHOD], Budget(evaluations=evaluations), 0)
+        planned = problem.explain(found.stage_of).stages
         generator = np.random.default_rng(0)
         orders = [
             generator.permutation(scenario.devices).reshape(STAGES, REPLICAS) for _ in range(RANDOM_ORDERS)

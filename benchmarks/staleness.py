@@ -16,8 +16,7 @@ from statistics import fmean
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.simulation.learning import LearningResult, LearningSetting
-from bootstrap.simulation.learning_settings import one_setting
-from bootstrap.simulation.study import run_study
+from bootstrap.simulation.study import one_setting, run_study
 from protocol.manifest import load_preset
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "staleness.jsonl"

@@ -16,7 +16,7 @@ from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoModelForCausalLM
 
 from bootstrap.simulation.learning import corpus_of, simulate
-from bootstrap.simulation.learning_settings import one_setting
+from bootstrap.simulation.study import one_setting
 from node.model.families import model_config
 from node.model.schedule import learning_rate
 from node.model.stage import Stage

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bootstrap.placement.kernels import compiled, data_parallel
+from bootstrap.placement.dtfm import data_parallel
+from bootstrap.placement.kernels import compiled
 from bootstrap.placement.scenario import Scenario
 
 Floats = NDArray[np.float64]

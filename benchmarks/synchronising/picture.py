@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bootstrap.figure import figure
+from bootstrap.display import figure
 
 from .tables import LatencyPoint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from bootstrap.bars import bars
+from bootstrap.display import bars
 from bootstrap.evaluation.losses import evaluate_route, model_loss
 from bootstrap.evaluation.measured_text import MeasuredText, held_out_text, text_of_files
 from bootstrap.export.order import FACTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bootstrap.bars import bars
+from bootstrap.display import bars
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.inspect.observed_tokenizer import tokenizer_file

@@ -13,12 +13,13 @@ decide, the hot run alone does not find a placement as good as those before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
+from operator import attrgetter
 
 import numpy as np
 
-from bootstrap.placement.coarse import lifted
-from bootstrap.placement.constructive import greedy, ordered
 from bootstrap.placement.genetic import genetic
+from bootstrap.placement.kernels import Integers
 from bootstrap.placement.search import BudgetMeter, Found, Problem
 
 # of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
@@ -30,13 +31,15 @@ BUILT, BRED, CLUSTERED, HOT_RUN = 0.03, 0.07, 0.45, 0.55
 CHUNK_SECONDS = 0.02
 CHUNKS = 400  # at least, of a budget
 
+by_cost = attrgetter("cost")
+
 
 def anneal(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
     """Greedy placements, the genetic algorithm, a hot run, a warm one."""
     drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
     seen = [Found(placement, problem.cost(placement)) for placement in drawn]
     yield from seen
-    scale, best = min(found.cost for found in seen), min(seen, key=cost)
+    scale, best = min(found.cost for found in seen), min(seen, key=by_cost)
     built = min(0.25, BUILT * max(1.0, (drawn[0].size / 64) ** 2))  # the more devices, the less the runs find
     parts = (
         until(built, ordered(problem, greedy(problem, meter, generator)), meter),
@@ -45,7 +48,7 @@ def anneal(problem: Problem, meter: BudgetMeter, generator: np.random.Generator)
     )
     for part in (*parts[:2], clustered(problem, scale, meter, generator), parts[2]):
         for found in part:
-            best = min(best, found, key=cost)
+            best = min(best, found, key=by_cost)
             yield found
     # where all placements cost nearly the same, what the search has gained so far is the scale
     warm = max(min(WARM * scale, GAINED * (scale - best.cost)), 1e-9 * scale)
@@ -66,8 +69,11 @@ def clustered(
         yield Found(stage_of, problem.cost(stage_of), among.evaluations)
 
 
-def cost(found: Found) -> float:
-    return found.cost
+def lifted(stage_of: Integers, members: Integers) -> Integers:
+    """The stage of each device [N] from that of its cluster [C], whose devices are `members` [C, m]."""
+    stages = np.empty(members.size, np.int64)
+    stages[members] = stage_of[:, None]
+    return stages
 
 
 def until(end: float, method: Iterator[Found], meter: BudgetMeter) -> Iterator[Found]:
@@ -102,3 +108,71 @@ def chunk(steps: int, meter: BudgetMeter, took: float) -> int:
         return max(1, (meter.budget.evaluations or 0) // CHUNKS)
     longest = min(CHUNK_SECONDS, meter.budget.seconds / CHUNKS)
     return max(1, min(2 * steps, int(steps * longest / max(took, 1e-9))))
+
+
+# --- the simple searches ------------------------------------------------------------------------
+
+
+def random_placements(
+    problem: Problem, meter: BudgetMeter, generator: np.random.Generator
+) -> Iterator[Found]:
+    """Random placements, one after the other."""
+    while True:
+        placement = problem.drawn(generator)
+        yield Found(placement, problem.cost(placement))
+
+
+def greedy(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
+    """Fills stage after stage with the devices nearest to those already in it, from ever other first devices."""
+    while True:
+        # a random placement says what is allowed: the sizes of its groups are kept
+        sizes = np.bincount(problem.drawn(generator), minlength=problem.stages)
+        placement = near_neighbours(problem, sizes, generator)
+        yield Found(placement, problem.cost(placement))
+
+
+def near_neighbours(problem: Problem, sizes: Integers, generator: np.random.Generator) -> Integers:
+    """Stages of `sizes` [S]; of equally near devices any."""
+    count = len(problem.weights)
+    stage_of = np.full(count, -1)
+    for stage, size in enumerate(sizes):
+        distance = generator.random(count) * 1e-9  # breaks ties at random
+        for _ in range(size):
+            free = np.flatnonzero(stage_of < 0)
+            chosen = free[np.argmin(distance[free])]
+            stage_of[chosen] = stage
+            distance += problem.weights[chosen]
+    return stage_of
+
+
+def ordered(problem: Problem, found: Iterator[Found]) -> Iterator[Found]:
+    """What another search finds, with its stages brought into the best order nearby where that matters."""
+    for one in found:
+        yield one
+        if problem.order_matters:
+            yield in_best_order(problem, one)
+
+
+def in_best_order(problem: Problem, found: Found) -> Found:
+    """The same groups in a better order, from change to change for as long as one helps."""
+    order, best, evaluations = list(range(problem.stages)), found, 0
+    improved = True
+    while improved:
+        improved = False
+        for trial in list(neighbours(order)):
+            stage_of = np.argsort(trial)[found.stage_of]
+            cost = problem.cost(stage_of)
+            evaluations += 1
+            if cost < best.cost:
+                order, best, improved = trial, Found(stage_of, cost), True
+    return Found(best.stage_of, best.cost, evaluations)
+
+
+def neighbours(order: list[int]) -> Iterator[list[int]]:
+    """Orders in which two change places, those from one to another turn round, or one moves elsewhere."""
+    for first, last in combinations(range(len(order)), 2):
+        before, between, after = order[:first], order[first : last + 1], order[last + 1 :]
+        yield [*before, *between[::-1], *after]
+        yield [*before, between[-1], *between[1:-1], between[0], *after]
+        yield [*before, *between[1:], between[0], *after]
+        yield [*before, between[-1], *between[:-1], *after]

@@ -9,16 +9,14 @@ measured pairs nearby are off. What that is worth on hidden pairs: docs/placemen
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from bootstrap.placement.kernels import Floats
 from node.machine.extras import optional
 
 minimize = optional("scipy.optimize", "plan").minimize
 
-Floats = NDArray[np.float64]
 Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 DIMENSIONS = 5  # 3 and 7 do as well
@@ -86,32 +84,6 @@ def _corrected(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
     np.fill_diagonal(near, 1.0)
     corrected: Floats = estimate * np.exp(near @ above @ near / (near @ known @ near + DOUBT))
     return corrected
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Median and 90th percentile of |estimate/truth − 1| over hidden pairs."""
-
-    median: float
-    p90: float
-
-
-def hidden_errors(truth: Floats, completed: Floats, hidden: NDArray[np.bool_]) -> Errors:
-    """How far `completed` [N, N] is from `truth` where `hidden`."""
-    off = np.abs(completed[hidden] / truth[hidden] - 1)
-    return Errors(float(np.median(off)), float(np.quantile(off, 0.9)))
-
-
-def hide(count: int, share: float, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """A symmetric mask [N, N] of about `share` of all pairs; every device keeps one measured link at least."""
-    hidden = np.zeros((count, count), bool)
-    rows, columns = np.triu_indices(count, 1)
-    ring = generator.permutation(count)  # these stay
-    kept = {frozenset((int(a), int(b))) for a, b in zip(ring, np.roll(ring, 1), strict=True)}
-    free = [k for k in range(len(rows)) if frozenset((int(rows[k]), int(columns[k]))) not in kept]
-    chosen = generator.choice(free, min(len(free), round(share * len(rows))), replace=False)
-    hidden[rows[chosen], columns[chosen]] = hidden[columns[chosen], rows[chosen]] = True
-    return hidden
 
 
 def _known(matrix: Floats) -> Pairs:

@@ -11,21 +11,18 @@ It ranks placements. It does not predict seconds: compute, memory, shared uplink
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bootstrap.placement.anneal_dtfm import SwapAnnealer
-from bootstrap.placement.coarse import block_means, cluster_size, clusters
-from bootstrap.placement.kernels import bottleneck, communication, data_parallel, shortest_path
+from bootstrap.placement.kernels import Floats, Integers, bottleneck, compiled, shortest_path
 from bootstrap.placement.scenario import Scenario
 from protocol.errors import ScenarioError
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
+MAX_CLUSTERS = 96  # more, and single changes are too small a step again
 MAX_STAGES = 16  # the path is exact: 2^S sets of stages; 16 take some milliseconds an evaluation
 
 
@@ -38,16 +35,13 @@ class DtfmProblem:
     stages: int
     replicas: int
 
+    order_matters: ClassVar[bool] = False  # the shortest path orders the stages
+
     @property
     def weights(self) -> Floats:
         """w = α + 8·c_pp/β, one way."""
         one_way: Floats = self.pipeline / 2
         return one_way
-
-    @property
-    def order_matters(self) -> bool:
-        """The shortest path orders the stages."""
-        return False
 
     def cost(self, stage_of: Integers) -> float:
         """COMM in seconds, of `stage_of` [N] with n devices in each stage."""
@@ -72,18 +66,46 @@ class DtfmProblem:
         pipeline = block_means(self.pipeline, members)
         return DtfmProblem(parallel, pipeline, self.stages, self.replicas // size), members
 
+    def explain(self, stage_of: Integers) -> DtfmCost:
+        """The terms of the cost, the order of the stages and the pipelines."""
+        groups, count = groups_of(stage_of, self.stages), self.stages
+        hops, partner = np.zeros((count, count)), np.empty(self.replicas, np.int64)
+        for s in range(count):
+            for t in range(s):
+                hops[s, t] = hops[t, s] = bottleneck(self.pipeline, groups[s], groups[t], partner)
+        order = path_order(hops)
+        rows = [groups[order[0]]]
+        for stage in order[1:]:
+            bottleneck(self.pipeline, rows[-1], groups[stage], partner)
+            row = np.empty_like(partner)
+            row[partner] = groups[stage]
+            rows.append(row)
+        return DtfmCost(
+            parallel=max(float(data_parallel(self.parallel, group)) for group in groups),
+            pipeline=float(sum(hops[a, b] for a, b in pairwise(order))),
+            stages=tuple(tuple(row.tolist()) for row in rows),
+        )
+
 
 @dataclass(frozen=True)
 class DtfmCost:
-    """Seconds. `pipelines` [S][n]: stages in the order of the path; a column is one pipeline of matched devices."""
+    """Seconds. `stages` [S][n] in the order of the path; a column is one pipeline of matched devices."""
 
+    objective: ClassVar[str] = "dtfm"
     parallel: float
     pipeline: float
-    pipelines: tuple[tuple[int, ...], ...]
+    stages: tuple[tuple[int, ...], ...]
 
     @property
     def total(self) -> float:
         return self.parallel + self.pipeline
+
+    def as_json(self) -> dict[str, float]:
+        return {"data_parallel": self.parallel, "pipeline": self.pipeline}
+
+    def sentences(self) -> list[str]:
+        parts = f"data parallelism {self.parallel:.3f} s, pipeline {self.pipeline:.3f} s"
+        return [f"COMM {self.total:.3f} s: {parts}."]
 
 
 def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:
@@ -105,26 +127,6 @@ def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:
 def groups_of(stage_of: Integers, stages: int) -> Integers:
     """[S, n] devices of each stage, from the stage of each device [N]; all stages have n."""
     return np.argsort(stage_of, kind="stable").reshape(stages, -1)
-
-
-def explain(problem: DtfmProblem, stage_of: Integers) -> DtfmCost:
-    """The terms of the cost, the order of the stages and the pipelines."""
-    groups, count = groups_of(stage_of, problem.stages), problem.stages
-    parallel = max(float(data_parallel(problem.parallel, group)) for group in groups)
-    hops = np.zeros((count, count))
-    partner = np.empty(problem.replicas, np.int64)
-    for s in range(count):
-        for t in range(s):
-            hops[s, t] = hops[t, s] = bottleneck(problem.pipeline, groups[s], groups[t], partner)
-    order = path_order(hops)
-    rows = [groups[order[0]]]
-    for stage in order[1:]:
-        bottleneck(problem.pipeline, rows[-1], groups[stage], partner)
-        row = np.empty_like(partner)
-        row[partner] = groups[stage]
-        rows.append(row)
-    length = sum(hops[a, b] for a, b in pairwise(order))
-    return DtfmCost(parallel, float(length), tuple(tuple(int(d) for d in row) for row in rows))
 
 
 def path_order(hops: Floats) -> list[int]:
@@ -151,3 +153,140 @@ def _back(hops: Floats, shortest: Floats, chosen: int, last: int) -> list[int]:
         last = int(np.argmin(shortest[chosen] + hops[:, last]))
         path.append(last)
     return path
+
+
+# --- clusters: hundreds of devices as a few dozen ---------------------------------------------------
+#
+# Moving one device out of a group of 32 that fit together costs what only moving all of them would gain. Among
+# clusters of near devices the same placement is a few swaps away; swaps of single devices then refine it.
+
+
+def cluster_size(devices: int, replicas: int) -> int:
+    """The least size that divides `replicas` and leaves at most `MAX_CLUSTERS`; 1 when none does or need be."""
+    sizes = [size for size in range(1, replicas + 1) if replicas % size == 0]
+    return next((size for size in sizes if devices // size <= MAX_CLUSTERS), 1)
+
+
+def clusters(weights: Floats, size: int, generator: np.random.Generator) -> Integers:
+    """[N/size, size] devices: each cluster a random device and the nearest to it that are left."""
+    free = generator.permutation(len(weights)).tolist()
+    found = []
+    while free:
+        first = free.pop()
+        nearest = sorted(free, key=lambda device: weights[first, device])[: size - 1]
+        free = [device for device in free if device not in nearest]
+        found.append([first, *nearest])
+    return np.array(found, np.int64)
+
+
+def block_means(times: Floats, members: Integers) -> Floats:
+    """[C, C] mean of `times` [N, N] between the members [C, m] of two clusters, or inside one."""
+    count, size = members.shape
+    order = members.ravel()
+    means: Floats = times[order][:, order].reshape(count, size, count, size).mean((1, 3))
+    return means
+
+
+# --- the cost, compiled, and annealing on it ----------------------------------------------------------
+
+
+@compiled
+def data_parallel(times: Floats, group: Integers) -> float:
+    """max over d of Σ over e of `times`[d, e], both in `group` [n]; the diagonal of `times` [N, N] is 0."""
+    slowest = 0.0
+    for d in group:
+        total = 0.0
+        for e in group:
+            total += times[d, e]
+        slowest = max(slowest, total)
+    return slowest
+
+
+@compiled
+def communication(
+    parallel: Floats, pipeline: Floats, groups: Integers, hops: Floats, shortest: Floats
+) -> float:
+    """COMM of `groups` [S, n], in the unit of `parallel` and `pipeline` [N, N]; fills `hops` and `shortest`."""
+    count = groups.shape[0]
+    partner = np.empty(groups.shape[1], np.int64)
+    slowest = 0.0
+    for s in range(count):
+        slowest = max(slowest, data_parallel(parallel, groups[s]))
+        hops[s, s] = 0.0
+        for t in range(s):
+            hops[s, t] = hops[t, s] = bottleneck(pipeline, groups[s], groups[t], partner)
+    return slowest + (shortest_path(hops, shortest) if count > 1 else 0.0)
+
+
+@compiled
+def anneal_swaps(
+    parallel: Floats, pipeline: Floats, groups: Integers, best: Integers, least: float, temperature: float,
+    steps: int, generator: np.random.Generator,
+) -> float:  # fmt: skip
+    """Tries `steps` swaps at one `temperature` in seconds, the Metropolis rule deciding. Returns the least cost.
+
+    `groups` [S, n] is left at the current placement; `best` becomes the best one seen when that is below `least`.
+    What a swap changes is computed, the rest is kept: of S groups it touches two, their DP terms and the 2S − 3 hops
+    at either of them. DP is the cheap part and comes first: a swap that it alone rules out costs no matching.
+    """
+    count, replicas = groups.shape
+    hops, shortest = np.empty((count, count)), np.empty((1 << count, count))
+    tried, partner = np.empty((count, count)), np.empty(replicas, np.int64)
+    current = communication(parallel, pipeline, groups, hops, shortest)
+    if current < least:
+        least, best[:] = current, groups
+    slowest, tried_slowest = np.empty(count), np.empty(count)
+    for s in range(count):
+        slowest[s] = data_parallel(parallel, groups[s])
+    for _ in range(steps):
+        s, i = int(generator.integers(0, count)), generator.integers(0, replicas)
+        t, j = (s + 1 + int(generator.integers(0, count - 1))) % count, generator.integers(0, replicas)
+        limit = current - temperature * np.log(generator.random())
+        groups[s, i], groups[t, j] = groups[t, j], groups[s, i]
+        tried_slowest[:] = slowest
+        tried_slowest[s], tried_slowest[t] = (
+            data_parallel(parallel, groups[s]),
+            data_parallel(parallel, groups[t]),
+        )
+        cost = tried_slowest.max()
+        if cost <= limit:
+            tried[:] = hops
+            for u in range(count):
+                if u != s:
+                    tried[s, u] = tried[u, s] = bottleneck(pipeline, groups[s], groups[u], partner)
+                if u != s and u != t:
+                    tried[t, u] = tried[u, t] = bottleneck(pipeline, groups[t], groups[u], partner)
+            cost += shortest_path(tried, shortest)
+        if cost > limit:
+            groups[s, i], groups[t, j] = groups[t, j], groups[s, i]
+            continue
+        current = cost
+        hops[:], slowest[:] = tried, tried_slowest
+        if cost < least:
+            least, best[:] = cost, groups
+    return least
+
+
+class SwapAnnealer:
+    """A walk by swaps; `least` and `best` [N], the stage of each device, are of the best placement seen."""
+
+    def __init__(
+        self, parallel: Floats, pipeline: Floats, groups: Integers, generator: np.random.Generator
+    ) -> None:
+        self._times, self._generator = (parallel, pipeline), generator
+        self._groups, self._best = groups.copy(), groups.copy()
+        self.least = math.inf
+
+    @property
+    def best(self) -> Integers:
+        stages, replicas = self._best.shape
+        stage_of = np.empty(self._best.size, np.int64)
+        stage_of[self._best.ravel()] = np.repeat(np.arange(stages), replicas)
+        return stage_of
+
+    def walk(self, temperature: float, steps: int) -> None:
+        if len(self._groups) == 1:
+            steps = 0  # there is nothing to swap
+        self.least = anneal_swaps(
+            *self._times, self._groups, self._best, self.least, temperature, steps, self._generator
+        )

@@ -8,8 +8,8 @@ and backward); p_ij the routing probabilities, (1 − ε)·preferred + ε·q_j; 
 - bottleneck Z, the busiest resource's seconds for each microbatch of the swarm: compute q_i/τ_i, a device's link in
   either direction, a site's shared uplink in either direction;
 - throughput X = min(1/Z, F/L), F microbatches being in flight in the swarm (Little's law);
-- gossip G = mean over i ≠ j of t(i, j, c_g), of the stage where that is longest; w seconds of it are hidden;
-- step T = L + (B − 1)·max(Z, L/F) + max(0, G − w)/k, B microbatches of the swarm in a step, k steps in a round.
+- gossip G = mean over i ≠ j of t(i, j, c_g), c_g being all of a stage's state, of the stage where that is longest;
+- step T = L + (B − 1)·max(Z, L/F) + G/k, B microbatches of the swarm in a step, k steps in a round.
 
 Groups need not be equal: what counts is Στ of each. The order of the stages is part of a placement.
 """
@@ -17,20 +17,17 @@ Groups need not be equal: what counts is Στ of each. The order of the stages i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bootstrap.placement.anneal_noloco import CostArrays, MoveAnnealer, grouped, step_time
+from bootstrap.placement.kernels import Flags, Floats, Integers
+from bootstrap.placement.noloco_step import CostArrays, MoveAnnealer, combined, grouped, step_time, terms_of
 from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.step import combined, fill_terms
 from node.machine.extras import optional
 from protocol.errors import ScenarioError
 
 linear_sum_assignment = optional("scipy.optimize", "plan").linear_sum_assignment
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,14 @@ class Training:
     in_flight: float = 16.0
     inner_steps: float = 50.0
     uniform: float = 1.0  # ε: 1 routes at random, as in the paper; 0 to preferred peers alone
-    hidden: float = 0.0  # w, seconds of compute that an exchange overlaps with
-    gossip_bytes: float | None = None  # c_g, by default the scenario's data_parallel_bytes
 
 
 @dataclass(frozen=True)
 class Terms:
     """Seconds, all but `busiest` (the name of a resource) and `throughput` (microbatches of the swarm a second)."""
 
+    objective: ClassVar[str] = "noloco"
+    stages: tuple[tuple[int, ...], ...]  # devices of each
     hops: tuple[float, ...]
     compute: tuple[float, ...]  # 1/Στ of each stage
     latency: float
@@ -58,6 +55,23 @@ class Terms:
     gossip: tuple[float, ...]  # mean pair time of each stage
     step: float
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "hops": list(self.hops),
+            "latency": self.latency,
+            "bottleneck": self.bottleneck,
+            "busiest": self.busiest,
+            "throughput": self.throughput if np.isfinite(self.throughput) else None,
+            "gossip": list(self.gossip),
+        }
+
+    def sentences(self) -> list[str]:
+        return [
+            f"A step takes {self.step:.3f} s: a microbatch there and back {self.latency:.3f} s, then one every "
+            f"{self.bottleneck * 1000:.1f} ms at most ({self.busiest} is the busiest); "
+            f"{self.throughput:.1f} microbatches a second in the steady state."
+        ]
+
 
 @dataclass(frozen=True)
 class NolocoProblem:
@@ -65,7 +79,6 @@ class NolocoProblem:
 
     model: CostArrays
     weights: Floats
-    regions: tuple[str, ...]
 
     @property
     def stages(self) -> int:
@@ -98,6 +111,29 @@ class NolocoProblem:
     def coarse(self, generator: np.random.Generator) -> None:
         """Not here: a change among single devices is cheap enough to try millions."""
 
+    def explain(self, stage_of: Integers) -> Terms:
+        """Every term of the step time of a placement."""
+        model = self.model
+        members, starts = grouped(stage_of, model.stages)
+        terms = terms_of(model, members, starts)
+        busy = {f"the link of device {device}": float(time) for device, time in enumerate(terms.links)}
+        busy |= {f"computing in stage {stage}": float(time) for stage, time in enumerate(terms.compute)}
+        busy |= {f"the uplink of site {site}": float(time) for site, time in enumerate(terms.uplinks)}
+        busiest = max(busy, key=lambda name: busy[name])
+        bottleneck, latency = busy[busiest], float(terms.latency)
+        rate = min(1 / bottleneck if bottleneck else np.inf, model.in_flight / latency if latency else np.inf)
+        return Terms(
+            stages=tuple(tuple(stage.tolist()) for stage in np.split(members, starts[1:-1])),
+            hops=tuple(terms.hops.tolist()),
+            compute=tuple(terms.compute.tolist()),
+            latency=latency,
+            bottleneck=bottleneck,
+            busiest=busiest,
+            throughput=float(rate),
+            gossip=tuple(terms.pairs.tolist()),
+            step=float(combined(model, terms, bottleneck)),
+        )
+
 
 def noloco_problem(scenario: Scenario, stages: int, training: Training) -> NolocoProblem:
     """Raises `ScenarioError` when the devices are too few, or too small, for the stages."""
@@ -116,7 +152,6 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
     of_swarm = count / stages  # microbatches of a replica to those of the swarm
     nbytes = scenario.pipeline_bytes / training.microbatches
     measured = scenario.throughput
-    gossip_bytes = scenario.data_parallel_bytes if training.gossip_bytes is None else training.gossip_bytes
     model = CostArrays(
         stages=stages,
         least_size=least_size,
@@ -124,7 +159,7 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
         fits=fits,
         activation=scenario.transfer(nbytes),
         occupied=8 * nbytes / scenario.bandwidth,
-        gossip=scenario.transfer(gossip_bytes),
+        gossip=scenario.transfer(scenario.data_parallel_bytes),
         throughput=np.ones(count) if measured is None else measured,
         computes=measured is not None,
         site=np.full(count, -1) if scenario.site is None else scenario.site,
@@ -133,12 +168,11 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
         microbatches=float(training.microbatches * of_swarm),
         in_flight=float(training.in_flight * of_swarm),
         inner_steps=float(training.inner_steps),
-        hidden=float(training.hidden),
     )
-    return NolocoProblem(model, scenario.transfer(scenario.pipeline_bytes), scenario.regions)
+    return NolocoProblem(model, scenario.transfer(scenario.pipeline_bytes))
 
 
-def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
+def fitting(scenario: Scenario, stages: int) -> Flags:
     """[N, S]: which devices have the memory for which stage. Raises `ScenarioError` for one that has it for none."""
     needed = np.array(scenario.stage_memory or (0.0,))
     if len(needed) not in (1, stages):
@@ -146,7 +180,7 @@ def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
             f"stage_memory_bytes has {len(needed)} entries: give one, or one for each of {stages}."
         )
     held = np.full(scenario.devices, np.inf) if scenario.memory is None else scenario.memory
-    fits: NDArray[np.bool_] = held[:, None] >= np.broadcast_to(needed, stages)
+    fits: Flags = held[:, None] >= np.broadcast_to(needed, stages)
     for device, allowed in enumerate(scenario.may_serve):
         if max(allowed) >= stages:
             raise ScenarioError(
@@ -160,7 +194,7 @@ def fitting(scenario: Scenario, stages: int) -> NDArray[np.bool_]:
     return fits
 
 
-def seated(sizes: Integers, fits: NDArray[np.bool_], generator: np.random.Generator) -> Integers | None:
+def seated(sizes: Integers, fits: Flags, generator: np.random.Generator) -> Integers | None:
     """Random stages [N] that fit and fill `sizes` [S]; −1 for devices left over. None when there are none."""
     seats = np.repeat(np.arange(len(sizes)), sizes)
     order = generator.permutation(len(fits))  # equal costs are dealt out by place
@@ -172,35 +206,3 @@ def seated(sizes: Integers, fits: NDArray[np.bool_], generator: np.random.Genera
     stage_of = np.full(len(fits), -1)
     stage_of[order[devices]] = seats[chosen]
     return stage_of
-
-
-def explain(problem: NolocoProblem, stage_of: Integers) -> Terms:
-    """Every term of the step time of a placement."""
-    model = problem.model
-    members, starts = grouped(stage_of, model.stages)
-    hops, compute, pairs = np.empty(model.stages - 1), np.empty(model.stages), np.empty(model.stages)
-    links, uplinks = np.empty(len(stage_of)), np.empty(model.uplink.size)
-    fill_terms(
-        members, starts, model.activation, model.occupied, model.gossip, model.throughput, model.computes,
-        model.site, model.uplink, model.uniform, hops, compute, links, uplinks, pairs,
-    )  # fmt: skip
-    latency = float(2 * hops.sum() + (compute * np.diff(starts)).sum())
-    busy = {f"the link of device {device}": float(time) for device, time in enumerate(links)}
-    busy |= {f"computing in stage {stage}": float(time) for stage, time in enumerate(compute)}
-    busy |= {f"the uplink of site {site}": float(time) for site, time in enumerate(uplinks)}
-    busiest = max(busy, key=lambda name: busy[name])
-    bottleneck = busy[busiest]
-    step = combined(
-        latency,
-        bottleneck,
-        float(pairs.max()),
-        model.microbatches,
-        model.in_flight,
-        model.inner_steps,
-        model.hidden,
-    )
-    rate = min(1 / bottleneck if bottleneck else np.inf, model.in_flight / latency if latency else np.inf)
-    return Terms(
-        tuple(hops.tolist()), tuple(compute.tolist()), latency, bottleneck, busiest, float(rate),
-        tuple(pairs.tolist()), float(step),
-    )  # fmt: skip

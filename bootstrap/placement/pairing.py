@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from bootstrap.placement.kernels import Floats
 from node.machine.extras import optional
 
 networkx = optional("networkx", "plan")
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

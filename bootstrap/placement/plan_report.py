@@ -1,14 +1,18 @@
-"""What `noloco plan` shows: the stages of a plan, the terms of its cost, methods side by side."""
+"""What `noloco plan` shows: the stages of a plan, the terms of its cost, methods side by side, a picture."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby, pairwise
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 from rich.table import Table
 
-from bootstrap.placement import dtfm
+from bootstrap.display import figure, plain_table
 from bootstrap.placement.dtfm import DtfmProblem
 from bootstrap.placement.noloco import NolocoProblem, Terms
 from bootstrap.placement.pairing import pairing
@@ -20,15 +24,16 @@ def stage_table(
     plan: Placement, scenario: Scenario, floor: float, problem: DtfmProblem | NolocoProblem
 ) -> Table:
     """A row for each stage. `floor`: of 1 − λ₂, for the pairing that NoLoCo's rows tell of."""
-    table = _table(f"{scenario.name}: {scenario.devices} devices in {len(plan.stages)} stages, {plan.method}")
-    for heading in ("stage", "devices"):
-        table.add_column(heading, justify="right" if heading == "stage" else "left", overflow="fold")
+    table = plain_table(
+        f"{scenario.name}: {scenario.devices} devices in {len(plan.stages)} stages, {plan.method}"
+    )
+    table.add_column("stage", justify="right", overflow="fold")
+    table.add_column("devices", overflow="fold")
     if scenario.regions:
         table.add_column("where", overflow="fold")
     is_noloco = isinstance(problem, NolocoProblem) and isinstance(plan.terms, Terms)
-    if is_noloco:
-        for heading in ("hop to\nthe next", "partner,\nuniform", "partner,\nnearer"):
-            table.add_column(heading, justify="right")
+    for heading in ("hop to\nthe next", "partner,\nuniform", "partner,\nnearer") if is_noloco else ():
+        table.add_column(heading, justify="right")
     for stage, devices in enumerate(plan.stages):
         row = [str(stage), ranges(devices)]
         if scenario.regions:
@@ -44,40 +49,26 @@ def stage_table(
 
 def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) -> list[str]:
     """`random`: median cost of random placements."""
-    terms, outcome = plan.terms, plan.outcome
-    if isinstance(terms, dtfm.DtfmCost):
-        lines = [
-            f"COMM {terms.total:.3f} s: data parallelism {terms.parallel:.3f} s, pipeline {terms.pipeline:.3f} s."
-        ]
-    else:
-        lines = [
-            f"A step takes {terms.step:.3f} s: a microbatch there and back {terms.latency:.3f} s, then one every "
-            f"{terms.bottleneck * 1000:.1f} ms at most ({terms.busiest} is the busiest); "
-            f"{terms.throughput:.1f} microbatches a second in the steady state.",
-            f"partner: mean time of an exchange; nearer: pairs as near as 1 − λ₂ ≥ {floor:g} allows.",
-        ]
+    lines = plan.terms.sentences()
+    if isinstance(plan.terms, Terms):
+        lines.append(
+            f"partner: mean time of an exchange; nearer: pairs as near as 1 − λ₂ ≥ {floor:g} allows."
+        )
     if scenario.estimated:
         lines.append(f"{scenario.estimated} links were not measured; they were estimated from the others.")
     lines.append(
         f"A random placement costs {random:.3f} s, {random / plan.cost:.2f} times as much. "
-        f"{outcome.evaluations:,} placements evaluated in {outcome.seconds:.1f} s; seed {plan.seed}."
+        f"{plan.outcome.evaluations:,} placements evaluated in {plan.outcome.seconds:.1f} s; seed {plan.seed}."
     )
     return lines
 
 
 def comparison(plans: Sequence[Placement]) -> Table:
     """A row for each method: costs over its seeds, and when the median seed came within 1 % of its end."""
-    table = _table("Cost in seconds, over seeds")
-    for heading in (
-        "method",
-        "median",
-        "best",
-        "worst",
-        "evaluations",
-        "within 1 %\nafter",
-        "of it,\nevaluations",
-    ):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table = plain_table("Cost in seconds, over seeds")
+    table.add_column("method")
+    for heading in ("median", "best", "worst", "evaluations", "within 1 %\nafter", "of it,\nevaluations"):
+        table.add_column(heading, justify="right")
     for row in compared(plans):
         table.add_row(
             str(row["method"]),
@@ -112,14 +103,11 @@ def compared(plans: Sequence[Placement]) -> list[dict[str, float | str]]:
 
 def ranges(devices: Sequence[int]) -> str:
     """ "0-3 7" for 0, 1, 2, 3, 7."""
-    parts: list[str] = []
-    ordered = sorted(devices)
-    start = 0
-    for place in range(1, len(ordered) + 1):
-        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
-            first, last = ordered[start], ordered[place - 1]
-            parts.append(str(first) if first == last else f"{first}-{last}")
-            start = place
+    parts = []
+    # neighbours have the same distance to their rank
+    for _, run in groupby(enumerate(sorted(devices)), lambda ranked: ranked[1] - ranked[0]):
+        members = [device for _, device in run]
+        parts.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
     return " ".join(parts)
 
 
@@ -128,5 +116,75 @@ def places(regions: Sequence[str]) -> str:
     return ", ".join(f"{count} {region}" for region, count in sorted(Counter(regions).items()))
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="underline")
+# --- the picture ------------------------------------------------------------------------------
+
+
+def plot_plan(plan: Placement, scenario: Scenario, plans: Sequence[Placement], file: Path) -> None:
+    """`plan` on the left, the searches of `plans` on the right. Raises `UserError` when it cannot be written."""
+    with figure(file, panels=2) as (left, right):
+        if scenario.coordinates is not None:
+            _map(left, plan, scenario)
+        else:
+            _matrix(left, plan, scenario)
+        _curves(right, plans)
+
+
+def _map(axis: Any, plan: Placement, scenario: Scenario) -> None:
+    """Devices at one place stand in a ring; grey lines lead from stage to stage."""
+    assert scenario.coordinates is not None
+    places = _spread(scenario.coordinates)
+    for here, there in pairwise(plan.stages):
+        for a, b in zip(here, there, strict=False):
+            axis.plot(places[[a, b], 1], places[[a, b], 0], color="0.85", linewidth=0.5, zorder=0)
+    for stage, devices in enumerate(plan.stages):
+        own = places[list(devices)]
+        axis.scatter(own[:, 1], own[:, 0], s=14, color=f"C{stage}", label=f"stage {stage}")
+    axis.set(xlabel="longitude", ylabel="latitude", title=f"{plan.method}: {plan.cost:.2f} s")
+    axis.legend(frameon=False, fontsize=6, ncols=2)
+
+
+def _spread(coordinates: Any) -> Any:
+    places = np.array(coordinates, np.float64)
+    _, place, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
+    for number in np.flatnonzero(counts > 1):
+        own = np.flatnonzero(place.ravel() == number)
+        angle = 2 * np.pi * np.arange(len(own)) / len(own)
+        places[own] += 2.0 * np.column_stack([np.sin(angle), np.cos(angle)])
+    return places
+
+
+def _matrix(axis: Any, plan: Placement, scenario: Scenario) -> None:
+    """Bandwidth of each pair of devices, sorted by stage; the stages are coloured along the edges."""
+    order = [device for stage in plan.stages for device in sorted(stage)]
+    bandwidth = scenario.bandwidth[np.ix_(order, order)] / 1e9
+    np.fill_diagonal(bandwidth, np.nan)
+    image = axis.imshow(np.log10(bandwidth), cmap="Greys", interpolation="nearest")
+    axis.grid(False)
+    edges = np.cumsum([0, *(len(stage) for stage in plan.stages)]) - 0.5
+    for stage, (start, end) in enumerate(pairwise(edges)):
+        colour = f"C{stage}"
+        axis.plot(
+            [start, end, end, start, start], [start, start, end, end, start], color=colour, linewidth=1.4
+        )
+        axis.plot([-2, -2], [start, end], color=colour, linewidth=4, clip_on=False, solid_capstyle="butt")
+    axis.set_xlim(-3, len(order) - 0.5)
+    axis.set_xticks([])
+    axis.set_yticks((edges[:-1] + edges[1:]) / 2, [f"stage {stage}" for stage in range(len(plan.stages))])
+    axis.tick_params(length=0, pad=6)
+    bar = axis.figure.colorbar(image, ax=axis, shrink=0.7)
+    bar.set_label("log10 of Gbit/s")
+    axis.set_title(f"{plan.method}: {plan.cost:.2f} s")
+
+
+def _curves(axis: Any, plans: Sequence[Placement]) -> None:
+    methods = list(dict.fromkeys(plan.method for plan in plans))
+    for number, method in enumerate(methods):
+        label: str | None = method
+        for plan in (plan for plan in plans if plan.method == method):
+            seen = plan.outcome.history
+            times = [max(s.seconds, 1e-4) for s in seen] + [plan.outcome.seconds]
+            costs = [s.cost for s in seen] + [plan.cost]
+            axis.step(times, costs, where="post", color=f"C{number}", label=label, linewidth=1.0)
+            label = None
+    axis.set(xscale="log", xlabel="seconds of search", ylabel="cost of the best so far, s")
+    axis.legend(frameon=False, fontsize=7)

@@ -20,16 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bootstrap.placement.completion import complete_bandwidth, complete_latency
+from bootstrap.placement.kernels import Floats, Integers
 from node.machine.extras import optional
 from protocol.errors import ScenarioError
 
 connected_components = optional("scipy.sparse.csgraph", "plan").connected_components
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MAX_BYTES = 64 * 2**20  # of a file; 1,000 devices take some 20 MB
 MAX_DEVICES = 1024

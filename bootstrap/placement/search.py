@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from bootstrap.placement.kernels import Floats, Integers
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Many settings, several at a time in processes of their own, with every outcome kept as soon as it is there."""
+"""Studies of many settings: several at a time in processes of their own, each outcome kept as soon as it is there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,50 @@ from typing import Any
 from bootstrap.parallel import as_they_end
 from bootstrap.simulation.learning import LATER_FACTS, LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
+from protocol.manifest import Manifest, manifest_from
 
 Told = Callable[[LearningResult, int, int], None]  # outcome, how many are done, how many there are
+
+
+def one_setting(
+    base: Manifest,
+    steps: int,
+    microbatches: int,
+    sequences: int,
+    *,
+    method: str = "noloco",
+    replicas: int = 4,
+    stages: int = 2,
+    routing: str = "random",
+    seed: int = 0,
+    slow: float = 1.0,
+    latency: float = 0.0,
+    mbit: float = 0.0,
+    validation_sequences: int = 512,
+    staleness: int = 0,
+    wire: dict[str, Any] | None = None,
+    inner: dict[str, Any] | None = None,
+    **outer: Any,
+) -> LearningSetting:
+    """`base` with changes, validated anew. Raises `ManifestError`."""
+    contents = base.model_dump()
+    contents["stages"], contents["routing"] = stages, routing
+    contents["inner"].update(
+        total_steps=steps,
+        warmup_steps=min(contents["inner"]["warmup_steps"], steps - 1),
+        microbatches=microbatches,
+        sequences=sequences,
+        staleness=staleness,
+        **(inner or {}),
+    )
+    contents["wire"].update(wire or {})
+    contents["outer"].update(outer)
+    if method != "all-reduce":
+        contents["outer"]["method"] = method
+    made = manifest_from(contents)
+    return LearningSetting(
+        made, replicas, seed, method == "all-reduce", slow, latency, mbit, validation_sequences
+    )
 
 
 def run_study(

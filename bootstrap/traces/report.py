@@ -6,7 +6,7 @@ Each instant in which the compute thread does nothing is counted once, under the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.table import Table
 
 from bootstrap.traces.merge import read_trace
 from node.watch.trace import Track
@@ -154,3 +155,28 @@ def common(a: Spans, b: Spans) -> Spans:
 
 def length(spans: Spans) -> float:
     return float((spans[:, 1] - spans[:, 0]).sum())
+
+
+LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
+
+
+def table_of(nodes: list[NodeTime]) -> Table:
+    table = Table(
+        caption="percent of each node's time; an idle instant counts under the first cause that fits"
+    )
+    table.add_column("")
+    for node in nodes:
+        table.add_column(f"{node.name}\n{node.seconds:.1f} s", justify="right")
+
+    def line(name: str, share: Callable[[NodeTime], float], style: str = "") -> None:
+        shares = [share(node) for node in nodes]
+        table.add_row(name, *(f"{100 * value:.1f}" for value in shares), style=style)
+
+    line("computing", lambda node: node.computing, "bold")
+    for job in dict.fromkeys(job for node in nodes for job in node.jobs):
+        if any(node.jobs.get(job, 0.0) >= LEAST_SHOWN for node in nodes):
+            line(f"  {job}", lambda node, job=job: node.jobs.get(job, 0.0))  # type: ignore[misc]
+    line("idle", lambda node: 1.0 - node.computing, "bold")
+    for cause in Idle:
+        line(f"  {cause}", lambda node, cause=cause: node.idle[cause])  # type: ignore[misc]
+    return table

@@ -41,7 +41,12 @@ def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
 @pytest.mark.parametrize(
     ("package", "extra", "code"),
     [
-        ("matplotlib", "plot", "import bootstrap.figure"),
+        (
+            "matplotlib",
+            "plot",
+            "from pathlib import Path; from bootstrap.display import figure; "
+            "figure(Path('plan.svg')).__enter__()",
+        ),
         ("scipy", "plan", "import bootstrap.placement.noloco"),
         ("networkx", "plan", "import bootstrap.placement.pairing"),
         (

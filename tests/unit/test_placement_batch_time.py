@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.placements.batch_time import Batch, batch_seconds, pipeline_ends
 from bootstrap.placement.anneal import anneal
-from bootstrap.placement.dtfm import dtfm_problem, explain
+from bootstrap.placement.dtfm import dtfm_problem
 from bootstrap.placement.search import Budget, run_search
 from tests.placement_cases import GIVEN, given_scenario
 
@@ -42,7 +42,7 @@ def test_slow_links_hide_behind_compute_only_with_overlap() -> None:
 def test_scheduling_and_overlap_both_help(name: str) -> None:
     scenario = given_scenario(name)
     problem = dtfm_problem(scenario, 8, 8)
-    planned = explain(problem, run_search(problem, anneal, Budget(evaluations=5000), 0).stage_of).pipelines
+    planned = problem.explain(run_search(problem, anneal, Budget(evaluations=5000), 0).stage_of).stages
     generator, batch = np.random.default_rng(0), Batch()
     random = [generator.permutation(64).reshape(8, 8) for _ in range(5)]
     for overlap in (True, False):

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
 from bootstrap.placement.anneal import anneal
-from bootstrap.placement.completion import complete_bandwidth, complete_latency, hidden_errors, hide
+from bootstrap.placement.completion import complete_bandwidth, complete_latency
 from bootstrap.placement.dtfm import dtfm_problem
 from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.search import Budget, run_search
 from tests.placement_cases import GIVEN, given_scenario, perturbed
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Median and 90th percentile of |estimate/truth − 1| over hidden pairs."""
+
+    median: float
+    p90: float
+
+
+def hidden_errors(truth: np.ndarray, completed: np.ndarray, hidden: np.ndarray) -> Errors:
+    """How far `completed` [N, N] is from `truth` where `hidden`."""
+    off = np.abs(completed[hidden] / truth[hidden] - 1)
+    return Errors(float(np.median(off)), float(np.quantile(off, 0.9)))
+
+
+def hide(count: int, share: float, generator: np.random.Generator) -> np.ndarray:
+    """A symmetric mask [N, N] of about `share` of all pairs; every device keeps one measured link at least."""
+    hidden = np.zeros((count, count), bool)
+    rows, columns = np.triu_indices(count, 1)
+    ring = generator.permutation(count)  # these stay
+    kept = {frozenset((int(a), int(b))) for a, b in zip(ring, np.roll(ring, 1), strict=True)}
+    free = [k for k in range(len(rows)) if frozenset((int(rows[k]), int(columns[k]))) not in kept]
+    chosen = generator.choice(free, min(len(free), round(share * len(rows))), replace=False)
+    hidden[rows[chosen], columns[chosen]] = hidden[columns[chosen], rows[chosen]] = True
+    return hidden
 
 
 def completed(scenario: Scenario, share: float, seed: int) -> tuple[Scenario, np.ndarray]:

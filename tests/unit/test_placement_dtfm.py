@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem, explain, path_order
+from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem, path_order
 from bootstrap.placement.kernels import bottleneck
 from bootstrap.placement.scenario import Scenario
 from protocol.errors import ScenarioError
@@ -56,7 +56,7 @@ def test_the_worked_cases(name: str, placement: str, parallel: float, pipeline: 
     stage_of = np.empty(64, np.int64)
     stage_of[order] = np.arange(64) // 8
     problem = dtfm_problem(given_scenario(name), 8, 8)
-    cost = explain(problem, stage_of)
+    cost = problem.explain(stage_of)
     assert cost.parallel == pytest.approx(parallel, abs=1e-6)
     assert cost.pipeline == pytest.approx(pipeline, abs=1e-6)
     assert problem.cost(stage_of) == pytest.approx(total, abs=1e-6)
@@ -76,7 +76,7 @@ def test_brute_force_finds_the_same(shape: tuple[int, int]) -> None:
         groups = np.array([np.flatnonzero(stage_of == stage) for stage in range(stages)])
         parallel, pipeline = by_brute_force(scenario, groups)
         assert problem.cost(stage_of) == pytest.approx(parallel + pipeline, rel=1e-9)
-        cost = explain(problem, stage_of)
+        cost = problem.explain(stage_of)
         assert (cost.parallel, cost.pipeline) == pytest.approx((parallel, pipeline), rel=1e-9)
 
 
@@ -106,8 +106,8 @@ def test_the_order_of_stages_has_the_length_of_the_shortest_path(count: int) -> 
 
 def test_columns_are_pipelines_over_links_no_slower_than_the_hop() -> None:
     problem = dtfm_problem(random_scenario(32, 5), 4, 8)
-    cost = explain(problem, problem.drawn(np.random.default_rng(0)))
-    rows = np.array(cost.pipelines)
+    cost = problem.explain(problem.drawn(np.random.default_rng(0)))
+    rows = np.array(cost.stages)
     assert sorted(rows.ravel()) == list(range(32))
     slowest = sum(problem.pipeline[a, b].max() for a, b in pairwise(rows))
     assert slowest == pytest.approx(cost.pipeline)

@@ -12,11 +12,11 @@ from scipy.optimize import linprog
 
 from bootstrap.placement.anneal import anneal
 from bootstrap.placement.dtfm import path_order
-from bootstrap.placement.noloco import NolocoProblem, Training, explain, noloco_problem
+from bootstrap.placement.kernels import cheapest_flow
+from bootstrap.placement.noloco import NolocoProblem, Training, noloco_problem
 from bootstrap.placement.pairing import nearest_pairs, pairing, spectral_gap, uniform_pairs
 from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.search import Budget, run_search
-from bootstrap.placement.transport import cheapest_flow
 from protocol.errors import ScenarioError
 from tests.placement_cases import given_scenario, random_scenario
 
@@ -80,7 +80,7 @@ def by_loops(scenario: Scenario, stages: list[list[int]], training: Training) ->
     gossip = [np.mean([t(i, j, c_g) for i in group for j in group if i != j]) for group in stages]
     in_flight, microbatches = training.in_flight * scale, training.microbatches * scale
     step = latency + (microbatches - 1) * max(z, latency / in_flight)
-    step += max(0.0, max(gossip) - training.hidden) / training.inner_steps
+    step += max(gossip) / training.inner_steps
     return {
         "hops": hops,
         "L": latency,
@@ -100,7 +100,6 @@ def test_plain_loops_find_the_same(seed: int) -> None:
         microbatches=float(generator.integers(1, 30)),
         in_flight=float(generator.integers(1, 9)),
         uniform=float(generator.choice([0.0, 0.3, 1.0])),
-        hidden=float(generator.choice([0.0, 1.0])),
     )
     problem = noloco_problem(scenario, stages, training)
     stage_of = np.concatenate(
@@ -108,7 +107,7 @@ def test_plain_loops_find_the_same(seed: int) -> None:
     )
     stage_of = generator.permutation(stage_of)  # unequal groups
     groups = [np.flatnonzero(stage_of == stage).tolist() for stage in range(stages)]
-    told, expected = explain(problem, stage_of), by_loops(scenario, groups, training)
+    told, expected = problem.explain(stage_of), by_loops(scenario, groups, training)
     assert told.hops == pytest.approx(expected["hops"])
     assert told.latency == pytest.approx(expected["L"])
     assert told.bottleneck == pytest.approx(expected["Z"])
@@ -273,8 +272,6 @@ def test_fewer_devices_than_stages() -> None:
 def test_the_busiest_resource_is_named() -> None:
     scenario = replace(flat(8), site=np.array([0] * 4 + [-1] * 4), uplinks=np.array([1e3]))
     problem = noloco_problem(scenario, 2, Training())
-    assert explain(problem, np.repeat([0, 1], 4)).busiest == "the uplink of site 0"
+    assert problem.explain(np.repeat([0, 1], 4)).busiest == "the uplink of site 0"
     slow = replace(scenario, throughput=np.array([1e-9] * 4 + [1.0] * 4))
-    assert (
-        explain(noloco_problem(slow, 2, Training()), np.repeat([0, 1], 4)).busiest == "computing in stage 0"
-    )
+    assert noloco_problem(slow, 2, Training()).explain(np.repeat([0, 1], 4)).busiest == "computing in stage 0"

@@ -9,16 +9,12 @@ from statistics import median
 import numpy as np
 import pytest
 
-from bootstrap.placement.anneal import anneal
-from bootstrap.placement.chains import improve
-from bootstrap.placement.coarse import lifted
-from bootstrap.placement.constructive import in_best_order, near_neighbours
+from bootstrap.placement import METHOD_NAMES
+from bootstrap.placement.anneal import anneal, in_best_order, lifted, near_neighbours
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
-from bootstrap.placement.genetic import genetic, repair
-from bootstrap.placement.method_names import NAMES
-from bootstrap.placement.methods import METHODS
+from bootstrap.placement.genetic import genetic, improve, repair
 from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.plan import make_plan, problem_of
+from bootstrap.placement.plan import METHODS, make_plan, problem_of
 from bootstrap.placement.search import Budget, Found, Improvement, run_search
 from protocol.errors import ScenarioError
 from tests.placement_cases import GIVEN, given_scenario, perturbed, random_scenario, scattered
@@ -100,7 +96,7 @@ def test_256_devices_get_a_plan_better_than_the_greedy_one(objective: str) -> No
 
 
 def test_every_search_has_the_name_that_help_tells() -> None:
-    assert tuple(METHODS) == NAMES
+    assert tuple(METHODS) == METHOD_NAMES
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""Annealing on NoLoCo's step time: swaps, moves between stages of unequal size, and changes of the stages' order."""
+"""NoLoCo's step time, compiled, and the annealing that lowers it; `bootstrap.placement.noloco` has the formulas."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from bootstrap.placement.kernels import compiled
-from bootstrap.placement.step import combined, fill_terms
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+from bootstrap.placement.kernels import Flags, Floats, Integers, cheapest_flow, compiled
 
 
 class CostArrays(NamedTuple):
-    """What the compiled loops need of a scenario and a training; see `step.fill_terms` for the arrays."""
+    """What the compiled loops need of a scenario and a training. [N, N] are seconds from device to device."""
 
     stages: int
     least_size: int  # of a stage: nobody is to be the only one that has it
     sizes_vary: bool
     fits: Flags  # [N, S]: the device's memory is enough for the stage
-    activation: Floats
-    occupied: Floats
-    gossip: Floats
-    throughput: Floats
+    activation: Floats  # [N, N]: t(i, j, c_a)
+    occupied: Floats  # [N, N]: 8·c_a/β
+    gossip: Floats  # [N, N]: t(i, j, c_g)
+    throughput: Floats  # [N]: τ
     computes: bool
-    site: Integers
-    uplink: Floats
-    uniform: float
+    site: Integers  # [N]: the uplink that a device is behind, or −1
+    uplink: Floats  # [K]: 8·c_a/β of each shared uplink
+    uniform: float  # ε, the share of traffic that is routed at random by throughput
     microbatches: float
     in_flight: float
     inner_steps: float
-    hidden: float
+
+
+class TermArrays(NamedTuple):
+    """Seconds for one microbatch of the swarm, but `pairs` for one exchange."""
+
+    hops: Floats  # [S − 1]: h = Σ q_i·p_ij·t
+    compute: Floats  # [S]: 1/Στ
+    links: Floats  # [N]: activations to the next stage and gradients to the one before; as much comes in
+    uplinks: Floats  # [K]: what crosses the border of a site
+    pairs: Floats  # [S]: G
+    latency: float  # L
 
 
 @compiled
@@ -53,6 +57,64 @@ def grouped(stage_of: Integers, stages: int) -> tuple[Integers, Integers]:
 
 
 @compiled
+def terms_of(model: CostArrays, members: Integers, starts: Integers) -> TermArrays:
+    """All terms of the placement that `grouped` gives."""
+    stages = model.stages
+    hops, compute, pairs = np.zeros(stages - 1), np.zeros(stages), np.zeros(stages)
+    links, uplinks = np.zeros(members.size), np.zeros(model.uplink.size)
+    latency = 0.0
+    for s in range(stages):
+        group = members[starts[s] : starts[s + 1]]
+        for i in group:
+            for j in group:
+                pairs[s] += model.gossip[i, j]
+        if group.size > 1:
+            pairs[s] /= group.size * (group.size - 1)
+        if model.computes:
+            compute[s] = 1 / model.throughput[group].sum()
+        if s + 1 < stages:
+            hops[s] = add_hop(model, group, members[starts[s + 1] : starts[s + 2]], links, uplinks)
+            latency += 2 * hops[s]
+        latency += compute[s] * group.size
+    return TermArrays(hops, compute, links, uplinks, pairs, latency)
+
+
+@compiled
+def add_hop(model: CostArrays, group: Integers, following: Integers, links: Floats, uplinks: Floats) -> float:
+    """The mean hop from `group` to the `following` stage; adds what it keeps `links` and `uplinks` busy."""
+    supply, demand = model.throughput[group], model.throughput[following]
+    supply, demand = supply / supply.sum(), demand / demand.sum()
+    flow = np.zeros((group.size, following.size))
+    if model.uniform < 1:
+        times = np.empty_like(flow)
+        for a in range(group.size):
+            for b in range(following.size):
+                times[a, b] = model.activation[group[a], following[b]]
+        cheapest_flow(times, supply, demand, flow)
+    hop = 0.0
+    for a in range(group.size):
+        for b in range(following.size):
+            i, j = group[a], following[b]
+            share = (1 - model.uniform) * flow[a, b] + model.uniform * supply[a] * demand[b]
+            hop += share * model.activation[i, j]
+            links[i] += share * model.occupied[i, j]
+            links[j] += share * model.occupied[i, j]
+            if model.site[i] != model.site[j]:
+                for site in (model.site[i], model.site[j]):
+                    if site >= 0:
+                        uplinks[site] += share * model.uplink[site]
+    return hop
+
+
+@compiled
+def combined(model: CostArrays, terms: TermArrays, bottleneck: float) -> float:
+    """T = L + (B − 1)·max(Z, L/F) + G/k, with `bottleneck` Z."""
+    pace = max(bottleneck, terms.latency / model.in_flight)
+    step: float = terms.latency + (model.microbatches - 1) * pace + terms.pairs.max() / model.inner_steps
+    return step
+
+
+@compiled
 def step_time(model: CostArrays, stage_of: Integers) -> float:
     """T in seconds of `stage_of` [N]; infinite when a stage is too small or a device does not fit."""
     members, starts = grouped(stage_of, model.stages)
@@ -62,21 +124,14 @@ def step_time(model: CostArrays, stage_of: Integers) -> float:
     for device in range(stage_of.size):
         if not model.fits[device, stage_of[device]]:
             return np.inf
-    hops, compute, pairs = np.empty(model.stages - 1), np.empty(model.stages), np.empty(model.stages)
-    links, uplinks = np.empty(stage_of.size), np.empty(model.uplink.size)
-    fill_terms(
-        members, starts, model.activation, model.occupied, model.gossip, model.throughput, model.computes,
-        model.site, model.uplink, model.uniform, hops, compute, links, uplinks, pairs,
-    )  # fmt: skip
-    latency, busiest = 2 * hops.sum(), links.max()
-    for s in range(model.stages):
-        latency += compute[s] * (starts[s + 1] - starts[s])
-        busiest = max(busiest, compute[s])
-    for site in range(uplinks.size):
-        busiest = max(busiest, uplinks[site])
-    return combined(
-        latency, busiest, pairs.max(), model.microbatches, model.in_flight, model.inner_steps, model.hidden
-    )
+    terms = terms_of(model, members, starts)
+    busiest = max(terms.links.max(), terms.compute.max())
+    for site in range(terms.uplinks.size):
+        busiest = max(busiest, terms.uplinks[site])
+    return combined(model, terms, busiest)
+
+
+# --- annealing --------------------------------------------------------------------------------
 
 
 @compiled

@@ -1,0 +1,72 @@
+"""What commands show beside plain text: tables, progress bars on a terminal, pictures in a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from node.machine.extras import optional
+from protocol.errors import UserError
+
+
+def plain_table(title: str) -> Table:
+    """A table without lines, its title on the left."""
+    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="underline")
+
+
+class Bars:
+    """Mutable state: one bar for each thing that is done."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self._tasks: dict[str, TaskID] = {}
+
+    def update(self, name: str, done: int, total: int) -> None:
+        if name not in self._tasks:
+            self._tasks[name] = self._shown.add_task(name, total=total)
+        self._shown.update(self._tasks[name], completed=done, total=total)
+
+    def tell(self, sentence: str) -> None:
+        """A line above the bars."""
+        self._shown.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def bars() -> Iterator[Bars]:
+    """Bars that vanish when everything is done; where there is no terminal only the sentences are seen."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as shown:
+        yield Bars(shown)
+
+
+@contextmanager
+def figure(file: Path, panels: int = 1) -> Iterator[Any]:
+    """Axes of a figure that is saved to `file` at the end, SVG, PNG or PDF; a list of axes for several panels.
+
+    Raises `UserError` when the file cannot be written, its ending names no format, or matplotlib is missing.
+    """
+    if file.suffix not in (".svg", ".png", ".pdf"):
+        raise UserError(f"Cannot draw {file}: end its name in .svg, .png or .pdf.")
+    optional("matplotlib", "plot").use("Agg")  # no display is needed
+    plt = optional("matplotlib.pyplot", "plot")
+    # a fixed salt and no date: the same data gives the same file
+    with plt.rc_context({"svg.hashsalt": "noloco", "svg.fonttype": "none", "font.size": 9}):
+        drawing, axes = plt.subplots(1, panels, figsize=(5.2 * panels, 3.8), squeeze=False)
+        for axis in axes[0]:
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(alpha=0.25)
+        try:
+            yield axes[0] if panels > 1 else axes[0][0]
+            drawing.tight_layout()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            drawing.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+        except OSError as error:
+            raise UserError(f"Cannot write {file} ({error.strerror}). Choose another file.") from None
+        finally:
+            plt.close(drawing)
