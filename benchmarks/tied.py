@@ -8,6 +8,7 @@ and in each step as many sequences as all replicas have. Losses are on 512 held-
 
 from __future__ import annotations
 
+from itertools import islice
 from statistics import fmean
 
 import torch
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoModelForCausalLM
 
-from bootstrap.simulation.learning import corpus_of, simulate
+from bootstrap.simulation.learning import simulate, text_of
 from bootstrap.simulation.study import one_setting
+from node.data.batches import Position
 from node.model.families import model_config
 from node.model.schedule import learning_rate
 from node.model.stage import Stage
@@ -51,7 +53,9 @@ def swarm_loss(is_tied: bool, stages: int, seed: int, steps: int) -> float:
 def plain_loss(is_tied: bool, seed: int, steps: int) -> float:
     base = manifest_of(is_tied, seed)
     manifest = one_setting(base, steps, MICROBATCHES, SEQUENCES, stages=1).manifest
-    inner, tokens, corpus = manifest.inner, manifest.data.sequence_tokens, corpus_of("python-stdlib")
+    inner, data = manifest.inner, text_of(manifest)
+    start = Position(data.identity)
+    lines = [data.batches(f"seed {seed}", f"{replica}", manifest, start) for replica in range(REPLICAS)]
     stage = Stage(manifest, 0)
     model = AutoModelForCausalLM.from_config(model_config(manifest))
     model.load_state_dict({stage.checkpoint_name(n): p for n, p in stage.named_parameters()}, strict=False)
@@ -59,9 +63,8 @@ def plain_loss(is_tied: bool, seed: int, steps: int) -> float:
         model.parameters(), betas=(inner.beta1, inner.beta2), eps=inner.eps, weight_decay=inner.weight_decay
     )
     for step in range(steps):
-        for replica in range(REPLICAS):
-            for index in range(MICROBATCHES):
-                inputs, labels = corpus.draw(f"seed {seed}", f"{replica}", step, index, SEQUENCES, tokens)
+        for line in lines:
+            for (inputs, labels), _ in islice(line, MICROBATCHES):
                 loss = F.cross_entropy(model(inputs).logits.flatten(0, 1), labels.flatten())
                 (loss / (REPLICAS * MICROBATCHES)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
@@ -70,7 +73,7 @@ def plain_loss(is_tied: bool, seed: int, steps: int) -> float:
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        batches = list(corpus.validation_batches(tokens, 32, HELD_OUT))
+        batches = list(data.validation_batches(manifest.data.sequence_tokens, 32, HELD_OUT))
         losses = [F.cross_entropy(model(x).logits.flatten(0, 1), y.flatten()).item() for x, y in batches]
     return fmean(losses)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from node.data.corpus import load_corpus
+from bootstrap.simulation.learning import text_of
+from node.data.batches import Position
 from node.model.replica import Replica
 
 
@@ -14,15 +15,14 @@ def train_plainly(whole: Replica, seconds: float, warm_up_steps: int = 0) -> flo
     The microbatches, optimizer and clipping of the manifest, no network; two steps at least after the warm-up.
     """
     manifest = whole.manifest
-    corpus, inner = load_corpus("python-stdlib"), manifest.inner
+    data, inner = text_of(manifest), manifest.inner
+    line = data.batches("bench", "plain", manifest, Position(data.identity))
     began, steps = time.perf_counter(), -warm_up_steps
     while steps < 2 or time.perf_counter() - began < seconds:
         if steps == 0:
             began = time.perf_counter()
-        for index in range(inner.microbatches):
-            batch = corpus.draw(
-                "bench", "plain", whole.step, index, inner.sequences, manifest.data.sequence_tokens
-            )
+        for _ in range(inner.microbatches):
+            batch, _ = next(line)
             whole.passes.last_stage(*batch)
         whole.inner_step(inner.microbatches)  # its norm waits for the device
         steps += 1

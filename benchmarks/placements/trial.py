@@ -12,13 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from bootstrap.placement.scenario import Scenario
+from bootstrap.simulation.learning import text_of
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.data.corpus import Corpus
 from node.model.compute import Priority
 from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.transport.base import PeerId
@@ -64,14 +63,13 @@ def tokens_per_second(scenario: Scenario, stage_of: Sequence[int], trial: Trial)
     `stage_of` [N] is the stage of each device. Takes about half a minute for 64 devices.
     """
     torch.set_num_threads(1)
-    text = np.random.default_rng(trial.seed).integers(97, 123, 50_000).astype(np.uint8)
-    result: float = run_virtual(_train(scenario, stage_of, trial, Corpus(text, 45_000)))
+    result: float = run_virtual(_train(scenario, stage_of, trial))
     return result
 
 
-async def _train(scenario: Scenario, stage_of: Sequence[int], trial: Trial, corpus: Corpus) -> float:
+async def _train(scenario: Scenario, stage_of: Sequence[int], trial: Trial) -> float:
     manifest = trial_manifest(max(stage_of) + 1, trial)
-    swarm = SimulatedSwarm(manifest, corpus, trial.seed, seconds=work_seconds(trial))
+    swarm = SimulatedSwarm(manifest, text_of(manifest), trial.seed, seconds=work_seconds(trial))
     device_of: dict[PeerId, int] = {}
     nbytes = _frame_bytes(manifest)
     swarm.network.link = lambda sender, receiver: link_between(

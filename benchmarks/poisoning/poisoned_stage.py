@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bootstrap.inspect.spread import squared_deviation
-from bootstrap.simulation.learning import corpus_of, loss_along
-from node.data.batches import Batch
-from node.data.corpus import Corpus
+from bootstrap.simulation.learning import loss_along, text_of
+from node.data.batches import Batch, Position, TrainingData
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Finding, blocks_of
 from protocol.manifest import Manifest, load_preset
@@ -86,9 +85,9 @@ class PoisonOutcome:
 class PoisonedStage:
     """Mutable state: the replicas and their defences, the rounds so far, what the defences found."""
 
-    def __init__(self, setting: PoisonSetting, corpus: Corpus) -> None:
+    def __init__(self, setting: PoisonSetting, data: TrainingData) -> None:
         self._setting = setting
-        self._corpus = corpus
+        self._data = data
         self._rng = random.Random(setting.seed)
         manifest = setting.manifest
         self.honest = [Replica(manifest, 0) for _ in range(setting.replicas - setting.attackers)]
@@ -99,6 +98,11 @@ class PoisonedStage:
                 for number in range(setting.attackers)
             ]
         self._replicas = self.honest + self._attackers
+        start = Position(data.identity)
+        self._lines = [
+            data.batches(f"seed {setting.seed}", str(number), manifest, start)
+            for number in range(setting.replicas)
+        ]
         first = self._replicas[0]
         self._gradients = gradients_of(first)
         blocks = blocks_of(first.flat.slices)
@@ -108,17 +112,12 @@ class PoisonedStage:
 
     def train(self) -> None:
         for step in range(self._setting.steps):
-            self._inner_step(step)
+            self._inner_step()
             if (step + 1) % self._setting.inner_steps == 0:
                 self._average()
 
-    def _inner_step(self, step: int) -> None:
-        manifest = self._setting.manifest
-        sequences, tokens = manifest.inner.sequences, manifest.data.sequence_tokens
-        batches = [
-            self._corpus.train_batch((self._setting.seed, step, number), sequences, tokens)
-            for number in range(len(self._replicas))
-        ]
+    def _inner_step(self) -> None:
+        batches = [next(line)[0] for line in self._lines]
         for replica, gradient in zip(self._replicas, self._gradients(self._replicas, batches), strict=True):
             replica.flat.gradients.copy_(gradient)
             replica.inner_step(1)
@@ -169,7 +168,7 @@ class PoisonedStage:
         return self._round * ROUND_SECONDS
 
     def outcome(self) -> PoisonOutcome:
-        losses = [loss_along([replica], self._corpus, VALIDATION_SEQUENCES) for replica in self.honest]
+        losses = [loss_along([replica], self._data, VALIDATION_SEQUENCES) for replica in self.honest]
         entries = len(self.honest) * self.honest[0].parameters
         honest = [finding for is_attacker, finding in self._findings if not is_attacker]
         attackers = [finding for is_attacker, finding in self._findings if is_attacker]
@@ -188,7 +187,7 @@ class PoisonedStage:
 def train_poisoned(setting: PoisonSetting) -> PoisonOutcome:
     """One run from the first step to the last: about 20 s of a core as it is."""
     torch.set_num_threads(1)
-    stage = PoisonedStage(setting, corpus_of(setting.manifest.data.source))
+    stage = PoisonedStage(setting, text_of(setting.manifest))
     stage.train()
     return stage.outcome()
 

@@ -12,13 +12,14 @@ from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.inspect.observer import Observer
 from bootstrap.inspect.spread import measure_spread
+from bootstrap.local.entropies import entropies_of
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.summary import Summary
 from node.data.background import in_background
 from node.data.batches import TrainingData
-from node.data.corpus import Corpus
 from node.data.opening import open_data
 from protocol.errors import NolocoError
+from protocol.manifest import BYTES
 from protocol.transport.base import PeerId
 
 
@@ -50,9 +51,11 @@ class Measuring:
         loss = await in_background("loss", self._starting_loss)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
         told = [f"The model starts at a loss of {loss.nats:.3f} nats per {summary.unit} on held-out text."]
-        if isinstance(self._data, Corpus):
-            summary.unigram_entropy = await asyncio.to_thread(self._data.unigram_entropy)
-            summary.bigram_entropy = await asyncio.to_thread(self._data.bigram_entropy)
+        if not self._plan.data and self._plan.manifest.data.tokenizer == BYTES:  # small enough to be counted
+            found = await in_background(
+                "entropies", entropies_of, self._plan.manifest, self._data, self._text
+            )
+            summary.unigram_entropy, summary.bigram_entropy = found
             told.append(
                 f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, "
                 f"bigram {summary.bigram_entropy:.3f} nats per byte."

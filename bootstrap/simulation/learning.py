@@ -11,7 +11,6 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ import torch.nn.functional as F
 from bootstrap.inspect.spread import squared_deviation
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.data.corpus import Corpus, load_corpus
+from node.data.batches import TrainingData
+from node.data.opening import DataPlan, default_cache, open_data
+from node.data.paths import DEFAULT_FIELD
 from node.model.passes import evaluate_through
 from node.model.replica import Replica
 from protocol.manifest import Manifest
@@ -31,18 +32,8 @@ CURVE_POINTS = 20
 CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
-# Facts that older results do not name, and what these had. Keys have them from the manifest.
+# Facts that older results do not name, and what these had.
 LATER_FACTS: dict[str, Any] = {"activations": "fp32", "gradients": "fp32", "staleness": 0}
-# Settings of the manifest that outcomes were kept without.
-LATER_SETTINGS = {
-    "inner": ("staleness",),
-    "model": (
-        "family", "head_dim", "tied_embeddings", "attention_bias", "mlp_bias", "sliding_window", "full_layers",
-        "max_positions", "rope",
-    ),
-}  # fmt: skip
-
-REMOVED_SETTINGS = {"outer": {"drift_control": False}}  # that outcomes were kept with
 
 
 @dataclass(frozen=True)
@@ -65,18 +56,7 @@ class LearningSetting:
     @property
     def key(self) -> str:
         """The same for the same setting, for studies that go on where they stopped."""
-        facts = {name: value for name, value in self.facts().items() if name not in LATER_FACTS}
-        manifest = self.manifest.model_dump()
-        if manifest["start"] is None:
-            del manifest["start"]
-        for section, removed in REMOVED_SETTINGS.items():
-            manifest[section] |= removed
-        for section, names in LATER_SETTINGS.items():
-            for name in names:
-                own = getattr(self.manifest, section)
-                if getattr(own, name) == type(own).model_fields[name].default:
-                    del manifest[section][name]
-        text = json.dumps(facts | {"manifest": manifest}, sort_keys=True)
+        text = json.dumps(self.facts() | {"manifest": self.manifest.model_dump()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -141,39 +121,39 @@ class LearningResult:
     wall_seconds: float = 0.0
 
 
-@cache
-def corpus_of(source: str) -> Corpus:
-    return load_corpus(source)
+def text_of(manifest: Manifest) -> TrainingData:
+    """What the manifest names as the run's text. Raises `DataError` where that is left to volunteers."""
+    return open_data(manifest, DataPlan((), DEFAULT_FIELD, default_cache()), None)
 
 
 def simulate(setting: LearningSetting) -> LearningResult:
     """Train it to its end. One thread; a minute for a million tokens of the tiny preset."""
     torch.set_num_threads(1)
     began = time.perf_counter()
-    outcome: LearningResult = run_virtual(_train(setting, corpus_of(setting.manifest.data.source)))
+    outcome: LearningResult = run_virtual(_train(setting, text_of(setting.manifest)))
     outcome.wall_seconds = round(time.perf_counter() - began, 2)
     return outcome
 
 
-async def _train(setting: LearningSetting, corpus: Corpus) -> LearningResult:
+async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult:
     manifest, replicas = setting.manifest, setting.replicas
     if setting.all_reduce:  # the mean gradient of N replicas is that of one with N times the microbatches
         inner = manifest.inner.model_copy(update={"microbatches": manifest.inner.microbatches * replicas})
         outer = manifest.outer.model_copy(update={"method": "local"})
         manifest, replicas = manifest.model_copy(update={"inner": inner, "outer": outer}), 1
     bandwidth = {"bandwidth": setting.mbit * 1e6 / 8} if setting.mbit else {}
-    swarm = SimulatedSwarm(manifest, corpus, setting.seed, Link(latency=setting.latency, **bandwidth))
+    swarm = SimulatedSwarm(manifest, data, setting.seed, Link(latency=setting.latency, **bandwidth))
     await swarm.seed_peer.start()
     count = replicas * manifest.stages
     for number in range(count):
         slowed = setting.slow if number == count - 1 else 1.0
         swarm.add(number, stage=number % manifest.stages, speed=1 / slowed)
     outcome = LearningResult(setting.key, setting.facts())
-    watching = asyncio.get_running_loop().create_task(_watch(swarm, corpus, outcome))
+    watching = asyncio.get_running_loop().create_task(_watch(swarm, data, outcome))
     began, ended = await _to_the_end(swarm)
     watching.cancel()
     await swarm.finish()
-    _measure(swarm, setting, corpus, outcome)
+    _measure(swarm, setting, data, outcome)
     outcome.seconds = max(ended.values()) - began
     outcome.steps_per_second = [_pace(swarm, number) for number in sorted(swarm.nodes)]
     blocked = sum(node.context.counters.blocked_seconds for node in swarm.nodes.values())
@@ -206,7 +186,7 @@ def _pace(swarm: SimulatedSwarm, number: int) -> float:
     return round((len(times) - 1) / (times[-1] - times[0]), 4) if len(times) > 1 else 0.0
 
 
-async def _watch(swarm: SimulatedSwarm, corpus: Corpus, outcome: LearningResult) -> None:
+async def _watch(swarm: SimulatedSwarm, data: TrainingData, outcome: LearningResult) -> None:
     """Loss and spread along the way, at about `CURVE_POINTS` counts of tokens."""
     every = max(1, swarm.manifest.inner.total_steps // CURVE_POINTS)
     due = every
@@ -216,7 +196,7 @@ async def _watch(swarm: SimulatedSwarm, corpus: Corpus, outcome: LearningResult)
         if not pipelines or min(node.replica.step for node in pipelines[0][:1]) < due:
             continue
         due = pipelines[0][0].replica.step + every
-        loss = loss_along([node.replica for node in pipelines[0]], corpus, CURVE_SEQUENCES)
+        loss = loss_along([node.replica for node in pipelines[0]], data, CURVE_SEQUENCES)
         outcome.curve.append((tokens_of(swarm), loss, spread_of(pipelines)))
 
 
@@ -246,12 +226,12 @@ def _squares_by_stage(pipelines: list[list[Node]]) -> list[float]:
 
 
 @torch.no_grad()
-def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
+def loss_along(route: list[Replica], data: TrainingData, sequences: int) -> float:
     """Mean nats per token of the slow weights on held-out text, through one replica of each stage."""
     tokens = route[0].manifest.data.sequence_tokens
     passes = [replica.passes for replica in route]
     total, count = 0.0, 0
-    for inputs, labels in corpus.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
+    for inputs, labels in data.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
         logits = evaluate_through(passes, inputs)
         total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += labels.numel()
@@ -259,12 +239,12 @@ def loss_along(route: list[Replica], corpus: Corpus, sequences: int) -> float:
 
 
 def _measure(
-    swarm: SimulatedSwarm, setting: LearningSetting, corpus: Corpus, outcome: LearningResult
+    swarm: SimulatedSwarm, setting: LearningSetting, data: TrainingData, outcome: LearningResult
 ) -> None:
     pipelines = pipelines_of(swarm)
     sequences = setting.validation_sequences
     routes = [[node.replica for node in row] for row in pipelines]
-    outcome.losses = [loss_along(route, corpus, sequences) for route in routes]
+    outcome.losses = [loss_along(route, data, sequences) for route in routes]
     outcome.loss = sum(outcome.losses) / len(outcome.losses)
     outcome.spread = spread_of(pipelines)
     entries = [sum(replica.parameters for replica in stage) for stage in zip(*routes, strict=True)]
@@ -282,7 +262,7 @@ def _measure(
     outcome.paired = sum(event["partner"] is not None for event in rounds) / max(1, len(rounds))
     outcome.bytes_per_replica = _bytes_sent(setting, nodes)
     outcome.bytes_per_token = outcome.bytes_per_replica / (outcome.tokens / setting.replicas)
-    outcome.loss_of_mean = _loss_of_mean(routes, corpus, sequences)
+    outcome.loss_of_mean = _loss_of_mean(routes, data, sequences)
 
 
 def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
@@ -293,8 +273,8 @@ def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
     return sum(node.context.counters.gossip_bytes for node in nodes) / len(nodes)
 
 
-def _loss_of_mean(routes: list[list[Replica]], corpus: Corpus, sequences: int) -> float:
+def _loss_of_mean(routes: list[list[Replica]], data: TrainingData, sequences: int) -> float:
     """Overwrites the first route's φ."""
     for stage in zip(*routes, strict=True):
         stage[0].phi.copy_(torch.stack([replica.phi for replica in stage]).mean(0))
-    return loss_along(routes[0], corpus, sequences)
+    return loss_along(routes[0], data, sequences)

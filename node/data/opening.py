@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.data.batches import TrainingData
-from node.data.corpus import load_corpus
 from node.data.datasets_library import HubStream
 from node.data.documents import Documents, Split
 from node.data.paths import HUB
@@ -59,13 +58,8 @@ def open_data(manifest: Manifest, plan: DataPlan, tokenizer: bytes | None) -> Tr
 
     Reads all of it when it is seen for the first time, so call it in a thread. Raises `DataError` or
     `TokenizerError` with what to do.
-
-    The Python library's own sources as bytes are drawn in random windows, as they always were: what
-    docs/ publishes of losses was measured so. Everything else is drawn as documents.
     """
     plan.require(manifest)
-    if not plan.entries and manifest.data.tokenizer == BYTES:
-        return load_corpus(manifest.data.source, manifest.data.held_out)
     loaded = load_tokenizer(tokenizer, manifest)
     return TokenisedDocuments(_documents(manifest, plan), loaded)
 

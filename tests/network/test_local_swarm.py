@@ -17,7 +17,8 @@ import torch
 from daemons import wait_until
 from transformers import AutoModelForCausalLM
 
-from node.data.corpus import load_corpus
+from bootstrap.simulation.learning import text_of
+from protocol.manifest import load_preset
 from tests.pretrained import saved_model
 
 COMMAND = [sys.executable, "-m", "bootstrap.tools_cli", "swarm"]
@@ -76,7 +77,7 @@ def test_six_peers_train_one_model(tmp_path: Path) -> None:
     # the export is what the swarm evaluated, by code that knows nothing of us
     assert summary["export"]["difference"] < 1e-3
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "export", dtype=torch.float32)
-    held_out = torch.from_numpy(load_corpus("python-stdlib").held_out[:128].copy()).long()[None]
+    held_out, _ = next(iter(text_of(load_preset("tiny")).validation_batches(128, 1)))
     loss = model(input_ids=held_out, labels=held_out).loss.item()
     assert loss < summary["unigram_entropy"] + 0.5
 

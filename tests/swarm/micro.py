@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Container, Coroutine, Iterable
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,11 @@ import torch
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.data.corpus import Corpus
+from node.data.batches import Batch
+from node.data.documents import Split, content_hash
+from node.data.order import DocumentOrder
+from node.data.tokenised import TokenisedDocuments
+from node.data.tokenizer import ByteTokenizer
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.rpc import Rpc
@@ -56,13 +60,46 @@ def micro_manifest(**changes: Any) -> Manifest:
     return manifest_from(settings)
 
 
+class MadeUpDocuments:
+    """Documents in memory."""
+
+    identity = "made up"
+
+    def __init__(self, texts: Sequence[str], split: Split) -> None:
+        texts = sorted(texts, key=lambda text: content_hash(text.encode()))
+        self._held_out = [text for text in texts if split.holds_out(text.encode())]
+        self._training = texts[len(self._held_out) :]
+
+    def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
+        order = DocumentOrder(len(self._training), (*seed, epoch))
+        return (self._training[order[place]] for place in range(first, len(self._training)))
+
+    def held_out(self) -> Iterator[str]:
+        return iter(self._held_out)
+
+
 @cache
-def micro_corpus() -> Corpus:
+def micro_text() -> str:
     """100 kB of made-up words: a model that learns how common letters are has learned something."""
     rng = np.random.default_rng(7)
     words = ["".join(rng.choice(list("etaoinshrdlu"), size=rng.integers(2, 9))) for _ in range(200)]
-    text = " ".join(rng.choice(words, size=20_000, p=_zipf(len(words))))[:100_000]
-    return Corpus(np.frombuffer(text.encode(), np.uint8), 95_000)
+    return " ".join(rng.choice(words, size=20_000, p=_zipf(len(words))))[:100_000]
+
+
+@cache
+def micro_corpus() -> TokenisedDocuments:
+    """That text in documents of 500 letters."""
+    text = micro_text()
+    texts = [text[start : start + 500] for start in range(0, len(text), 500)]
+    return TokenisedDocuments(MadeUpDocuments(texts, Split(0.05)), ByteTokenizer())
+
+
+def micro_batch(seed: int | Sequence[int], sequences: int, tokens: int) -> Batch:
+    """Windows of that text at random, inputs and labels int64 [sequences, tokens] each."""
+    text = np.frombuffer(micro_text().encode(), np.uint8)
+    starts = np.random.default_rng(seed).integers(len(text) - tokens, size=sequences)
+    windows = torch.from_numpy(text[starts[:, None] + np.arange(tokens + 1)].astype(np.int64))
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 
 def _zipf(count: int) -> Any:

@@ -7,10 +7,10 @@ import torch
 
 from benchmarks.poisoning.attackers import KINDS, Attack, Attacker, Kind
 from benchmarks.poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
-from bootstrap.simulation.learning import corpus_of
+from bootstrap.simulation.learning import text_of
 from node.model.replica import EVERYTHING, Replica
 from node.rounds.defence import blocks_of
-from tests.swarm.micro import micro_corpus, micro_manifest
+from tests.swarm.micro import micro_batch, micro_manifest
 
 MANIFEST = micro_manifest(stages=1)
 STEPS = 3
@@ -18,7 +18,7 @@ STEPS = 3
 
 def trained(replica: Replica, seed: int) -> Replica:
     for step in range(STEPS):
-        batch = micro_corpus().train_batch((seed, step), 2, MANIFEST.data.sequence_tokens)
+        batch = micro_batch((seed, step), 2, MANIFEST.data.sequence_tokens)
         replica.passes.loss_and_backward(*batch)
         replica.inner_step(1)
     return replica
@@ -81,7 +81,7 @@ def test_an_attacker_goes_on_from_the_honest_mean() -> None:
 
 def test_the_gradients_of_all_replicas_at_once_are_those_of_each() -> None:
     replicas = honest_replicas(3)
-    batches = [micro_corpus().train_batch(seed, 2, MANIFEST.data.sequence_tokens) for seed in range(3)]
+    batches = [micro_batch(seed, 2, MANIFEST.data.sequence_tokens) for seed in range(3)]
     together = gradients_of(replicas[0])(replicas, batches)
     for replica, batch, gradient in zip(replicas, batches, together, strict=True):
         replica.flat.gradients.zero_()
@@ -104,7 +104,7 @@ def test_the_defence_helps_and_costs_nothing() -> None:
 
 def test_repeat_offenders_are_left_alone() -> None:
     setting = PoisonSetting(Attack("constant"), attackers=1, replicas=3, clip=1.5, steps=30, inner_steps=2)
-    stage = PoisonedStage(setting, corpus_of("python-stdlib"))
+    stage = PoisonedStage(setting, text_of(setting.manifest))
     stage.train()
     outcome = stage.outcome()
     assert outcome.quarantined_attackers >= 2

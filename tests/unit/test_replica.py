@@ -20,7 +20,7 @@ from node.model.stage_state import StageState
 from node.rounds.outgoing_update import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
-from tests.swarm.micro import micro_corpus, micro_manifest
+from tests.swarm.micro import micro_batch, micro_manifest
 
 MICROBATCHES = 2
 
@@ -36,7 +36,7 @@ def replicas_of(manifest: Manifest) -> list[Replica]:
 
 
 def batch(manifest: Manifest, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return micro_corpus().train_batch(seed, manifest.inner.sequences, manifest.data.sequence_tokens)
+    return micro_batch(seed, manifest.inner.sequences, manifest.data.sequence_tokens)
 
 
 def carry(replicas: list[Replica], tokens: torch.Tensor, labels: torch.Tensor) -> float:

@@ -17,7 +17,7 @@ from node.model.replica import Replica
 from node.model.stage_state import StageState
 from node.model.state_directory import StateDirectory
 from node.state.checkpoints import Checkpoints
-from tests.swarm.micro import micro_corpus, run_swarm
+from tests.swarm.micro import micro_batch, run_swarm
 from tests.unit.two_ends import End, agree, two_ends
 
 K = 3
@@ -34,7 +34,7 @@ CASES: list[dict[str, Any]] = [
 def learn(replica: Replica, seed: int, is_dropped: bool = False) -> None:
     """One inner step."""
     inner, data = replica.manifest.inner, replica.manifest.data
-    replica.passes.loss_and_backward(*micro_corpus().train_batch(seed, inner.sequences, data.sequence_tokens))
+    replica.passes.loss_and_backward(*micro_batch(seed, inner.sequences, data.sequence_tokens))
     if is_dropped:
         replica.flat.gradients[3] = math.inf
     replica.inner_step(1)

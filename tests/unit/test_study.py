@@ -74,7 +74,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_itself(tmp_path: Path) -> 
     assert row["loss_deviation"] > 0
 
 
-def test_the_codecs_between_stages_are_facts_and_results_from_before_keep_their_keys(tmp_path: Path) -> None:
+def test_the_codecs_between_stages_are_facts_and_older_results_without_them_are_read(tmp_path: Path) -> None:
     [plain] = run_study([short()], None, 1, lambda *_: None)
     before = asdict(plain)
     for name in ("activations", "gradients"):
@@ -84,7 +84,7 @@ def test_the_codecs_between_stages_are_facts_and_results_from_before_keep_their_
     told: list[int] = []
     int8 = short(wire={"activations": "int8", "gradients": "eden4"}, stages=2)
     outcomes = run_study([short(), int8], file, 1, lambda outcome, done, of: told.append(done))
-    assert told == [2]
+    assert told == [2]  # the first was not run again
     assert [(o.setting["activations"], o.setting["gradients"]) for o in outcomes] == [
         ("fp32", "fp32"),
         ("int8", "eden4"),
