@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from node.data.paths import HUB
+from node.data.datasets_library import HUB
 from node.data.tokenizer import (
     FILE_NAME,
     FileTokenizer,

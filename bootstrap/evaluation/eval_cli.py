@@ -9,7 +9,7 @@ import typer
 
 from bootstrap.model_options import DataOption, Join, ModelDirectory, TextFieldOption, TokenizerFile
 from node.command import fail, run_async
-from node.data.paths import DEFAULT_FIELD
+from node.data.sources import DEFAULT_FIELD
 from protocol.errors import NolocoError, UserError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bootstrap.traces.merge import FILE_NAME
 from node.data.opening import DataPlan
-from node.data.paths import DEFAULT_FIELD
+from node.data.sources import DEFAULT_FIELD
 from protocol.manifest import Manifest
 
 

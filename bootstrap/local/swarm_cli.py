@@ -18,7 +18,7 @@ from bootstrap.model_options import (
     TextFieldOption,
 )
 from node.command import fail, run_async
-from node.data.paths import DEFAULT_FIELD
+from node.data.sources import DEFAULT_FIELD
 from protocol.errors import NolocoError
 
 if TYPE_CHECKING:

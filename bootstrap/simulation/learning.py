@@ -21,7 +21,7 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import TrainingData
 from node.data.opening import DataPlan, default_cache, open_data
-from node.data.paths import DEFAULT_FIELD
+from node.data.sources import DEFAULT_FIELD
 from node.model.passes import evaluate_through
 from node.model.replica import Replica
 from protocol.manifest import Manifest

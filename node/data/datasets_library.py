@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from node.data.paths import HUB
 from node.machine.extras import optional
 from protocol.errors import DataError, UserError
 
+HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
 _DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".gz", ".zst")
 _WANTED_SPLIT = "train"

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.data.batches import TrainingData
-from node.data.datasets_library import HubStream
-from node.data.documents import Documents, Split
-from node.data.paths import HUB
+from node.data.datasets_library import HUB, HubStream
+from node.data.documents import Documents, Split, StreamedDocuments
 from node.data.store import stored_documents
-from node.data.stream import StreamedDocuments
-from node.data.tokenised import TokenisedDocuments
 from node.data.tokenizer import load_tokenizer
 from protocol.errors import DataError
 from protocol.manifest import BYTES, Manifest
@@ -61,7 +58,7 @@ def open_data(manifest: Manifest, plan: DataPlan, tokenizer: bytes | None) -> Tr
     """
     plan.require(manifest)
     loaded = load_tokenizer(tokenizer, manifest)
-    return TokenisedDocuments(_documents(manifest, plan), loaded)
+    return TrainingData(_documents(manifest, plan), loaded)
 
 
 def _documents(manifest: Manifest, plan: DataPlan) -> Documents:

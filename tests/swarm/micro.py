@@ -16,10 +16,9 @@ import torch
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.data.batches import Batch
+from node.data.batches import Batch, TrainingData
 from node.data.documents import Split, content_hash
-from node.data.order import DocumentOrder
-from node.data.tokenised import TokenisedDocuments
+from node.data.store import DocumentOrder
 from node.data.tokenizer import ByteTokenizer
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from
@@ -87,11 +86,11 @@ def micro_text() -> str:
 
 
 @cache
-def micro_corpus() -> TokenisedDocuments:
+def micro_corpus() -> TrainingData:
     """That text in documents of 500 letters."""
     text = micro_text()
     texts = [text[start : start + 500] for start in range(0, len(text), 500)]
-    return TokenisedDocuments(MadeUpDocuments(texts, Split(0.05)), ByteTokenizer())
+    return TrainingData(MadeUpDocuments(texts, Split(0.05)), ByteTokenizer())
 
 
 def micro_batch(seed: int | Sequence[int], sequences: int, tokens: int) -> Batch:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from bootstrap.simulation.swarm import SimulatedSwarm
-from node.data.batches import Batch, Position
+from node.data.batches import Batch, Position, TrainingData
 from node.data.documents import Split
 from node.data.store import stored_documents
-from node.data.tokenised import TokenisedDocuments
 from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership.tokenizer_exchange import fetch_tokenizer
 from protocol.errors import TokenizerError
@@ -37,7 +36,7 @@ from tests.unit.tokenizers_made_here import bpe
 MICROBATCHES = micro_manifest().inner.microbatches
 
 
-class Watched(TokenisedDocuments):
+class Watched(TrainingData):
     """Keeps every microbatch that was made, with where it ends."""
 
     made: dict[Position, list[Any]]
@@ -62,7 +61,7 @@ def documents_in(tmp_path: Path) -> Watched:
 def trained_until(data: Watched, swarm: SimulatedSwarm, position: Position) -> int:
     """How many microbatches lie before `position`, in the line of a node that was never stopped."""
     run_id, peer = swarm.seed_peer.signed.run_id, peer_of(swarm.nodes[0])
-    whole = TokenisedDocuments.batches(data, run_id, peer, swarm.manifest, Position(data.identity))
+    whole = TrainingData.batches(data, run_id, peer, swarm.manifest, Position(data.identity))
     places = [after for _, after in islice(whole, 8_000)]
     return places.index(position) + 1 if position in places else 0
 

@@ -19,11 +19,8 @@ from bootstrap.local.entropies import entropies_of
 from node.data.batches import Position, TrainingData
 from node.data.documents import Split
 from node.data.opening import DataPlan, open_data
-from node.data.order import DocumentOrder
-from node.data.paths import files_of, python_stdlib_files
-from node.data.sources import places_of
-from node.data.store import stored_documents
-from node.data.tokenised import TokenisedDocuments
+from node.data.sources import files_of, places_of, python_stdlib_files
+from node.data.store import DocumentOrder, stored_documents
 from node.data.tokenizer import ByteTokenizer
 from protocol.errors import DataError
 from protocol.manifest import load_preset
@@ -156,7 +153,7 @@ def entropies(training: str, held_out: str) -> tuple[float, float]:
         def __init__(self) -> None:
             self._training, self._held_out = [training], [held_out]
 
-    data = TokenisedDocuments(Given(), ByteTokenizer())
+    data = TrainingData(Given(), ByteTokenizer())
     text = MeasuredText(list(data.validation_batches(32, 8)), 0)
     return entropies_of(MANIFEST, data, text)
 
