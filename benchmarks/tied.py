@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM
 from bootstrap.simulation.learning import simulate, text_of
 from bootstrap.simulation.study import one_setting
 from node.data.batches import Position
-from node.model.families import model_config
-from node.model.schedule import learning_rate
-from node.model.stage import Stage
+from node.model.inner import learning_rate
+from node.model.stage import Stage, model_config
 from protocol.manifest import Manifest, load_preset
 
 STEPS, MICROBATCHES, SEQUENCES, REPLICAS = 400, 2, 2, 2

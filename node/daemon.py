@@ -23,9 +23,8 @@ from node.membership.newcomer import found_stage
 from node.membership.owners_plan import OwnersPlan
 from node.membership.tokenizer_exchange import RunTokenizer
 from node.membership.view import View
-from node.model.families import parts_of
 from node.model.replica import Replica
-from node.model.stage import work_of
+from node.model.stage import parts_of, work_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import NodeResources, Surroundings
 from node.rounds.rounds import Rounds

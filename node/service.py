@@ -16,13 +16,12 @@ from node.link_probes import LinkProbes
 from node.machine.ports import tcp_port
 from node.membership.discovery import Discovery
 from node.model.compute import Compute, Priority
-from node.model.device_transfer import copies_of
 from node.model.dry_run import rehearse
 from node.model.execution import choose_execution, described
 from node.model.replica import Replica
 from node.model.resources import room_on
 from node.model.sparing import sparing_for
-from node.model.stage_work import StageWork
+from node.model.stage_work import StageWork, copies_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import CLOSING_SECONDS, NodeResources
 from node.node_statistics import announcement, statistics

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from node.model.families import parts_of
+from node.model.stage import parts_of
 from protocol.model import Family
 
 SHAPES = {

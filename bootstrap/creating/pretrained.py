@@ -9,8 +9,8 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
-from node.model.families import FAMILIES, parts_of
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
+from node.model.stage import FAMILIES, parts_of
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, Start
 from protocol.model import Model

@@ -15,9 +15,8 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from node.model.families import model_config
 from node.model.flat import Slice, layout
-from node.model.stage import parameter_shapes
+from node.model.stage import model_config, parameter_shapes
 from protocol.manifest import Manifest
 
 PATTERN = "model{suffix}.safetensors"

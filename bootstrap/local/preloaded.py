@@ -13,14 +13,12 @@ from node.machine.processes import die_with_parent
 
 def _preload() -> None:
     die_with_parent()  # before the imports: after a Ctrl-C nobody waits for them
-    import node.cli
-    import node.model.kernels
-    import node.serving
     import protocol.kernels
-    from node.model.families import parts_of
+    from node.model.outer import load_loops
+    from node.model.stage import parts_of
 
     parts_of("llama")  # most of the time goes into what all families share
-    node.model.kernels.load()
+    load_loops()
     protocol.kernels.load()
     gc.freeze()  # a collection in a node would touch, and so copy, all that it shares with the others
 

@@ -12,16 +12,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from node.data.documents import Documents
-from node.data.tokenizer import Ids, Tokenizer
 from protocol.errors import DataError
 from protocol.manifest import Manifest
+
+if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does without tokenizers
+    from node.data.tokenizer import Ids, Tokenizer
 
 TOKENISED_AT_ONCE = 16  # documents: enough to occupy all cores, few enough that little is made in vain
 

@@ -20,10 +20,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-import node.model.kernels
 import protocol.kernels
 from node.machine.heap import keep_freed_memory
-from node.model.shortage import free_caches, is_out_of_memory
+from node.model.outer import load_loops
+from node.model.resources import free_caches, is_out_of_memory
 from node.watch.busy import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
 from protocol.errors import OutOfMemory, TransportDown
@@ -111,7 +111,7 @@ class ComputeThread(Compute):
     def _work(self) -> None:
         torch.set_num_threads(self._torch_threads)
         keep_freed_memory()
-        node.model.kernels.load()
+        load_loops()
         protocol.kernels.load()
         while True:
             priority, _, job = self._queue.get()

@@ -1,7 +1,7 @@
-"""All parameters of a stage as views into one flat float32 tensor.
+"""The flat float32 tensors of a replica: parameters as views into one, all of its state, what it owes to partners.
 
-Gossip, the outer step, state transfer and checkpoints then work on one contiguous buffer each, and AdamW on
-two tensors: the matrices, which decay, and after them the vectors, which do not.
+Gossip, the outer step, state transfer and checkpoints work on one contiguous buffer each, and AdamW on two tensors:
+the matrices, which decay, and after them the vectors, which do not.
 """
 
 from __future__ import annotations
@@ -62,3 +62,76 @@ class FlatParameters:
                 parameter.grad = self.gradients[start:stop]
                 groups.append((parameter, slice(start, stop)))
         return groups
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Everything needed to go on elsewhere or later, what a checkpoint holds; tensors are [parameters].
+
+    `step` counts the batches that were taken, `updates` those of them that AdamW learned from: its own step count.
+    """
+
+    step: int
+    round: int
+    steps_in_round: int
+    updates: int
+    phi: torch.Tensor
+    theta: torch.Tensor
+    delta: torch.Tensor
+    first_moment: torch.Tensor
+    second_moment: torch.Tensor
+    residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name, those that there are."""
+        tensors = {
+            "phi": self.phi,
+            "theta": self.theta,
+            "delta": self.delta,
+            "first_moment": self.first_moment,
+            "second_moment": self.second_moment,
+        }
+        if self.residual is not None:
+            tensors["residual"] = self.residual
+        return tensors
+
+
+class Residual:
+    """Error feedback, if `wire.error_feedback` asks for it: what a lossy codec left out goes with the next round's Δ.
+
+        sent = Q(Δ + e),   e ← Δ + e − sent
+
+    so that the sum of what was sent is the sum of all Δ up to the last e, which is no larger than one rounding.
+    Mutable state: e [parameters], from the first lossy contribution on. Used by the compute thread.
+    """
+
+    def __init__(self, phi: torch.Tensor) -> None:
+        self._phi = phi  # its shape and device
+        self._owed: torch.Tensor | None = None
+
+    def add_to(self, progress: torch.Tensor, bounds: slice) -> None:
+        """Δ ← Δ + e over `bounds`."""
+        if self._owed is not None:
+            progress.add_(self._owed[bounds])
+
+    def keep(self, meant: torch.Tensor, sent: torch.Tensor, bounds: slice) -> None:
+        """e over `bounds`: what was to be sent less what the receiver reads."""
+        if self._owed is None:
+            self._owed = torch.zeros_like(self._phi)
+        torch.sub(meant, sent, out=self._owed[bounds])
+
+    @property
+    def owed(self) -> torch.Tensor | None:
+        """e [parameters] itself, no copy; None before the first lossy contribution."""
+        return self._owed
+
+    def restore(self, owed: torch.Tensor | None) -> None:
+        """Owe what a snapshot of the same weights owed."""
+        self._owed = None if owed is None else owed.to(self._phi.device, copy=True)
+
+    def norm(self) -> float:
+        return 0.0 if self._owed is None else float(torch.linalg.vector_norm(self._owed))
+
+    def clear(self) -> None:
+        """Nothing is owed: the weights are not those that the rest belonged to."""
+        self._owed = None

@@ -1,4 +1,4 @@
-"""The inner step: the norm of a batch's gradient, and AdamW on the flat tensors of a stage."""
+"""The inner step: its learning rate, the norm of a batch's gradient, and AdamW on the flat tensors of a stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from node.model.flat import FlatParameters
-from node.model.shortage import is_out_of_memory, retried
+from node.model.resources import is_out_of_memory, retried
 from protocol.codec import require_finite
 from protocol.errors import CodecError
 from protocol.manifest import Inner
@@ -32,6 +32,18 @@ class StepReport:
     gradient_norm: float
     learning_rate: float
     left_out: LeftOut = ""
+
+
+def learning_rate(inner: Inner, step: int) -> float:
+    """Linear warm-up to the peak, then a cosine down to the minimum, which holds beyond the last step.
+
+    `step` counts the inner steps done before this one.
+    """
+    if step < inner.warmup_steps:
+        return inner.learning_rate * (step + 1) / inner.warmup_steps
+    progress = min(1.0, (step - inner.warmup_steps) / (inner.total_steps - inner.warmup_steps))
+    cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return inner.min_learning_rate + (inner.learning_rate - inner.min_learning_rate) * cosine
 
 
 class AdamW:

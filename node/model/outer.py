@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from node.model import kernels
+from protocol.kernels import Floats, compiled
 from protocol.stability import gamma_bound as stability_bound
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "add_weighted",
     "contribution",
     "covariance_recursion",
+    "load_loops",
     "outer_step",
     "outer_step_reference",
     "stability_bound",
@@ -80,7 +81,7 @@ def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettin
     if phi.device.type == "cpu":
         slow, momentum, mean = (tensor.view(-1).numpy() for tensor in (phi, delta, mean_z))
         number = slow.dtype.type
-        kernels.outer_step(slow, momentum, mean, number(settings.alpha), number(settings.gamma))
+        _outer_step_loop(slow, momentum, mean, number(settings.alpha), number(settings.gamma))
         return
     torch.add(mean_z, delta, alpha=settings.alpha, out=delta)
     phi.add_(delta.sub_(phi, alpha=settings.gamma))
@@ -93,8 +94,38 @@ def add_weighted(target: Tensor, first: Tensor, a: float, second: Tensor, b: flo
         return target.add_(first, alpha=a).add_(second, alpha=b)
     sum_, one, other = (tensor.view(-1).numpy() for tensor in (target, first, second))
     number = sum_.dtype.type
-    kernels.add_weighted(sum_, one, number(a), other, number(b))
+    _add_weighted_loop(sum_, one, number(a), other, number(b))
     return target
+
+
+def load_loops() -> None:
+    """Compile both loops for float32 now, or read them from disk, rather than in the middle of a round."""
+    one, two, three = (np.zeros(1, np.float32) for _ in range(3))
+    number = np.float32(1)
+    _add_weighted_loop(one, two, number, three, number)
+    _outer_step_loop(one, two, three, number, number)
+
+
+# One pass over contiguous one-dimensional arrays in either precision, unchecked; torch needs one for each operation.
+
+
+@compiled
+def _add_weighted_loop(target: Floats, first: Floats, a: np.float32, second: Floats, b: np.float32) -> None:
+    """target ← target + a·first + b·second."""
+    for i in range(target.size):
+        target[i] += a * first[i] + b * second[i]
+
+
+@compiled
+def _outer_step_loop(
+    phi: Floats, delta: Floats, mean_z: Floats, alpha: np.float32, gamma: np.float32
+) -> None:
+    """δ ← αδ + mean − γφ, φ ← φ + δ."""
+    for i in range(phi.size):
+        slow = phi[i]
+        momentum = mean_z[i] + alpha * delta[i] - gamma * slow
+        delta[i] = momentum
+        phi[i] = slow + momentum
 
 
 def outer_step_reference(

@@ -14,15 +14,12 @@ from typing import TypeAlias
 
 import torch
 
-from node.model.flat import FlatParameters
-from node.model.inner import LARGEST_NORM, AdamW, LeftOut, StepReport, are_finite, norm_of
+from node.model.flat import FlatParameters, Residual, StageState
+from node.model.inner import LARGEST_NORM, AdamW, LeftOut, StepReport, are_finite, learning_rate, norm_of
 from node.model.outer import OuterSettings, add_weighted, contribution, outer_step
 from node.model.passes import Passes
-from node.model.residual import Residual
-from node.model.schedule import learning_rate
-from node.model.shortage import is_out_of_memory, retried
+from node.model.resources import is_out_of_memory, retried
 from node.model.stage import Stage
-from node.model.stage_state import StageState
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 

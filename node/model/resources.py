@@ -1,25 +1,32 @@
-"""Whether this machine can hold a stage, told before anything is allocated."""
+"""Whether this machine can hold a stage, told before anything is allocated; and memory that runs out after all."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+from node.machine.heap import give_back_freed_memory
 from node.machine.limits import Room, host_room
 from node.machine.sizes import size
+from node.model.execution import least_activations
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
-from node.model.memory_plan import least_activations
 from node.model.stage import parameter_count
 from protocol.errors import ResourceError
 from protocol.manifest import Manifest
+
+T = TypeVar("T")
 
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
 GIB = 2**30
 # what the program takes between this check and its first microbatch: text, compiled loops, threads
 STARTING = 112 * 2**20
 VARYING = 16 * 2**20  # from one start of the program to the next
+# torch's ways to say that an allocation failed; a limit set by ulimit is met so
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "out of memory")
 
 
 def memory_needed(manifest: Manifest, stage: int) -> int:
@@ -30,7 +37,7 @@ def memory_needed(manifest: Manifest, stage: int) -> int:
 
 
 def least_memory(manifest: Manifest, stage: int, recompute: str = "auto", on_host: bool = True) -> int:
-    """Bytes of the device without which the stage does not run at all; see `fitting` for how it gets by."""
+    """Bytes of the device without which the stage does not run at all; see `execution` for how it gets by."""
     buffers = memory_of_buffers(manifest, stage).total if on_host else 0
     return memory_of_state(manifest, stage) + buffers + least_activations(manifest, stage, recompute)
 
@@ -116,3 +123,31 @@ def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | No
             f"Checkpoints of stage {stage} need {size(needed)} in {directory}, but "
             f"{size(free)} are free. Free some space or choose another disk with --state-dir."
         )
+
+
+# --- memory that runs out in spite of it ---------------------------------------------------------
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on a device."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def free_caches() -> None:
+    """Give back what is kept for later allocations, here and on a GPU."""
+    give_back_freed_memory()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+def retried(work: Callable[[], T]) -> T:
+    """`work()`, once more with caches emptied when memory runs out: it must change nothing when it fails so."""
+    try:
+        return work()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+    free_caches()
+    return work()

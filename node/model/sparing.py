@@ -15,10 +15,9 @@ from typing import TypeVar
 
 import torch
 
-from node.model.execution import Execution, described
-from node.model.memory_plan import slices_of
+from node.model.execution import Execution, described, slices_of
 from node.model.replica import Replica
-from node.model.shortage import free_caches, is_out_of_memory, retried
+from node.model.resources import free_caches, is_out_of_memory, retried
 from node.watch.events import Events
 from protocol.errors import OutOfMemory
 
@@ -69,27 +68,20 @@ class Sparing:
     def held(self) -> int:
         return sum(graph() is not None for graph in self._graphs)
 
-    def forward(self, work: Callable[[], T]) -> T:
-        """A pass that keeps a graph. Raises `OutOfMemory` when others' graphs must go first, or nothing fits."""
+    def run(self, work: Callable[[], T], keeps_graph: bool = False) -> T:
+        """A pass, again and again until it fits.
+
+        Raises `OutOfMemory` when nothing makes it fit; and if it `keeps_graph`, when those of others must go first.
+        """
         while True:
             try:
                 return retried(work)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-            if held := self.held:
+            if keeps_graph and (held := self.held):
                 self._change(with_fewer_in_flight(self._execution(), held))
                 raise OutOfMemory("the memory is taken by the microbatches that are in flight")
-            self._make_smaller()
-
-    def whole(self, work: Callable[[], T]) -> T:
-        """A pass that leaves no graph, forward and backward. Raises `OutOfMemory` when nothing makes it fit."""
-        while True:
-            try:
-                return retried(work)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
             self._make_smaller()
 
     def backward(self, work: Callable[[], T], again: Callable[[], T]) -> T:

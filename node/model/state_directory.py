@@ -20,7 +20,7 @@ import torch
 
 from node.data.batches import Position
 from node.machine.disk import advice_for
-from node.model.stage_state import StageState
+from node.model.flat import StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.messages import MAX_TOKENIZER_BYTES

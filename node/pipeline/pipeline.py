@@ -9,10 +9,9 @@ import random
 
 from node.context import Context
 from node.model.compute import Priority
-from node.model.device_transfer import PendingResult
 from node.model.memory_model import REMEMBERED_BATCHES
 from node.model.replica import Replica
-from node.model.stage_work import Load, LossAndAnswer, StageWork
+from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
 from node.pipeline.complaints import Complaints
 from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate

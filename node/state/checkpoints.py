@@ -9,9 +9,9 @@ from dataclasses import replace
 from node.context import Context
 from node.data.batches import Position
 from node.model.compute import Priority
+from node.model.flat import StageState
 from node.model.inner import are_finite
 from node.model.replica import Replica
-from node.model.stage_state import StageState
 from node.model.state_directory import Checkpoint, StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from node import cli, service
-from node.model.device_transfer import PendingResult
-from node.model.stage_work import Learned, Load, StageWork
+from node.model.stage_work import Learned, Load, PendingResult, StageWork
 
 SECONDS = 90.0
 

@@ -16,8 +16,8 @@ from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.simulation.swarm import SimulatedSwarm
-from node.model.families import parts_of
 from node.model.pretrained import Pretrained
+from node.model.stage import parts_of
 from protocol.errors import CheckpointError
 from protocol.manifest import Manifest, manifest_from
 from protocol.model import Family

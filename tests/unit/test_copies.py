@@ -9,9 +9,8 @@ from typing import TypeVar
 import pytest
 import torch
 
-from node.model.device_transfer import CudaCopies, DeviceTransfer, HostCopies, PendingResult, copies_of
 from node.model.replica import Replica
-from node.model.stage_work import StageWork
+from node.model.stage_work import CudaCopies, DeviceTransfer, HostCopies, PendingResult, StageWork, copies_of
 from protocol.codec import Encoded, as_read
 from protocol.manifest import Manifest, load_preset
 

@@ -7,9 +7,8 @@ import shutil
 import pytest
 import torch
 
-from node.model.execution import COMPILERS, Execution, choose_execution, described
+from node.model.execution import COMPILERS, USABLE, Execution, choose_execution, described
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
-from node.model.memory_plan import USABLE
 from node.model.replica import Replica
 from node.model.resources import GIB
 from protocol.errors import UserError

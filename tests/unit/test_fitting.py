@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from node.machine.limits import Room
-from node.model.device_transfer import copies_of
-from node.model.dry_run import Rehearsal
-from node.model.execution import Execution
-from node.model.memory import MemoryMeter
+from node.model.dry_run import MemoryMeter, Rehearsal
+from node.model.execution import USABLE, Execution, Way, by_formula, choose, least_activations, ways
 from node.model.memory_model import (
     MicrobatchBytes,
     estimated,
@@ -20,10 +18,9 @@ from node.model.memory_model import (
     memory_of_buffers,
     most_in_flight,
 )
-from node.model.memory_plan import USABLE, Way, by_formula, choose, least_activations, ways
 from node.model.replica import Replica
 from node.model.resources import GIB
-from node.model.stage_work import StageWork
+from node.model.stage_work import StageWork, copies_of
 from protocol.errors import Refused, ResourceError
 from protocol.manifest import Manifest, load_preset
 

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
 import node.model.replica
-from node.model.families import model_config
+from node.model.flat import StageState
+from node.model.inner import learning_rate
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica, digest_of
-from node.model.schedule import learning_rate
-from node.model.stage_state import StageState
+from node.model.stage import model_config
 from node.rounds.outgoing_update import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from node.model.flat import StageState
 from node.model.replica import Replica
-from node.model.stage_state import StageState
 from node.model.state_directory import StateDirectory
 from node.state.checkpoints import Checkpoints
 from tests.swarm.micro import micro_batch, run_swarm

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.model.schedule import learning_rate
+from node.model.inner import learning_rate
 from protocol.manifest import Inner, load_preset
 
 PUBLISHED = load_preset("llama-125m").inner

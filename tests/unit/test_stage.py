@@ -9,9 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from node.model.execution import Execution
-from node.model.families import model_config, parts_of
 from node.model.replica import Replica
-from node.model.stage import Stage, logits_through, parameter_count, parameter_shapes
+from node.model.stage import Stage, logits_through, model_config, parameter_count, parameter_shapes, parts_of
 from protocol.errors import NonFinite
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.stage_state import StageState
+from node.model.flat import StageState
 from node.model.state_directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
