@@ -6,7 +6,7 @@ It imports what trains, torch above all, once the settings are known to be usabl
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @options_from(NodeConfig)
 def node(
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).", show_default=False)] = None,
-    **flags: Any,
+    **flags: object,
 ) -> None:
     """Train one pipeline stage of a run together with other volunteers.
 

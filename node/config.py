@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -125,11 +125,11 @@ class NodeConfig(BaseModel):
 
 
 def build_config(
-    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None
+    flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
 ) -> NodeConfig:
     """Flags before environment before file before defaults. Raises `UserError` that names the setting."""
     environment = os.environ if environment is None else environment
-    values: dict[str, Any] = _from_file(file) if file else {}
+    values: dict[str, object] = _from_file(file) if file else {}
     for name, field in NodeConfig.model_fields.items():
         text = environment.get(ENVIRONMENT_PREFIX + name.upper())
         if text:
@@ -151,7 +151,7 @@ def _flag(place: tuple[int | str, ...]) -> str:
     return "--" + str(place[0]).replace("_", "-") if place else "settings"
 
 
-def _from_file(file: Path) -> dict[str, Any]:
+def _from_file(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

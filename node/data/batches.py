@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -44,19 +44,17 @@ class Position:
     document: int = 0
     token: int = 0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, str | int]:
         return asdict(self)
 
     @classmethod
-    def of(cls, facts: Any) -> Position | None:
+    def of(cls, facts: object) -> Position | None:
         """From what was kept; None when that is nothing usable."""
-        try:
-            corpus, *numbers = facts["corpus"], facts["epoch"], facts["document"], facts["token"]
-            if isinstance(corpus, str) and all(isinstance(n, int) and n >= 0 for n in numbers):
-                return cls(corpus, *numbers)
-        except (TypeError, KeyError):
-            pass
-        return None
+        if not isinstance(facts, dict):
+            return None
+        corpus, numbers = facts.get("corpus"), [facts.get(name) for name in ("epoch", "document", "token")]
+        counts = [number for number in numbers if isinstance(number, int) and number >= 0]
+        return cls(corpus, *counts) if isinstance(corpus, str) and len(counts) == len(numbers) else None
 
 
 @dataclass

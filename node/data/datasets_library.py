@@ -6,12 +6,14 @@ No code of a dataset is run: the library reads data files only (its loading scri
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from node.machine.extras import optional
 from protocol.errors import DataError, UserError
+
+T = TypeVar("T")
 
 HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
@@ -75,7 +77,7 @@ def _load(place: str, config: str | None, split: str | None) -> Any:
     return datasets.load_dataset(place, config, split=split, streaming=True)
 
 
-def _opened(name: str, load: functools.partial[Any]) -> Any:
+def _opened(name: str, load: Callable[[], T]) -> T:
     """What `load` gives, whatever the library raises made a `DataError`."""
     try:
         return load()

@@ -66,7 +66,7 @@ class Compute(abc.ABC):
             self.busy.begin()
         return self.trace.now()
 
-    def _end(self, priority: int, work: Callable[..., Any], queued: float, began: float) -> None:
+    def _end(self, priority: int, work: Callable[..., object], queued: float, began: float) -> None:
         """What was queued and began at these times of the trace's clock has ended."""
         if priority != Priority.SERVE:
             self.busy.end()
@@ -190,13 +190,13 @@ def _named(error: BaseException) -> BaseException:
     return OutOfMemory(str(error).splitlines()[0] if str(error) else "")
 
 
-def job_name(work: Callable[..., Any]) -> str:
+def job_name(work: Callable[..., object]) -> str:
     """What a piece of work is called in a trace: `_work_outer_step` is "outer step"."""
     name: str = getattr(work, "__name__", type(work).__name__)
     return name.strip("_").removeprefix("work_").replace("_", " ")
 
 
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
     if future.cancelled():
         return
     if error is not None:

@@ -86,11 +86,11 @@ def model_config(manifest: Manifest) -> PreTrainedConfig:
     )
 
 
-def _rope_parameters(model: Model) -> dict[str, Any]:
+def _rope_parameters(model: Model) -> dict[str, object]:
     return {"rope_type": model.rope.type, "rope_theta": model.rope_theta, **model.rope.given()}
 
 
-def _of_the_family(model: Model) -> dict[str, Any]:
+def _of_the_family(model: Model) -> dict[str, object]:
     """The settings that not all families know."""
     window = model.sliding_window or None
     if model.family == "llama":
@@ -101,7 +101,7 @@ def _of_the_family(model: Model) -> dict[str, Any]:
         }
     if model.family == "mistral":
         return {"sliding_window": window, "head_dim": model.head_size}
-    sliding = {
+    sliding: dict[str, object] = {
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "max_window_layers": model.full_layers,

@@ -13,7 +13,7 @@ import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import safetensors
 import torch
@@ -25,6 +25,8 @@ from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.messages import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
+
+J = TypeVar("J")
 
 MAX_PEER_BOOK = 256
 
@@ -107,13 +109,12 @@ class StateDirectory:
 
     # --- where it was and whom it knew --------------------------------------------------------
 
-    def remember(self, **facts: Any) -> None:
+    def remember(self, **facts: object) -> None:
         """Merge small facts (port, stage, tokens) into node.json."""
         self._replace(self.path / "node.json", json.dumps(self.facts() | facts).encode())
 
     def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = self._json("node.json", dict)
-        return facts
+        return self._json("node.json", dict)
 
     def peer_book(self) -> list[str]:
         """Addresses of peers met before, latest first."""
@@ -173,7 +174,7 @@ class StateDirectory:
         except OSError as error:
             raise StateError(f"Cannot read {path} ({error.strerror}).") from None
 
-    def _json(self, name: str, kind: type[Any]) -> Any:
+    def _json(self, name: str, kind: type[J]) -> J:
         """The contents of a small file; empty when it is missing or damaged, for it can be learned again."""
         try:
             contents = json.loads((self.path / name).read_text(encoding="utf-8"))
