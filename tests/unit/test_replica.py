@@ -1,75 +1,30 @@
-"""A replica against plain torch: the same gradients, steps and rounds, and it goes on from its own state."""
+"""A replica against plain torch: the same gradients, steps and rounds."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-import node.model.replica
-from node.model.flat import StageState
 from node.model.inner import learning_rate
 from node.model.outer import OuterSettings, contribution, outer_step
-from node.model.replica import Replica, digest_of
+from node.model.replica import Replica
 from node.model.stage import model_config
-from node.rounds.outgoing_update import OutgoingUpdate
-from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
-from tests.swarm.micro import micro_batch, micro_manifest
-
-MICROBATCHES = 2
-
-
-def manifest_cut(stages: int, **changes: Any) -> Manifest:
-    changes.setdefault("inner__weight_decay", 0.1)
-    changes.setdefault("inner__clip_norm", 1e6)  # per stage in the swarm, over the whole model in the loop
-    return micro_manifest(stages=stages, model__layers=4, **changes)
-
-
-def replicas_of(manifest: Manifest) -> list[Replica]:
-    return [Replica(manifest, index) for index in range(manifest.stages)]
-
-
-def batch(manifest: Manifest, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return micro_batch(seed, manifest.inner.sequences, manifest.data.sequence_tokens)
-
-
-def carry(replicas: list[Replica], tokens: torch.Tensor, labels: torch.Tensor) -> float:
-    """One microbatch through all stages and back, as the pipeline does it."""
-    *before, last = replicas
-    kept, hidden = [], tokens
-    for replica in before:
-        leaf, outputs = replica.passes.forward(hidden)
-        kept.append((leaf, outputs))
-        hidden = outputs.detach()
-    loss, gradient = last.passes.loss_and_backward(hidden, labels)
-    for replica, (leaf, outputs) in zip(reversed(before), reversed(kept), strict=True):
-        assert gradient is not None
-        gradient = replica.passes.backward(leaf, outputs, gradient)
-    assert gradient is None  # tokens have none
-    return loss
-
-
-def train_step(replicas: list[Replica], seed: int) -> float:
-    """One inner step of all stages; returns the mean loss."""
-    manifest = replicas[0].manifest
-    losses = [carry(replicas, *batch(manifest, 10 * seed + i)) for i in range(MICROBATCHES)]
-    for replica in replicas:
-        replica.inner_step(MICROBATCHES)
-    return sum(losses) / MICROBATCHES
-
-
-def weights_of(replicas: list[Replica]) -> dict[str, torch.Tensor]:
-    return {place.name: place.of(r.flat.values).clone() for r in replicas for place in r.flat.slices}
-
-
-def gradients_of(replicas: list[Replica]) -> dict[str, torch.Tensor]:
-    return {place.name: place.of(r.flat.gradients).clone() for r in replicas for place in r.flat.slices}
+from tests.swarm.micro import micro_manifest
+from tests.unit.replicas import (
+    MICROBATCHES,
+    batch,
+    carry,
+    gradients_of,
+    manifest_cut,
+    replicas_of,
+    train_step,
+    weights_of,
+)
 
 
 class PlainLoop:
@@ -239,168 +194,6 @@ def test_evaluation_uses_the_slow_weights_and_changes_nothing() -> None:
     replica.finish_round_alone()
     assert not torch.equal(replica.passes.evaluate(tokens), at_start)
     assert torch.equal(replica.passes.evaluate(tokens), replica.passes.forward(tokens)[1].detach())
-
-
-# --- state --------------------------------------------------------------------------------------
-
-
-def trained(stages: int = 1, index: int = 0) -> Replica:
-    """A replica in the middle of its second round."""
-    replicas = replicas_of(manifest_cut(stages))
-    for seed in range(3):
-        train_step(replicas, seed)
-    for replica in replicas:
-        replica.finish_round_alone()
-    train_step(replicas, 3)
-    return replicas[index]
-
-
-def assert_same_state(left: StageState, right: StageState) -> None:
-    for count in ("step", "round", "steps_in_round", "updates"):
-        assert getattr(left, count) == getattr(right, count), count
-    assert left.tensors().keys() == right.tensors().keys()
-    for name, tensor in left.tensors().items():
-        assert torch.equal(tensor, right.tensors()[name]), name
-
-
-def test_a_restored_replica_goes_on_as_the_other_would_have() -> None:
-    original = trained()
-    restored = Replica(original.manifest, 0)
-    restored.restore(original.snapshot())
-    assert_same_state(restored.snapshot(), original.snapshot())
-    for seed in range(4, 8):
-        assert train_step([restored], seed) == train_step([original], seed)
-    for replica in (original, restored):
-        replica.finish_round_alone()
-        train_step([replica], 9)
-    assert_same_state(restored.snapshot(), original.snapshot())
-
-
-def test_finite_gradients_have_a_finite_norm_however_large_they_are() -> None:
-    replica = trained()
-    carry([replica], *batch(replica.manifest, 0))
-    replica.flat.gradients[:1000] = 3e38
-    report = replica.inner_step(1)
-    assert report.gradient_norm == pytest.approx(3e38 * math.sqrt(1000))
-    assert report.left_out == "absurd"
-    assert replica.is_finite()
-
-
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
-    replica = trained()
-    assert replica.is_finite()
-    replica.phi[3] = replica.flat.values[3] = poison
-    assert not replica.is_finite()
-    for moments in (True, False):
-        with pytest.raises(Refused, match="not numbers"):
-            replica.read_piece(0, moments)
-    for wire in ({}, {"gossip": "fp16"}, {"gossip": "bf16"}, {"gossip": "int8"}):
-        offer = OutgoingUpdate(replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire))
-        with pytest.raises(CodecError):
-            offer.encode("z", [0])
-
-
-def test_a_dropped_step_is_no_update_of_adamw_also_after_a_restore() -> None:
-    [replica] = replicas_of(manifest_cut(1))
-    for seed in range(6):
-        carry([replica], *batch(replica.manifest, seed))
-        replica.flat.gradients[7] = math.nan if seed % 2 else 0.0
-        replica.inner_step(1)
-    restored = Replica(replica.manifest, 0)
-    restored.restore(replica.snapshot())
-    assert (restored.step, restored.adamw.updates) == (6, 3)
-    train_step([replica], 6)
-    train_step([restored], 6)
-    assert_same_state(restored.snapshot(), replica.snapshot())
-
-
-def test_gradients_of_the_state_before_do_not_move_an_adopted_one() -> None:
-    """Nor do those of microbatches that had run forward when it came: their batch is left out."""
-    [replica], donor = replicas_of(manifest_cut(1)), trained()
-    carry([replica], *batch(replica.manifest, 0))
-    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
-    replica.adopt(pieces, donor.step, donor.round)
-    assert not replica.flat.gradients.any()
-    carry([replica], *batch(replica.manifest, 1))
-    assert replica.inner_step(MICROBATCHES).left_out == "replaced"
-    assert torch.equal(replica.flat.values, donor.phi)
-    donor.flat.values.copy_(donor.phi)
-    donor.step += 1  # the learning rate goes by the steps, those that were left out as well
-    assert train_step([replica], 7) == train_step([donor], 7)
-    assert torch.equal(replica.flat.values, donor.flat.values)
-
-
-def test_a_state_that_comes_between_two_steps_costs_no_batch() -> None:
-    replica, donor = trained(), trained()
-    replica.restore(donor.snapshot())
-    carry([replica], *batch(replica.manifest, 0))
-    assert replica.inner_step(1).left_out == ""
-
-
-def test_a_snapshot_is_a_copy() -> None:
-    replica = trained()
-    snapshot = replica.snapshot()
-    theta = snapshot.theta.clone()
-    train_step([replica], 5)
-    assert torch.equal(snapshot.theta, theta)
-
-
-def test_a_snapshot_of_another_stage_is_refused() -> None:
-    with pytest.raises(CodecError, match="parameters"):
-        trained(2, 0).restore(trained(2, 1).snapshot())
-
-
-def test_a_snapshot_with_a_tensor_of_another_size_is_refused_whole() -> None:
-    replica = trained()
-    before = replica.snapshot()
-    damaged = replace(before, step=99, delta=before.delta[:-1], phi=before.phi + 1)
-    with pytest.raises(CodecError):
-        replica.restore(damaged)
-    assert_same_state(replica.snapshot(), before)
-
-
-def test_a_download_in_pieces_gives_the_donors_state_from_its_slow_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(node.model.replica, "PIECE_PARAMETERS", 1000)
-    donor = trained()
-    joiner = Replica(donor.manifest, 0)
-    pieces = {index: donor.read_piece(index, moments=True) for index in range(donor.pieces)}
-    assert sum(tensors[0].numel() for tensors in pieces.values()) == donor.parameters
-    joiner.adopt(pieces, donor.step, donor.round)
-    expected = replace(donor.snapshot(), theta=donor.phi, steps_in_round=0)
-    assert_same_state(joiner.snapshot(), expected)
-    assert joiner.steps_in_round == 0
-    donor.flat.values.copy_(donor.phi)
-    assert train_step([joiner], 7) == train_step([donor], 7)
-    assert torch.equal(joiner.flat.values, donor.flat.values)  # AdamW's moments and step count came along
-
-
-def test_a_piece_beyond_the_end_is_refused() -> None:
-    replica = trained()
-    with pytest.raises(Refused, match="pieces"):
-        replica.read_piece(replica.pieces, moments=False)
-    assert replica.read_piece(0, moments=False)[0].shape == (min(replica.parameters, 2**18),)
-    assert len(replica.read_piece(0, moments=False)) == 1
-
-
-def test_a_piece_of_the_wrong_shape_changes_nothing() -> None:
-    replica = trained()
-    before = replica.snapshot()
-    with pytest.raises(CodecError):
-        replica.write_piece(0, replica.read_piece(0, moments=False))
-    with pytest.raises(CodecError):
-        replica.write_piece(0, [tensor[:-1] for tensor in replica.read_piece(0, moments=True)])
-    assert_same_state(replica.snapshot(), before)
-
-
-def test_a_digest_notices_every_bit() -> None:
-    tensors = [torch.arange(5.0), torch.zeros(3)]
-    other = [tensor.clone() for tensor in tensors]
-    assert digest_of(tensors) == digest_of(other)
-    other[1][2] = -0.0
-    assert digest_of(tensors) != digest_of(other)
 
 
 def test_what_comes_back_in_a_ring_teaches_the_head_only_when_it_is_to_learn() -> None:
