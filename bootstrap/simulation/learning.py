@@ -32,8 +32,6 @@ CURVE_POINTS = 20
 CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
-# Facts that older results do not name, and what these had.
-LATER_FACTS: dict[str, Any] = {"activations": "fp32", "gradients": "fp32", "staleness": 0}
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,12 @@ class LearningSetting:
 
     @property
     def key(self) -> str:
-        """The same for the same setting, for studies that go on where they stopped."""
-        text = json.dumps(self.facts() | {"manifest": self.manifest.model_dump()}, sort_keys=True)
+        """The same for the same setting, for studies that go on where they stopped.
+
+        Of the manifest it has what differs from the defaults, so that an option that is new there keeps old outcomes.
+        """
+        manifest = self.manifest.model_dump(exclude_defaults=True)
+        text = json.dumps(self.facts() | {"manifest": manifest}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property

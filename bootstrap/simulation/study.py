@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from bootstrap.parallel import as_they_end
-from bootstrap.simulation.learning import LATER_FACTS, LearningResult, LearningSetting, simulate
+from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
 from protocol.manifest import Manifest, manifest_from
 
@@ -90,7 +90,6 @@ def read_outcomes(file: Path) -> list[LearningResult]:
         try:
             contents = json.loads(line)
             outcome = LearningResult(**{name: contents[name] for name in names})
-            outcome.setting = LATER_FACTS | outcome.setting
             outcome.curve = [(tokens, loss, spread) for tokens, loss, spread in outcome.curve]
             outcomes.append(outcome)
         except (ValueError, KeyError, TypeError):
