@@ -1,4 +1,4 @@
-"""What the study of docs/learning.md found: loss against bytes, kept with the package so that others can cite it.
+"""What the study of docs/learning.md found, loss against bytes: kept with the package so that others can cite it.
 
 `benchmarks/front.py` runs the study and writes front.json.
 """
@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from protocol.manifest import Manifest
 
-FILE = "front.json"
 FURTHEST = 2.0  # of `_distance`: a setting further from all that were tried is not spoken of
 USUAL_RATE = 2e-3  # the preset's learning rate
 WORTH_SAYING = 0.02  # nats: within what seeds differ by there is nothing better
@@ -59,15 +56,9 @@ class FrontPoint:
         return " ".join(parts)
 
 
-def write_points(points: Sequence[FrontPoint]) -> None:
-    """Into the package, one point a line."""
-    lines = ",\n".join(json.dumps(asdict(point), ensure_ascii=False) for point in points)
-    Path(str(files(__package__) / FILE)).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-
-
 @cache
 def read_points() -> tuple[FrontPoint, ...]:
-    known: list[dict[str, Any]] = json.loads((files(__package__) / FILE).read_text(encoding="utf-8"))
+    known: list[dict[str, Any]] = json.loads((files(__package__) / "front.json").read_text(encoding="utf-8"))
     return tuple(FrontPoint(**point) for point in known)
 
 

@@ -22,6 +22,7 @@ from protocol.errors import StateError
 
 Spans = npt.NDArray[np.float64]  # [n, 2] disjoint and in order, in seconds
 NOTHING: Spans = np.empty((0, 2))
+LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
 
 
 class Idle(StrEnum):
@@ -119,6 +120,29 @@ def _time_of(process: _Process, others: Spans, within: tuple[float, float]) -> N
     return NodeTime(process.name, seconds, ordered, fractions)
 
 
+def table_of(nodes: list[NodeTime]) -> Table:
+    """A column for each node, a line for each job and each cause of standing still."""
+    table = Table(
+        caption="percent of each node's time; an idle instant counts under the first cause that fits"
+    )
+    table.add_column("")
+    for node in nodes:
+        table.add_column(f"{node.name}\n{node.seconds:.1f} s", justify="right")
+
+    def line(name: str, share: Callable[[NodeTime], float], style: str = "") -> None:
+        shares = [share(node) for node in nodes]
+        table.add_row(name, *(f"{100 * value:.1f}" for value in shares), style=style)
+
+    line("computing", lambda node: node.computing, "bold")
+    for job in dict.fromkeys(job for node in nodes for job in node.jobs):
+        if any(node.jobs.get(job, 0.0) >= LEAST_SHOWN for node in nodes):
+            line(f"  {job}", lambda node, job=job: node.jobs.get(job, 0.0))  # type: ignore[misc]
+    line("idle", lambda node: 1.0 - node.computing, "bold")
+    for cause in Idle:
+        line(f"  {cause}", lambda node, cause=cause: node.idle[cause])  # type: ignore[misc]
+    return table
+
+
 # --- sets of instants -------------------------------------------------------------------------
 
 
@@ -155,28 +179,3 @@ def common(a: Spans, b: Spans) -> Spans:
 
 def length(spans: Spans) -> float:
     return float((spans[:, 1] - spans[:, 0]).sum())
-
-
-LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
-
-
-def table_of(nodes: list[NodeTime]) -> Table:
-    table = Table(
-        caption="percent of each node's time; an idle instant counts under the first cause that fits"
-    )
-    table.add_column("")
-    for node in nodes:
-        table.add_column(f"{node.name}\n{node.seconds:.1f} s", justify="right")
-
-    def line(name: str, share: Callable[[NodeTime], float], style: str = "") -> None:
-        shares = [share(node) for node in nodes]
-        table.add_row(name, *(f"{100 * value:.1f}" for value in shares), style=style)
-
-    line("computing", lambda node: node.computing, "bold")
-    for job in dict.fromkeys(job for node in nodes for job in node.jobs):
-        if any(node.jobs.get(job, 0.0) >= LEAST_SHOWN for node in nodes):
-            line(f"  {job}", lambda node, job=job: node.jobs.get(job, 0.0))  # type: ignore[misc]
-    line("idle", lambda node: 1.0 - node.computing, "bold")
-    for cause in Idle:
-        line(f"  {cause}", lambda node, cause=cause: node.idle[cause])  # type: ignore[misc]
-    return table
