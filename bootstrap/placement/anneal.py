@@ -123,7 +123,7 @@ def random_placements(
 
 
 def greedy(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
-    """Fills stage after stage with the devices nearest to those already in it, from ever other first devices."""
+    """Fills stage after stage with the devices nearest to those already in it, each time from other first devices."""
     while True:
         # a random placement says what is allowed: the sizes of its groups are kept
         sizes = np.bincount(problem.drawn(generator), minlength=problem.stages)

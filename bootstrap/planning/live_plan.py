@@ -1,4 +1,4 @@
-"""A plan for a running swarm: what its nodes tell as a scenario, who would move, and the owner's signature."""
+"""A plan for a running swarm: its nodes as a scenario, which of them would move, and the owner's signature."""
 
 from __future__ import annotations
 
@@ -84,14 +84,17 @@ async def seen_by(observer: Observer) -> LiveSwarm:
 
 
 def relative_speeds(peers: Sequence[Peer], manifest: Manifest) -> list[float] | None:
-    """Microbatches per second at a stage of mean work; the median for who does not tell, None when nobody does."""
+    """Microbatches per second of each peer, at a stage of mean work.
+
+    A peer that publishes no speed gets the median of those that do; None when no peer does.
+    """
     work = [work_of(manifest, stage) for stage in range(manifest.stages)]
     shares = [amount / fmean(work) for amount in work]
-    told = [p.capacity * shares[p.stage] if p.capacity else math.nan for p in peers]
-    known = [speed for speed in told if not math.isnan(speed)]
+    speeds = [p.capacity * shares[p.stage] if p.capacity else math.nan for p in peers]
+    known = [speed for speed in speeds if not math.isnan(speed)]
     if not known:
         return None
-    return [median(known) if math.isnan(speed) else speed for speed in told]
+    return [median(known) if math.isnan(speed) else speed for speed in speeds]
 
 
 # --- who would move ---------------------------------------------------------------------------
@@ -99,7 +102,7 @@ def relative_speeds(peers: Sequence[Peer], manifest: Manifest) -> list[float] | 
 
 @dataclass(frozen=True)
 class Moves:
-    """`stage_of` [N] is the plan with as few moves as it can be had with; costs in seconds."""
+    """`stage_of` [N] is the variant of the plan that needs the fewest moves; costs in seconds."""
 
     peers: tuple[Peer, ...]
     stage_of: Integers

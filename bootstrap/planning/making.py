@@ -29,7 +29,7 @@ from bootstrap.planning.live_plan import (
 from bootstrap.planning.plan_cli import PlanRequest
 from node.command import run_async
 
-RANDOM = 20  # placements, whose median cost a plan is told beside
+RANDOM = 20  # placements, with whose median cost a plan is compared
 
 
 def make_and_show(request: PlanRequest) -> None:
@@ -95,10 +95,10 @@ def _show(
     if request.picture is not None:
         plot_plan(best, known, plans, request.picture)
     if request.as_json:
-        told = best.as_json() | {"scenario": known.name}
+        contents = best.as_json() | {"scenario": known.name}
         if request.compare:
-            told["compared"] = compared(plans)
-        print(json.dumps(told | (moves.as_json() if moves is not None else {})))
+            contents["compared"] = compared(plans)
+        print(json.dumps(contents | (moves.as_json() if moves is not None else {})))
         return
     console = Console()
     if request.compare:

@@ -63,23 +63,26 @@ def read_points() -> tuple[FrontPoint, ...]:
 
 
 def citation(manifest: Manifest) -> str | None:
-    """What was found for settings like these and what was better for as many bytes; None far from all of them."""
+    """What the study found for settings like these, and what did better with no more bytes.
+
+    None when the manifest is far from every setting that was tried.
+    """
     points = read_points()
     reference = next(point for point in points if point.method == "all-reduce")
     like = min(points, key=lambda point: _distance(point, manifest))
     if _distance(like, manifest) > FURTHEST:
         return None
 
-    def told(point: FrontPoint) -> str:
+    def described(point: FrontPoint) -> str:
         return f"{point.name}: {point.loss - reference.loss:+.2f} nats for {point.share:.1%} of the bytes"
 
-    found = f"against all-reduce in every step, {told(like)}"
+    found = f"against all-reduce in every step, {described(like)}"
     better = min(
         (point for point in points if point.share <= max(like.share, 0.001) * 1.05),
         key=lambda point: point.loss,
     )
     if better.loss < like.loss - WORTH_SAYING:
-        found += f"; the best with no more bytes was {told(better)}"
+        found += f"; the best with no more bytes was {described(better)}"
     return f"{found} (1,000 steps of a small model, docs/learning.md; longer runs may differ)."
 
 

@@ -1,4 +1,4 @@
-"""`noloco simulate`: what a setting would do, told before anybody starts a node.
+"""`noloco simulate`: what a setting would do, before anybody starts a node.
 
 Options of `learning` that take a list, such as 4,8, are texts here; `learning_run` reads them.
 """
@@ -50,7 +50,7 @@ app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args
 
 @app.callback()
 def simulate() -> None:
-    """What a setting would do, told without a swarm."""
+    """Simulate a setting before anybody starts a node."""
 
 
 @app.command()
@@ -81,9 +81,9 @@ def learning(
     plot: Plot = None,
     as_json: AsJson = False,
 ) -> None:
-    """How well a setting learns: every replica of every stage in one process, no network.
+    """Show how well a setting learns: every replica of every stage in one process, no network.
 
-    Options that take a list, as 4,8, are tried in every combination.
+    Options that take a list, such as 4,8, are tried in every combination.
     """
     asked = {
         "method": method, "replicas": replicas, "stages": stages, "routing": routing, "inner_steps": k,

@@ -14,7 +14,7 @@ from bootstrap.simulation.learning import LearningResult, LearningSetting, simul
 from protocol.errors import DataError
 from protocol.manifest import Manifest, manifest_from
 
-Told = Callable[[LearningResult, int, int], None]  # outcome, how many are done, how many there are
+OnOutcome = Callable[[LearningResult, int, int], None]  # outcome, how many are done, how many there are
 
 
 def one_setting(
@@ -37,7 +37,7 @@ def one_setting(
     inner: dict[str, Any] | None = None,
     **outer: Any,
 ) -> LearningSetting:
-    """`base` with changes, validated anew. Raises `ManifestError`."""
+    """`base` with changes, and validated. Raises `ManifestError` for settings that contradict each other."""
     contents = base.model_dump()
     contents["stages"], contents["routing"] = stages, routing
     contents["inner"].update(
@@ -59,7 +59,7 @@ def one_setting(
 
 
 def run_study(
-    settings: Sequence[LearningSetting], file: Path | None, jobs: int, told: Told
+    settings: Sequence[LearningSetting], file: Path | None, jobs: int, on_outcome: OnOutcome
 ) -> list[LearningResult]:
     """Outcomes in the order of `settings`. Those already in `file` (JSON lines) are not run again.
 
@@ -76,7 +76,7 @@ def run_study(
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
         done += 1
-        told(outcome, done, len(wanted))
+        on_outcome(outcome, done, len(wanted))
     return [known[setting.key] for setting in settings]
 
 
