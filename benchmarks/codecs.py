@@ -21,7 +21,7 @@ import torch
 from reporting.report import Report, arguments_of, parser_of, run
 from torch import Tensor
 
-from node.machine.heap import keep_freed_memory
+from node.machine.limits import keep_freed_memory
 from protocol import kernels
 from protocol.codec import TensorSpec, as_read, decode, encode
 from protocol.manifest import BoundaryCodec

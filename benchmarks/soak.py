@@ -30,7 +30,7 @@ from reporting.report import Report, arguments_of, parser_of, run
 from bootstrap.creating.seed_peer import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
-from node.machine.heap import keep_freed_memory
+from node.machine.limits import keep_freed_memory
 from node.model.compute import ComputeThread
 from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings

@@ -15,7 +15,7 @@ from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import fail, run_async
 from node.machine.ports import port_is_free
 from node.membership.outside import announced
-from node.watch.log import set_up_logging
+from node.watch.events import set_up_logging
 from protocol.errors import NolocoError, ResourceError
 from protocol.manifest import PRESETS
 

@@ -23,7 +23,7 @@ from bootstrap.planning.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.traces.trace_cli import show_trace
 from node.command import run_async
-from node.watch.log import set_up_logging
+from node.watch.events import set_up_logging
 
 app = typer.Typer(
     add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True

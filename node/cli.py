@@ -13,7 +13,7 @@ import typer
 from node.command import fail, options_from, run_async
 from node.config import NodeConfig, build_config
 from node.machine.limits import require_room_to_start
-from node.machine.signals import end_process
+from node.machine.processes import end_process
 from protocol.errors import NolocoError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from node.machine.sizes import parse_size
+from node.machine.limits import parse_size
 from protocol.errors import UserError
 
 ENVIRONMENT_PREFIX = "NOLOCO_"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from node.links.links import Links
 from node.membership.view import View
 from node.model.compute import Compute
+from node.watch.counting import Tally
 from node.watch.events import Events
-from node.watch.tally import Tally
 from node.watch.trace import NO_TRACE, Trace
 from protocol.manifest import Manifest
 from protocol.rpc import Rpc

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from node.context import Context
 from node.model.replica import Replica
-from node.watch.finite import finite
+from node.watch.events import finite
 from protocol.announcement import Announcement, State
 from protocol.messages import MOST_TOLD_PEERS, NodeStats
 

@@ -9,7 +9,7 @@ import torch
 from node.config import NodeConfig
 from node.daemon import Node
 from node.machine.ports import port_is_free
-from node.machine.signals import PATIENCE, on_interrupt
+from node.machine.processes import PATIENCE, on_interrupt
 from node.membership.joining import NO_ADDRESS
 from node.membership.outside import announced
 from node.model.compute import Compute, ComputeThread
@@ -17,9 +17,8 @@ from node.model.pretrained import Pretrained
 from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
 from node.several import devices_of, run_several
-from node.watch.events import Events, JsonLines
+from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import health_served
-from node.watch.log import set_up_logging
 from node.watch.trace import NO_TRACE, Trace
 from node.watch.trace_file import TraceFile
 from protocol.errors import JoinError, ResourceError, UserError

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from node.config import ENVIRONMENT_PREFIX, NodeConfig
-from node.machine.processes import Children
-from node.machine.signals import on_interrupt
+from node.machine.processes import Children, on_interrupt
 from protocol.errors import UserError
 from protocol.supervision import all_of
 

@@ -21,7 +21,7 @@ from hops.activations import (
 )
 from hops.serving import serve_commands
 
-from node.machine.heap import keep_freed_memory
+from node.machine.limits import keep_freed_memory
 from protocol.codec import encode
 from protocol.identity import Identity
 from protocol.messages import Done, Forward, Ready

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from bootstrap.checking.devices import DeviceReport
-from node.machine.sizes import size
+from node.machine.limits import size
 from node.model.memory_model import (
     BufferBytes,
     MicrobatchBytes,

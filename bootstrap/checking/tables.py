@@ -10,7 +10,7 @@ from bootstrap.checking.devices import DeviceReport
 from bootstrap.checking.known_devices import EFFICIENCY
 from bootstrap.checking.memory_tables import device_table, memory_table
 from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, Report
-from node.machine.sizes import size
+from node.machine.limits import size
 from node.model.memory_model import backward_bytes, forward_bytes
 from protocol.manifest import Manifest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bootstrap.creating.run import Founded, reach_of
 from bootstrap.creating.seed_peer import SeedPeer
-from node.machine.signals import on_interrupt
+from node.machine.processes import on_interrupt
 from node.watch.health import health_served
 from protocol.errors import StateError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport

@@ -26,7 +26,7 @@ from bootstrap.export.stage_file import StageFile, earlier_donors
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.inspect.observer import Observer, Sighting
 from bootstrap.inspect.table import tokens_trained
-from node.machine.sizes import size
+from node.machine.limits import size
 from node.model.stage import parameter_count
 from protocol.errors import JoinError, ResourceError, StateError
 from protocol.manifest import Manifest

@@ -23,7 +23,7 @@ from bootstrap.local.summary import Summary
 from bootstrap.local.tokens import TokenCount
 from bootstrap.traces.merge import FILE_NAME, merge_traces, require_writable
 from node.data.opening import token_name
-from node.machine.signals import on_interrupt
+from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
 from protocol.identity import Identity
 from protocol.supervision import Supervisor, all_of, until_event

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from node.data.documents import Split, content_hash, cut, identity_of
 from node.data.sources import documents_of, places_of
-from node.machine.disk import advice_for
+from node.machine.limits import advice_for
 from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""How much memory this node may still take: what is free, and what the volunteer, the container and ulimit allow.
+"""How much memory and disk this process may take, what it keeps of freed memory, and amounts as people write them.
 
 A process in a container sees the memory of the whole machine and is killed at the container's limit, so the limits
 of its control groups are read, of both versions (Linux's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
@@ -6,15 +6,18 @@ of its control groups are read, of both versions (Linux's admin-guide/cgroup-v2.
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import gc
+import re
 import resource
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import psutil
 
-from node.machine.heap import freed_memory
-from node.machine.sizes import size
 from protocol.errors import ResourceError
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -116,3 +119,94 @@ def _limits_above(root: Path, path: str, limit: str, usage: str, reclaimable: st
             continue
         if most < psutil.virtual_memory().total:  # version 1 writes no limit as nearly 2^63
             yield Room(most - used + int(counts.get(reclaimable, 0)), most, CONTAINER)
+
+
+MIB = 2**20
+# glibc's mallopt(3); other C libraries have none of it
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_NEVER = 2**31 - 1
+_LARGEST_IN_THE_HEAP = 32 * MIB  # as far as glibc lets it be set
+_TAKEN_AT_A_TIME = 16 * MIB
+
+
+def keep_freed_memory() -> bool:
+    """Let memory of tensors and messages that was freed stay with the process; False where that cannot be set.
+
+    glibc gives large blocks back to the system at once and takes them anew a moment later, page by page, each page
+    filled with zeros: a sixth of the time of an exchange. The process then stays as large as it was at its largest.
+    """
+    libc = _glibc()
+    if libc is None:
+        return False
+    settings = {_MMAP_THRESHOLD: _LARGEST_IN_THE_HEAP, _TRIM_THRESHOLD: _NEVER, _TOP_PAD: _TAKEN_AT_A_TIME}
+    taken = [libc.mallopt(setting, value) == 1 for setting, value in settings.items()]
+    return all(taken)
+
+
+def give_back_freed_memory() -> None:
+    """What was freed until now goes to the system, so that what the process holds is what it uses."""
+    gc.collect()
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def freed_memory() -> int:
+    """Bytes that were freed and may be used again without asking the system; 0 where glibc does not tell."""
+    libc = _glibc()
+    try:
+        tell = libc.mallinfo2 if libc is not None else None  # since 2.33
+    except AttributeError:
+        return 0
+    if tell is None:
+        return 0
+    tell.restype = _HeapFigures
+    return int(tell().free)
+
+
+class _HeapFigures(ctypes.Structure):
+    """`struct mallinfo2`, mallinfo(3)."""
+
+    _fields_ = (
+        ("beside", ctypes.c_size_t * 8),
+        ("free", ctypes.c_size_t),
+        ("at_the_top", ctypes.c_size_t),
+    )
+
+
+def _glibc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        libc = ctypes.CDLL(None)
+        return libc if libc.mallopt and libc.malloc_trim else None
+    except (OSError, AttributeError):
+        return None
+
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    f"{letter}I": 2 ** (10 * power) for power, letter in enumerate("KMGT", start=1)
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "4GiB", "800 MB", "1.5g" or "4294967296". Raises `ValueError`."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
+    unit = UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or float(found[1]) * unit < 1:
+        raise ValueError(f"{text!r} is no amount of memory: write it as 4GiB, 800MiB or 6GB")
+    return int(float(found[1]) * unit)
+
+
+def size(count: int) -> str:
+    """Bytes for people: "85.3 GiB", "5.6 MiB"."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:
+    """The beginning of a sentence. `otherwise` is for all that is neither a full disk nor a limit."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space"
+    if error.errno == errno.EFBIG:
+        return "Raise the limit on the size of files (ulimit -f)"
+    return otherwise

@@ -1,15 +1,24 @@
-"""Child processes that never outlive their parent, whatever happens to it."""
+"""How processes end: children never outlive their parent, and Ctrl-C and SIGTERM first ask for a graceful end.
+
+A second signal ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes from a
+machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that, the
+process ends, whatever is still to be done.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
+import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from protocol.supervision import all_of
 
@@ -65,7 +74,7 @@ class Children:
         return child
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Ask all to leave, by Ctrl-C or as whoever asked this process: see `node.machine.signals`."""
+        """Ask all to leave, by Ctrl-C or as whoever asked this process: see `on_interrupt`."""
         for child in self.all:
             self._signal(child, number)
 
@@ -88,3 +97,51 @@ class Children:
     def _signal(self, child: Child, number: signal.Signals) -> None:
         if child.is_running:
             child.process.send_signal(number)
+
+
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
+PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5}  # seconds that a graceful end may take
+LAST_MOMENT = 9.0  # seconds after SIGTERM: what is not done by now is left undone
+
+
+def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
+    """Call `stop` with the first signal; it then has `PATIENCE`.
+
+    At the second, exit at once without saving; so too `LAST_MOMENT` after a SIGTERM.
+    """
+    asked = False
+
+    def handle(number: signal.Signals) -> None:
+        nonlocal asked
+        if asked:
+            _exit("Left at once; what was in flight here is lost to the swarm.", EXIT_INTERRUPTED)
+        asked = True
+        if number == signal.SIGTERM:
+            _exit_in_the_end()
+        stop(number)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, handle, number)
+
+
+def end_process() -> NoReturn:
+    """Exit code 0, when everything is closed: to take torch apart first costs over a second of processor time."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _exit_in_the_end() -> None:
+    """A thread of its own: the loop may be the one that hangs."""
+    sentence = "There was no time to end everything; the last checkpoint is what a restart goes on from."
+    timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(sentence: str, code: int) -> None:
+    print(sentence, file=sys.stderr)
+    os._exit(code)  # p2pd notices the closed pipe and ends by itself

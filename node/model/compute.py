@@ -21,10 +21,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 import protocol.kernels
-from node.machine.heap import keep_freed_memory
+from node.machine.limits import keep_freed_memory
 from node.model.outer import load_loops
 from node.model.resources import free_caches, is_out_of_memory
-from node.watch.busy import Busy
+from node.watch.counting import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
 from protocol.errors import OutOfMemory, TransportDown
 

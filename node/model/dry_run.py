@@ -16,9 +16,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from node.machine.heap import give_back_freed_memory
-from node.machine.limits import Room
-from node.machine.sizes import size
+from node.machine.limits import Room, give_back_freed_memory, size
 from node.model.execution import USABLE, Execution, Precision, Way, by_formula, choose, executed, ways
 from node.model.memory_model import MicrobatchBytes, memory_of_buffers, memory_of_state, sliced
 from node.model.replica import Replica

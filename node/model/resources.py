@@ -9,9 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from node.machine.heap import give_back_freed_memory
-from node.machine.limits import Room, host_room
-from node.machine.sizes import size
+from node.machine.limits import Room, give_back_freed_memory, host_room, size
 from node.model.execution import least_activations
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count

@@ -19,7 +19,7 @@ import safetensors
 import torch
 
 from node.data.batches import Position
-from node.machine.disk import advice_for
+from node.machine.limits import advice_for
 from node.model.flat import StageState
 from protocol.errors import StateError
 from protocol.identity import Identity

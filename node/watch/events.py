@@ -1,14 +1,14 @@
-"""Two records of a node's life: sentences for the volunteer, and one JSON object a line for programs."""
+"""Two records of a node's life: a log of sentences for the volunteer, and one JSON object a line for programs."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from node.watch.finite import finite_only
 
 logger = logging.getLogger("noloco")
 
@@ -65,3 +65,49 @@ class JsonLines:
 
     def close(self) -> None:
         self._file.close()
+
+
+def finite(value: float | None) -> float | None:
+    """`value`, or None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def finite_only(value: Any) -> Any:
+    """The same with None in the place of NaN and infinity, at any depth."""
+    if isinstance(value, float):
+        return finite(value)
+    if isinstance(value, dict):
+        return {key: finite_only(inner) for key, inner in value.items()}
+    return [finite_only(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def set_up_logging(verbose: bool, file: Path | None = None) -> None:
+    """Sentences to standard error and, with `file`, also there."""
+    level = logging.DEBUG if verbose else logging.INFO
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if file is not None:
+        handlers.append(_LogFile(file, encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(_Plain())
+    logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
+    for name in ("noloco", "node", "protocol", "bootstrap"):
+        logging.getLogger(name).setLevel(level)
+    if not verbose:  # what of it concerns a volunteer, this project says in its own words
+        logging.getLogger("hivemind").setLevel(logging.CRITICAL)
+
+
+class _LogFile(logging.FileHandler):
+    """What does not go into a file on a full disk is still on the terminal, without a traceback for each line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+class _Plain(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return line if record.levelno < logging.WARNING else line.replace("  ", "  ! ", 1)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from node.machine.disk import advice_for
+from node.machine.limits import advice_for
 from node.watch.trace import OVERLAPPING, Trace, Track
 from protocol.errors import StateError
 from protocol.frames import FrameWatch

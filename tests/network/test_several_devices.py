@@ -11,7 +11,7 @@ import psutil
 import pytest
 from daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
 
-from node.machine.signals import EXIT_INTERRUPTED
+from node.machine.processes import EXIT_INTERRUPTED
 
 
 @pytest.fixture

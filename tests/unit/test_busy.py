@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from node.watch.busy import WINDOW_SECONDS, Busy
+from node.watch.counting import WINDOW_SECONDS, Busy
 
 
 class Clock:

@@ -65,7 +65,7 @@ def test_a_look_at_a_swarm_does_without_what_models_are_made_with() -> None:
 def test_hivemind_stays_silent_when_it_is_imported_after_logging_was_set_up() -> None:
     program = (
         "import json, logging\n"
-        "from node.watch.log import set_up_logging\n"
+        "from node.watch.events import set_up_logging\n"
         "set_up_logging(verbose=False)\n"
         "import protocol.transport.hivemind_api\n"
         "print(json.dumps([logging.getLogger('hivemind').level, []]))\n"

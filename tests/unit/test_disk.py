@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from node.machine.disk import advice_for
+from node.machine.limits import advice_for
 
 
 @pytest.mark.parametrize(

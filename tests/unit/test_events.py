@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from node.watch.events import JsonLines
-from node.watch.log import set_up_logging
+from node.watch.events import JsonLines, set_up_logging
 
 Limit = Callable[[int], None]
 

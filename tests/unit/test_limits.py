@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from node.config import build_config
-from node.machine.limits import _cgroup_rooms, host_room, taken
-from node.machine.sizes import parse_size, size
+from node.machine.limits import _cgroup_rooms, host_room, parse_size, size, taken
 from protocol.errors import UserError
 
 MIB, GIB = 2**20, 2**30

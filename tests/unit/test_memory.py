@@ -14,7 +14,7 @@ def test_freed_memory_is_not_taken_from_the_system_again() -> None:
     """In a process of its own: the setting is the process's."""
     program = (
         "import resource, torch\n"
-        "from node.machine.heap import keep_freed_memory\n"
+        "from node.machine.limits import keep_freed_memory\n"
         "keep_freed_memory()\n"
         "def use(): return [torch.ones(2**18) for _ in range(50)]\n"
         "use()\n"

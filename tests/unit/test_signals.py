@@ -9,13 +9,13 @@ import time
 
 import pytest
 
-from node.machine.signals import EXIT_INTERRUPTED, EXIT_TERMINATED, LAST_MOMENT, PATIENCE
+from node.machine.processes import EXIT_INTERRUPTED, EXIT_TERMINATED, LAST_MOMENT, PATIENCE
 
 PROGRAM = """
 import asyncio, sys, time
-from node.machine import signals
+from node.machine import processes
 
-signals.LAST_MOMENT = 0.5
+processes.LAST_MOMENT = 0.5
 
 async def main():
     stop = asyncio.Event()
@@ -25,7 +25,7 @@ async def main():
             stop.set()
         if sys.argv[1] == "hangs":
             time.sleep(30)
-    signals.on_interrupt(asked)
+    processes.on_interrupt(asked)
     print("ready", flush=True)
     await stop.wait()
 

@@ -13,7 +13,7 @@ from node.links.links import Links
 from node.membership.view import View
 from node.model.replica import Replica
 from node.node_statistics import statistics
-from node.watch.tally import MAX_COUNTED, Tally
+from node.watch.counting import MAX_COUNTED, Tally
 from protocol.frames import MAX_HEADER_BYTES
 from protocol.identity import Identity
 from protocol.messages import MOST_TOLD_PEERS, parse_message

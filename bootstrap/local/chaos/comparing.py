@@ -18,7 +18,7 @@ from bootstrap.local.chaos.schedule import PERIOD_SECONDS, Schedule
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
-from node.machine.signals import on_interrupt
+from node.machine.processes import on_interrupt
 
 END_SECONDS = 5.0  # for processes that were told to end, before they count as left behind
 CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to come back with

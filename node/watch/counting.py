@@ -1,10 +1,12 @@
-"""The fraction of time in which a node computed: since it started, and over the last minute."""
+"""What a node counts of itself: the fraction of time spent computing, and things done with each peer."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
 from collections.abc import Callable
+
+from protocol.transport.base import PeerId
 
 WINDOW_SECONDS = 60.0
 MARK_SECONDS = 1.0  # how finely the last minute is known
@@ -79,3 +81,28 @@ class Busy:
 
 def _ratio(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
+
+
+MAX_COUNTED = 1_024
+
+
+class Tally(dict[PeerId, int]):
+    """Mutable state: the counts of at most `MAX_COUNTED` peers, and in `others` what those let go had together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.values()) + self.others
+
+    def note(self, peer: PeerId) -> None:
+        """One more. Where there is no place for a new peer, the one with the least count makes room."""
+        if peer not in self and len(self) >= MAX_COUNTED:
+            self.others += self.pop(min(self, key=self.__getitem__))
+        self[peer] = self.get(peer, 0) + 1
+
+    def largest(self, most: int) -> dict[str, int]:
+        """Of the peers with the largest counts, in that order."""
+        return dict(sorted(self.items(), key=lambda entry: (-entry[1], entry[0]))[:most])
