@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,18 @@ from node.machine.extras import optional
 from protocol.errors import UserError
 
 
-def plain_table(title: str) -> Table:
-    """A table without lines, its title on the left."""
-    return Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="underline")
+def plain_table(
+    title: str, headings: Iterable[str] = (), left: Collection[str] = (), is_dense: bool = False
+) -> Table:
+    """A table without lines, its title on the left. Columns are right-justified, except those named in `left`.
+
+    A dense one has many columns, which stand closer together and never wrap.
+    """
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1 if is_dense else 2, 0, 0))
+    table.header_style = "bold underline" if is_dense else "underline"
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in left else "right", no_wrap=is_dense)
+    return table
 
 
 class Bars:

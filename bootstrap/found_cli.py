@@ -65,7 +65,7 @@ def bootstrap(
         return
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.run import found
-    from bootstrap.creating.seed_serving import keep_seed_peer
+    from bootstrap.creating.seed_peer import keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)

@@ -6,23 +6,17 @@ The command modules hold options, and import what does the work when a command i
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from bootstrap.checking.manifest_cli import app as manifest_tools
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
-from bootstrap.inspect.doctor_cli import doctor
-from bootstrap.inspect.links_cli import links
+from bootstrap.inspect.inspect_cli import doctor, links, status
 from bootstrap.local.swarm_cli import swarm
-from bootstrap.model_options import Join
 from bootstrap.planning.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.traces.trace_cli import show_trace
-from node.command import run_async
 from node.watch.events import set_up_logging
 
 app = typer.Typer(
@@ -33,6 +27,7 @@ app.add_typer(simulate, name="simulate")
 app.command("trace")(show_trace)
 app.command()(swarm)
 app.command()(plan)
+app.command()(status)
 app.command()(links)
 app.command()(doctor)
 app.command()(export)
@@ -44,17 +39,6 @@ app.command("eval")(evaluate)
 def noloco() -> None:
     """Tools around a noloco run: try it on this machine, watch it, measure it, take the model out."""
     set_up_logging(verbose=False)
-
-
-@app.command()
-def status(
-    join: Join = None,
-    picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
-) -> None:
-    """Show a running swarm as seen from outside."""
-    from bootstrap.inspect.status import show_status
-
-    run_async(show_status(join or [], picture))
 
 
 def main() -> None:

@@ -6,10 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bootstrap.checking.memory_tables import MemoryFigures, memory_figures
 from bootstrap.simulation.front import citation
-from node.model.memory_model import LABEL_BYTES, backward_bytes, forward_bytes
+from node.model.memory_model import (
+    LABEL_BYTES,
+    BufferBytes,
+    MicrobatchBytes,
+    backward_bytes,
+    estimated,
+    forward_bytes,
+    least_in_flight,
+    memory_of_buffers,
+    memory_of_state,
+)
 from node.model.outer import OuterSettings, stationary_variance
+from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
@@ -37,6 +47,32 @@ class Averaging:
     blocking: float
     per_token: float  # `sent` by the tokens that the replica trains on meanwhile
     seconds: float  # of waiting: latency and the blocking bytes
+
+
+@dataclass(frozen=True)
+class MemoryFigures:
+    """Bytes of one replica of a stage, in float32: `whole` at its fastest, `least` with everything that saves memory.
+
+    `microbatch` is what one takes; `in_flight` of them keep all stages busy.
+    """
+
+    state: int
+    buffers: BufferBytes
+    microbatch: MicrobatchBytes
+    in_flight: int
+    whole: int
+    least: int
+
+
+def memory_figures(manifest: Manifest, stage: int) -> MemoryFigures:
+    return MemoryFigures(
+        state=memory_of_state(manifest, stage),
+        buffers=memory_of_buffers(manifest, stage),
+        microbatch=estimated(manifest, stage, manifest.inner.sequences, recomputes=False),
+        in_flight=least_in_flight(manifest, stage),
+        whole=memory_needed(manifest, stage),
+        least=least_memory(manifest, stage),
+    )
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,13 @@ from rich.text import Text
 
 from bootstrap.checking.devices import DeviceReport
 from bootstrap.checking.known_devices import EFFICIENCY
-from bootstrap.checking.memory_tables import device_table, memory_table
-from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, Report
+from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, MemoryFigures, Report
+from bootstrap.display import plain_table
 from node.machine.limits import size
-from node.model.memory_model import backward_bytes, forward_bytes
+from node.model.memory_model import (
+    backward_bytes,
+    forward_bytes,
+)
 from protocol.manifest import Manifest
 
 
@@ -24,26 +27,12 @@ def show_report(report: Report, manifest: Manifest, links: AssumedLinks, speeds:
 
 def stage_table(report: Report) -> Table:
     """One row for each stage: what one replica of it needs."""
-    table = Table(
-        title=f"{report.name}: {report.parameters:,} parameters in {len(report.stages)} "
+    table = plain_table(
+        f"{report.name}: {report.parameters:,} parameters in {len(report.stages)} "
         f"stage{'s' * (len(report.stages) > 1)}; one of {report.replicas} replicas:",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-        header_style="underline",
-    )
-    headings = (
-        "stage",
-        "layers",
-        "parameters",
-        "memory",
-        "sent in\na round",
-        "bytes/\ntoken",
-        "waits",
-        "all-reduce,\nbytes/token",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
+        ("stage", "layers", "parameters", "memory", "sent in\na round", "bytes/\ntoken", "waits",
+         "all-reduce,\nbytes/token"),
+    )  # fmt: skip
     for stage in report.stages:
         table.add_row(
             str(stage.stage),
@@ -167,3 +156,49 @@ def _count(number: int) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+FITS = {"whole": "", "smaller": " *", "no": "does not fit"}
+
+
+def memory_table(figures: list[MemoryFigures]) -> Table:
+    """One row for each stage: what one replica of it keeps in memory, at its fastest and at least."""
+    table = plain_table(
+        "Memory of one replica, in float32; with a GPU, averaging to messages are the host's:",
+        ("stage", "weights,\nmomenta", "averaging", "checkpoint", "messages", "a microbatch\nkept, at work",
+         "in\nflight", "together", "at least"),
+    )  # fmt: skip
+    for stage, each in enumerate(figures):
+        cost, buffers = each.microbatch, each.buffers
+        parts = (each.state, buffers.averaging, buffers.checkpoint, buffers.messages)
+        table.add_row(
+            str(stage),
+            *map(size, parts),
+            f"{size(cost.kept)}, {size(cost.peak)}",
+            str(each.in_flight),
+            size(each.whole),
+            size(each.least),
+        )
+    return table
+
+
+def device_table(reports: list[DeviceReport]) -> Table:
+    """One row for each device: tokens a second of one replica of each stage, and of a pipeline of such devices."""
+    stages = range(len(reports[0].stages))
+    headings = ("device", "memory", "TFLOPS", "used", *(f"stage {stage}" for stage in stages), "pipeline")
+    table = plain_table("Tokens a second of one replica that waits for nobody:", headings)
+    for report in reports:
+        device = report.device
+        speeds = [
+            FITS["no"] if speed.fits == "no" else f"{speed.tokens_per_second:,.0f}{FITS[speed.fits]}"
+            for speed in report.stages
+        ]
+        table.add_row(
+            device.name,
+            f"{device.memory:.0f} GB",
+            f"{device.tflops:.3g}",
+            "measured" if device.efficiency == 1.0 else f"{device.efficiency:.0%}",
+            *speeds,
+            f"{report.slowest:,.0f}" if report.slowest else "-",
+        )
+    return table

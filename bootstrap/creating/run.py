@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.creating.run_tokenizer import kept_tokenizer
+from bootstrap.creating.choosing import kept_tokenizer
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset

@@ -10,12 +10,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from bootstrap.display import bars
-from bootstrap.evaluation.losses import evaluate_route, model_loss
-from bootstrap.evaluation.measured_text import MeasuredText, held_out_text, text_of_files
+from bootstrap.evaluation.losses import MeasuredText, evaluate_route, held_out_text, model_loss, text_of_files
 from bootstrap.export.order import FACTS
-from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
 from bootstrap.generation.exported import load_exported
-from bootstrap.inspect.observed_tokenizer import tokenizer_file
 from bootstrap.inspect.observer import visit
 from node.data.background import in_background
 from node.data.opening import LOCAL, DataPlan, open_data

@@ -38,6 +38,6 @@ def export(
         check_order(order)
     except NolocoError as error:
         fail(error)
-    from bootstrap.export.visiting import export_swarm
+    from bootstrap.export.exporting import export_swarm
 
     run_async(export_swarm(join or [], order, tokenizer))

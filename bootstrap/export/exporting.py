@@ -11,20 +11,28 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from bootstrap.export.card import Facts, model_card
-from bootstrap.export.fetching import RoundEnded, fetch_stage
-from bootstrap.export.order import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
-from bootstrap.export.shards import (
+from bootstrap.display import bars
+from bootstrap.export.checkpoint import (
     INDEX,
+    Facts,
     checkpoint_config,
+    model_card,
     sha256_of,
     weights_of,
     write_shards,
 )
-from bootstrap.export.sources import Source, choose, donors_of
-from bootstrap.export.stage_file import StageFile, earlier_donors
-from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.inspect.observer import Observer, Sighting
+from bootstrap.export.fetching import (
+    RoundEnded,
+    Source,
+    StageFile,
+    choose,
+    donors_of,
+    earlier_donors,
+    fetch_stage,
+)
+from bootstrap.export.order import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
+from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
+from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained
 from node.machine.limits import size
 from node.model.stage import parameter_count
@@ -196,3 +204,24 @@ def _remove_weights(directory: Path) -> None:
     for path in [directory / "config.json", directory / INDEX, *directory.glob("model*.safetensors")]:
         with suppress(FileNotFoundError):
             path.unlink()
+
+
+async def export_swarm(join: list[str], order: ExportOrder, tokenizer: str) -> None:
+    """Visit a swarm, take its model, and print what it can be used with.
+
+    Raises `JoinError` when nobody answers, and what `export` raises.
+    """
+    async with visit(join) as observer:
+        raw = await tokenizer_file(observer, tokenizer)
+        with bars() as shown:
+            exported = await export(
+                observer,
+                order,
+                raw,
+                shown.tell,
+                lambda stage, done, total: shown.update(f"Stage {stage}, pieces", done, total),
+            )
+    print(f"Wrote {exported.parameters:,} parameters to {order.directory}. Use them with any of:")
+    print(f'  noloco generate "Once upon a time" --model {order.directory}')
+    print(f"  noloco eval --model {order.directory} --data FILE")
+    print(f"  transformers.AutoModelForCausalLM.from_pretrained({str(order.directory)!r})")

@@ -1,17 +1,113 @@
-"""Fetching a stage's weights in verified pieces, the mean of several replicas piece by piece."""
+"""An export's weights: whose they are, fetched in verified pieces, and kept on disk so that the export can resume.
+
+They come from one replica of each stage, or from all of a stage that are at one round; then the file has their mean.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from bootstrap.export.sources import Donor
-from bootstrap.export.stage_file import StageFile
-from node.state.transfer import PIECES_IN_FLIGHT, fetch_slow_piece
-from protocol.rpc import Rpc
+from bootstrap.inspect.observer import Observer
+from node.model.replica import PIECE_PARAMETERS
+from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
+from protocol.errors import JoinError, NolocoError
+from protocol.messages import GetStateIndex, StateIndex
+from protocol.rpc import Rpc, Traffic
 from protocol.supervision import all_of
+from protocol.transport.base import PeerId
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A replica that offers its slow weights; `is_finished` when it does not train any more."""
+
+    peer: PeerId
+    step: int
+    round: int
+    is_finished: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one stage's weights come from; of several donors the mean. Sorted by peer id."""
+
+    stage: int
+    parameters: int
+    donors: tuple[Donor, ...]
+
+    @property
+    def key(self) -> list[list[str | int]]:
+        """What two fetches must have in common to be of the same weights."""
+        return [[str(donor.peer), donor.round] for donor in self.donors]
+
+    def __str__(self) -> str:
+        if len(self.donors) == 1:
+            return f"…{self.donors[0].peer[-8:]} at round {self.donors[0].round}"
+        rounds = sorted({donor.round for donor in self.donors})
+        at = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}, the end"
+        return f"{len(self.donors)} replicas at {at}"
+
+
+def choose(donors: Sequence[Donor], mean: bool, earlier: Sequence[Sequence[str | int]] = ()) -> list[Donor]:
+    """Which of them to take; those of an earlier, incomplete export where they are still at the same round.
+
+    For a mean the largest group at one round, of equal ones the latest; replicas that have finished are one group.
+    """
+    known = {(str(donor.peer), donor.round): donor for donor in donors}
+    again = [known.get((str(peer), int(round_))) for peer, round_ in earlier]
+    kept = [donor for donor in again if donor is not None]
+    groups: dict[tuple[bool, int], list[Donor]] = {}
+    for donor in donors:
+        groups.setdefault((donor.is_finished, -1 if donor.is_finished else donor.round), []).append(donor)
+    if not mean:
+        return kept if kept and len(kept) == len(again) == 1 else list(donors[:1])
+    best = max(groups.items(), key=lambda item: (len(item[1]), item[0]))[1]
+    return kept if len(kept) == len(again) >= len(best) else best
+
+
+async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequence[PeerId]) -> list[Donor]:
+    """Those of `peers` that answer and hold as many parameters as the manifest says, by peer id.
+
+    Raises `JoinError` when nobody does, with what each of those asked failed with.
+    """
+    answers = await all_of(*(_index(observer, stage, parameters, peer) for peer in sorted(peers)))
+    found = [answer for answer in answers if not isinstance(answer, str)]
+    if not found and answers:
+        raise JoinError(
+            f"No replica of stage {stage} of {observer.manifest.stages} gives its weights:\n  "
+            + "\n  ".join(str(answer) for answer in answers)
+            + "\nTry again; started again with the same --out an export goes on where it stopped."
+        )
+    if not found:
+        raise JoinError(
+            f"No live peer serves stage {stage} of {observer.manifest.stages}. Wait until one has joined."
+        )
+    return found
+
+
+async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) -> Donor | str:
+    """The donor, or in words why it is none."""
+    try:
+        index, _ = await observer.rpc.call(
+            peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE
+        )
+    except NolocoError as failure:
+        return f"…{peer[-8:]}: {failure}"
+    if index.stage != stage:
+        return f"…{peer[-8:]}: it has gone to stage {index.stage}"
+    if index.parameters != parameters:
+        return f"…{peer[-8:]}: it has {index.parameters} parameters where the manifest says {parameters}"
+    return Donor(peer, index.step, index.round, observer.view.has_finished(peer))
 
 
 class RoundEnded(Exception):
@@ -51,3 +147,90 @@ async def _mean(rpc: Rpc, file: StageFile, piece: int) -> torch.Tensor:
         total = phi.double() if total is None else total.add_(phi)
     assert total is not None
     return total.div_(len(source.donors)).float()
+
+
+PIECE_BYTES = PIECE_PARAMETERS * 4
+
+
+class StageFile:
+    """Mutable state: the file, its journal, and which pieces are there."""
+
+    def __init__(self, directory: Path, run_id: str, source: Source) -> None:
+        """Go on where an earlier fetch of the same weights stopped, else begin anew. Raises `OSError`."""
+        self.path, self._journal = _paths(directory, source.stage)
+        self.source = source
+        self.pieces = -(-source.parameters // PIECE_PARAMETERS)
+        self._header = {"run": run_id, "parameters": source.parameters, "donors": source.key}
+        self.present = self._kept()
+        if not self.present:
+            self._begin()
+
+    def _kept(self) -> set[int]:
+        """The pieces of an earlier fetch that are whole."""
+        header, hashes = _read_journal(self._journal)
+        if header != self._header or not self.path.exists():
+            return set()
+        with self.path.open("rb") as file:
+            return {
+                piece
+                for piece, sha in hashes.items()
+                if piece < self.pieces and hashlib.sha256(self._read(file, piece)).hexdigest() == sha
+            }
+
+    def _read(self, file: BinaryIO, piece: int) -> bytes:
+        file.seek(piece * PIECE_BYTES)
+        return file.read(min(PIECE_BYTES, self.source.parameters * 4 - piece * PIECE_BYTES))
+
+    def _begin(self) -> None:
+        self._journal.write_text(json.dumps(self._header) + "\n", encoding="utf-8")
+        with self.path.open("wb") as file:
+            file.truncate(self.source.parameters * 4)
+
+    def store(self, piece: int, weights: torch.Tensor) -> None:
+        """Write the float32 `weights` of a piece, then note it. Raises `OSError`."""
+        data = weights.numpy().tobytes()
+        with self.path.open("r+b") as file:
+            file.seek(piece * PIECE_BYTES)
+            file.write(data)
+        with self._journal.open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps([piece, hashlib.sha256(data).hexdigest()]) + "\n")
+        self.present.add(piece)
+
+    @property
+    def missing(self) -> list[int]:
+        return [piece for piece in range(self.pieces) if piece not in self.present]
+
+    def weights(self) -> NDArray[np.float32]:
+        """All of them, [parameters], mapped from the file."""
+        return np.memmap(self.path, np.float32, mode="c", shape=(self.source.parameters,))
+
+
+def earlier_donors(directory: Path, run_id: str, stage: int) -> Sequence[Sequence[str | int]]:
+    """Whose weights an earlier export into `directory` was fetching; nobody's where there was none of this run."""
+    header, _ = _read_journal(_paths(directory, stage)[1])
+    donors = header.get("donors", []) if header.get("run") == run_id else []
+    return donors if isinstance(donors, list) else []
+
+
+def _paths(directory: Path, stage: int) -> tuple[Path, Path]:
+    return directory / f"stage-{stage:04d}.f32", directory / f"stage-{stage:04d}.jsonl"
+
+
+def _read_journal(path: Path) -> tuple[dict[str, Any], dict[int, str]]:
+    """The header and the hash of each piece; a last line that was cut short is passed over."""
+    header: dict[str, Any] = {}
+    hashes: dict[int, str] = {}
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return header, hashes
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            header = entry
+        elif isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], int):
+            hashes[entry[0]] = str(entry[1])
+    return header, hashes

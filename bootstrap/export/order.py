@@ -55,7 +55,7 @@ def check_order(order: ExportOrder) -> None:
 
 
 def shard_bytes(text: str) -> int:
-    """Of "2GB" or "500MB". Raises `UserError`."""
+    """Bytes of "2GB" or "500MB". Raises `UserError`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", text.strip().upper())
     if match is None or not float(match[1]):
         raise UserError(f"{text!r} is no size of a file. Write --shard-size 2GB, or 500MB.")

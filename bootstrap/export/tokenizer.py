@@ -1,4 +1,4 @@
-"""The tokenizer that goes with an export, so that transformers needs nothing of ours to make text of tokens."""
+"""A run's tokenizer as transformers knows it, and how a visitor gets it: text to tokens with nothing of ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from bootstrap.inspect.observer import Observer
 from node.data.tokenizer import load_tokenizer
+from node.membership.tokenizer_exchange import RunTokenizer
 from protocol.manifest import BYTES, Manifest
 
 BYTES_END = "\0"  # byte 0, which no text holds, ends one
@@ -66,3 +68,16 @@ def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
     if len(tokenizer) == 256 and tokenizer.convert_ids_to_tokens(0) == BYTES_END:
         return len(ids)
     return len(tokenizer.decode(ids).encode())
+
+
+async def tokenizer_file(observer: Observer, own: str) -> bytes | None:
+    """The run's tokenizer.json, `own` where that is named, else from members; None where bytes are tokens.
+
+    Raises `TokenizerError` when it is not the run's, or nobody gives it.
+    """
+    if observer.manifest.data.tokenizer == BYTES:
+        return None
+    await observer.survey()
+    tokenizer = RunTokenizer(observer.manifest, observer.rpc, observer.view, own=own)
+    await tokenizer.get()
+    return tokenizer.raw

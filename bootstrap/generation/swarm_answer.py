@@ -1,4 +1,4 @@
-"""An answer from a running swarm: token after token through one replica of each stage."""
+"""An answer from a running swarm: token after token through one replica of each stage, drawn from its logits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from bootstrap.generation.decoding import Decoding
-from bootstrap.generation.sampler import Sampler
 from bootstrap.inspect.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
@@ -124,3 +124,27 @@ class SwarmAnswer:
 
     def __str__(self) -> str:
         return " → ".join(peer[-8:] for peer in self._route)
+
+
+class Sampler:
+    """Mutable state: the random generator. Draws what `generate` draws from the same logits and seed."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoding = decoding
+        self._generator = torch.Generator().manual_seed(decoding.seed)
+        self._warpers = LogitsProcessorList()
+        if not decoding.is_greedy:
+            if decoding.temperature != 1:
+                self._warpers.append(TemperatureLogitsWarper(decoding.temperature))
+            if decoding.top_k:
+                self._warpers.append(TopKLogitsWarper(decoding.top_k))
+            if decoding.top_p < 1:
+                self._warpers.append(TopPLogitsWarper(decoding.top_p))
+
+    def choose(self, logits: torch.Tensor) -> int:
+        """A token by logits [vocabulary]; −∞ are never chosen."""
+        if self._decoding.is_greedy:
+            return int(torch.argmax(logits))
+        warped = self._warpers(torch.empty(1, 0, dtype=torch.long), logits[None])
+        drawn = torch.multinomial(torch.softmax(warped, dim=-1), 1, generator=self._generator)
+        return int(drawn)

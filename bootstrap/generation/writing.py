@@ -1,18 +1,17 @@
-"""What `noloco generate` does: a text goes on, written as its tokens come."""
+"""What `noloco generate` does: a text goes on, written character by character as its tokens come."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
+from bootstrap.export.tokenizer import ids_of, tokenizer_file, transformers_tokenizer
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
-from bootstrap.generation.text_stream import TextStream
-from bootstrap.inspect.observed_tokenizer import tokenizer_file
 from bootstrap.inspect.observer import visit
 from protocol.errors import DataError
 
@@ -67,3 +66,38 @@ def _write(text: str) -> None:
 
 def _note(sentence: str) -> None:
     print(f"\n{sentence}", file=sys.stderr, flush=True)
+
+
+_UNFINISHED = "�"  # how the bytes of a character are shown while some are missing
+
+
+class TextStream:
+    """Mutable state: the tokens so far and how much of their text was told."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> None:
+        self._tokenizer = tokenizer
+        self._tell = tell
+        self.tokens: list[int] = []
+        self._told = 0
+
+    @property
+    def text(self) -> str:
+        text: str = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
+        return text
+
+    def put(self, token: int) -> None:
+        self.tokens.append(token)
+        text = self.text
+        if not text.endswith(_UNFINISHED):
+            self._tell_rest(text)
+
+    def end(self) -> str:
+        """Tell what is left, as it is. Returns the whole text."""
+        text = self.text
+        self._tell_rest(text)
+        return text
+
+    def _tell_rest(self, text: str) -> None:
+        if len(text) > self._told:
+            self._tell(text[self._told :])
+            self._told = len(text)

@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bootstrap.display import plain_table
 from node.watch.health import Report, Unwell, directories, look
 
 
@@ -45,11 +46,8 @@ def table_of(report: Report) -> Table:
     title = f"node …{str(report.get('peer'))[-8:]}  {report.get('state')}"
     if "stage" in report:
         title += f"  stage {report['stage']}  step {report['step']}  round {report['round']}"
-    table = Table(
-        title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold underline"
-    )
-    for heading in ("part", "state", "since", "restarts", "last failure"):
-        table.add_column(heading, justify="right" if heading in ("since", "restarts") else "left")
+    headings = ("part", "state", "since", "restarts", "last failure")
+    table = plain_table(title, headings, left=("part", "state", "last failure"))
     for part in report.get("parts", []):
         table.add_row(
             part["part"],

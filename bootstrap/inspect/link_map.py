@@ -1,19 +1,25 @@
-"""What the nodes know of their links, put together: matrices, and a scenario that `noloco plan` reads."""
+"""`noloco links`: what the nodes know of their links, as matrices, a table, and a scenario for `noloco plan`."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
 
-from bootstrap.inspect.observer import Sighting
+from bootstrap.display import plain_table
+from bootstrap.inspect.observer import Sighting, visit
 from node.daemon import Node
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
+from protocol.errors import StateError
 from protocol.link_report import PEER_CHARACTERS, LinkReport
 from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
@@ -158,3 +164,58 @@ def _rows(matrix: Floats) -> list[list[float | None]]:
         ]
         for i, row in enumerate(matrix.tolist())
     ]
+
+
+async def show_links(join: list[str], out: Path | None) -> None:
+    """Print a running swarm's links; with `out`, also write them as a scenario.
+
+    Raises `JoinError` when nobody answers, `StateError` when `out` cannot be written.
+    """
+    async with visit(join) as observer:
+        manifest = observer.manifest
+        found = link_map(seen_from_outside(await observer.survey(), manifest))
+        Console().print(table_of(found, manifest.name))
+        if out is not None:
+            write_scenario(out, scenario_of(found, manifest))
+            print(f"Wrote {out}. Plan with:\n  noloco plan --scenario {out} --stages {manifest.stages}")
+
+
+def write_scenario(file: Path, scenario: dict[str, object]) -> None:
+    """Raises `StateError` when the file cannot be written."""
+    try:
+        file.write_text(json.dumps(scenario), encoding="utf-8")
+    except OSError as error:
+        raise StateError(
+            f"Cannot write the scenario {file} ({error.strerror}). Name another --out."
+        ) from None
+
+
+def table_of(found: LinkMap, name: str) -> Table:
+    """A line for each node: medians over its links that were measured, and its nearest peer."""
+    table = plain_table(
+        f"run '{name}'  {found.measured} of {found.pairs} pairs measured",
+        ("node", "stage", "links", "latency ms", "nearest", "ms", "up Mbit/s", "±"),
+        left=("node", "nearest"),
+        is_dense=True,
+    )
+    for i, peer in enumerate(found.peers):
+        latency = found.latency_s[i] * 1e3
+        known = np.flatnonzero(~np.isnan(latency))
+        nearest = known[np.argmin(latency[known])] if len(known) else None
+        table.add_row(
+            peer[-8:],
+            str(found.stages[i]),
+            str(len(known)),
+            _median(latency, ".1f"),
+            found.peers[nearest][-8:] if nearest is not None else "-",
+            f"{latency[nearest]:.1f}" if nearest is not None else "-",
+            _median(found.bandwidth[i] * 8e-6, ".1f"),
+            _median(found.uncertainty[i], ".0%"),
+        )
+    return table
+
+
+def _median(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], form: str) -> str:
+    """A dash when nothing was measured."""
+    known = values[~np.isnan(values)]
+    return format(float(np.median(known)), form) if len(known) else "-"

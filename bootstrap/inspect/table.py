@@ -6,14 +6,13 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from bootstrap.inspect.observer import Sighting
+from bootstrap.display import plain_table
+from bootstrap.inspect.observer import Sighting, visit
 from node.links.links import median_round_trip
 from protocol.errors import StateError
 from protocol.messages import NodeStats
@@ -45,20 +44,26 @@ class Picture:
         return sum(stats.tokens_per_second for stats in self.stats if stats.stage == 0)
 
     def spread(self) -> float | None:
-        known = [stats.spread for stats in self.stats if stats.spread is not None]
-        return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+        """The nodes' own estimates, as a root mean square; None while there are none."""
+        return _mean([stats.spread for stats in self.stats], power=2)
 
     def expected_spread(self) -> float | None:
-        known = [stats.expected_spread for stats in self.stats if stats.expected_spread is not None]
-        return (sum(value**2 for value in known) / len(known)) ** 0.5 if known else None
+        """What theory expects of `spread`."""
+        return _mean([stats.expected_spread for stats in self.stats], power=2)
 
     def round_trip(self) -> float | None:
         """Seconds: the median over all links that the nodes have measured."""
         return median_round_trip([report for stats in self.stats for report in stats.links])
 
     def loss(self) -> float | None:
-        known = [stats.loss for stats in self.stats if stats.loss is not None]
-        return sum(known) / len(known) if known else None
+        """Nats per token, the mean over the last stage's replicas."""
+        return _mean([stats.loss for stats in self.stats])
+
+
+def _mean(values: Sequence[float | None], power: int = 1) -> float | None:
+    """The power mean of the values that are known; None when none is."""
+    known = [value**power for value in values if value is not None]
+    return (sum(known) / len(known)) ** (1 / power) if known else None
 
 
 def tokens_trained(sightings: Sequence[Sighting]) -> int:
@@ -69,36 +74,19 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
 PICTURE_WIDTH = 110
 LEAST_WIDTHS = {"node": 4, "stage": 5, "state": 7, "step": 4}  # cut last on a narrow terminal
 PLAIN_LINE_SECONDS = 4.0
-COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
-    ("node", "left"),
-    ("stage", "right"),
-    ("state", "left"),
-    ("step", "right"),
-    ("round", "right"),
-    ("loss", "right"),
-    ("tok/s", "right"),
-    ("busy", "right"),
-    ("s/batch", "right"),
-    ("partner", "left"),
-    ("pairs", "right"),
-    ("resent", "right"),
-)
+COLUMNS = (
+    "node", "stage", "state", "step", "round", "loss", "tok/s", "busy", "s/batch", "partner", "pairs", "resent",
+)  # fmt: skip
 
 
 def render(picture: Picture) -> Group:
-    table = Table(
-        title=picture.title,
-        title_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-        header_style="bold underline",
-    )
-    for heading, justify in COLUMNS:
-        table.add_column(heading, justify=justify, no_wrap=True, min_width=LEAST_WIDTHS.get(heading))
-    for sighting in sorted(
-        picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, picture))
-    ):
-        table.add_row(*_row(sighting, picture.names))
+    """The table of nodes, and below it the headline."""
+    table = plain_table(picture.title, COLUMNS, left=("node", "state", "partner"), is_dense=True)
+    for column in table.columns:
+        column.min_width = LEAST_WIDTHS.get(str(column.header))
+    names = picture.names
+    for sighting in sorted(picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, names))):
+        table.add_row(*_row(sighting, names))
     return Group(table, Text(), Text(headline(picture)))
 
 
@@ -152,7 +140,7 @@ def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], N
 def places(picture: Picture) -> list[str]:
     """Where others dial each node: the first address that it announces."""
     return [
-        f"{name_of(sighting, picture)}  {sighting.member.announcement.addresses[0]}"
+        f"{name_of(sighting, picture.names)}  {sighting.member.announcement.addresses[0]}"
         for sighting in picture.sightings
         if sighting.member.announcement.addresses
     ]
@@ -168,13 +156,13 @@ def save_svg(path: Path, picture: Picture) -> None:
         raise StateError(f"Cannot write the picture {path} ({error.strerror}).") from None
 
 
-def name_of(sighting: Sighting, picture: Picture) -> str:
-    return picture.names.get(sighting.member.peer, sighting.member.peer[-8:])
+def name_of(sighting: Sighting, names: dict[PeerId, str]) -> str:
+    return names.get(sighting.member.peer, sighting.member.peer[-8:])
 
 
 def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
-    peer, record, stats = sighting.member.peer, sighting.member.announcement, sighting.stats
-    name = names.get(peer, peer[-8:])
+    record, stats = sighting.member.announcement, sighting.stats
+    name = name_of(sighting, names)
     if stats is None:
         known = [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)]
         return known + [""] * (len(COLUMNS) - len(known))
@@ -210,3 +198,25 @@ def percent(fraction: float | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+async def show_status(join: Sequence[str], file: Path | None) -> None:
+    """Print the table of a running swarm and the nodes' addresses; with `file`, also save it as a picture.
+
+    Raises `JoinError` when nobody answers, `StateError` when the picture cannot be written.
+    """
+    async with visit(join) as observer:
+        sightings = await observer.survey()
+        manifest = observer.manifest
+        picture = Picture(
+            title=f"run '{manifest.name}'  {observer.signed.run_id}  {manifest.stages} stages",
+            seconds=max((s.stats.uptime for s in sightings if s.stats is not None), default=0.0),
+            expected=0,
+            sightings=sightings,
+            names={},
+            validation=(),
+        )
+        show(Console(), picture)
+        print("\n".join(places(picture)))
+        if file is not None:
+            save_svg(file, picture)

@@ -19,8 +19,7 @@ from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNode, LocalNodes
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
-from bootstrap.local.summary import Summary
-from bootstrap.local.tokens import TokenCount
+from bootstrap.local.summary import Summary, TokenCount
 from bootstrap.traces.merge import FILE_NAME, merge_traces, require_writable
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt

@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from bootstrap.creating.pretrained import model_of, unread_start, with_digests
-from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route, model_loss
-from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
+from bootstrap.creating.choosing import model_of, unread_start, with_digests
+from bootstrap.evaluation.losses import (
+    MeasuredText,
+    checkpoint_loss,
+    evaluate_route,
+    held_out_text,
+    model_loss,
+)
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer

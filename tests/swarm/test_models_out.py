@@ -12,20 +12,18 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import bootstrap.export.stage_file
+import bootstrap.export.fetching
 import node.model.replica
 import node.state.transfer
-from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route
-from bootstrap.evaluation.measured_text import held_out_text, text_of_files
+from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route, held_out_text, text_of_files
+from bootstrap.export.checkpoint import weights_of
 from bootstrap.export.exporting import export
 from bootstrap.export.order import PARTIAL, ExportOrder
-from bootstrap.export.shards import weights_of
 from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
 from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.swarm_answer import SwarmAnswer
-from bootstrap.generation.text_stream import TextStream
-from bootstrap.generation.writing import first_tokens
+from bootstrap.generation.writing import TextStream, first_tokens
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
@@ -145,9 +143,9 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages of a dozen pieces, as large ones have."""
-    for module in (node.model.replica, node.state.transfer, bootstrap.export.stage_file):
+    for module in (node.model.replica, node.state.transfer, bootstrap.export.fetching):
         monkeypatch.setattr(module, "PIECE_PARAMETERS", 600)
-    monkeypatch.setattr(bootstrap.export.stage_file, "PIECE_BYTES", 2400)
+    monkeypatch.setattr(bootstrap.export.fetching, "PIECE_BYTES", 2400)
 
 
 Meddle = Callable[[Request, Answer], Answer]

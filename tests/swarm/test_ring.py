@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route
-from bootstrap.evaluation.measured_text import MeasuredText, held_out_text
+from bootstrap.evaluation.losses import MeasuredText, checkpoint_loss, evaluate_route, held_out_text
 from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer

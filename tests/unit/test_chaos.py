@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bootstrap.inspect.observer import Sighting
+from bootstrap.local.chaos.disturber import KINDS, SECONDS, Schedule
 from bootstrap.local.chaos.report import ChaosReport, ReportedFault, Run, loss_at
-from bootstrap.local.chaos.schedule import KINDS, SECONDS, Schedule
-from bootstrap.local.tokens import TokenCount
+from bootstrap.local.summary import TokenCount
 from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.identity import Identity

@@ -57,7 +57,7 @@ def test_help_and_mistakes_wait_for_no_heavy_import(module: str, arguments: list
 
 
 def test_a_look_at_a_swarm_does_without_what_models_are_made_with() -> None:
-    program = "import bootstrap.inspect.status, json, sys; print(json.dumps([0, sorted(sys.modules)]))"
+    program = "import bootstrap.inspect.table, json, sys; print(json.dumps([0, sorted(sys.modules)]))"
     _, imported = modules_after(program)
     assert not imported & {"transformers", "matplotlib", "networkx", "datasets", "pyarrow", "tokenizers"}
 

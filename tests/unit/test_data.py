@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.evaluation.measured_text import MeasuredText
-from bootstrap.local.entropies import entropies_of
+from bootstrap.evaluation.losses import MeasuredText
+from bootstrap.local.measuring import entropies_of
 from node.data.batches import Position, TrainingData
 from node.data.documents import Split
 from node.data.opening import DataPlan, open_data

@@ -33,7 +33,7 @@ def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedPro
 
 
 def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
-    code = "import node.daemon, node.service, node.serving, bootstrap.local.swarm, bootstrap.inspect.status"
+    code = "import node.daemon, node.service, node.serving, bootstrap.local.swarm, bootstrap.inspect.table"
     done = run_without(OPTIONAL, code)
     assert done.returncode == 0, done.stderr
 

@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bootstrap.inspect.link_map import LinkMap, MappedNode, link_map, scenario_of, seen_from_outside
-from bootstrap.inspect.link_table import table_of, write_scenario
+from bootstrap.inspect.link_map import (
+    LinkMap,
+    MappedNode,
+    link_map,
+    scenario_of,
+    seen_from_outside,
+    table_of,
+    write_scenario,
+)
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import Picture, headline
 from bootstrap.placement.scenario import read_scenario

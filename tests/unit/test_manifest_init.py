@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from bootstrap.checking.manifest_cli import app as manifest_app
 from bootstrap.creating import init_cli
-from bootstrap.creating.manifest_writer import MEANINGS, toml_of
+from bootstrap.creating.init_cli import MEANINGS, toml_of
 from bootstrap.creating.run import found
 from bootstrap.found_cli import app
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from

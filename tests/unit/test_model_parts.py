@@ -12,15 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from bootstrap.evaluation.losses import Loss
-from bootstrap.evaluation.measured_text import text_of_files
-from bootstrap.export.card import Facts, model_card
+from bootstrap.evaluation.losses import Loss, text_of_files
+from bootstrap.export.checkpoint import Facts, model_card
+from bootstrap.export.fetching import Donor, Source, choose
 from bootstrap.export.order import shard_bytes
-from bootstrap.export.sources import Donor, Source, choose
 from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
 from bootstrap.generation.decoding import Decoding
-from bootstrap.generation.sampler import Sampler
-from bootstrap.generation.text_stream import TextStream
+from bootstrap.generation.swarm_answer import Sampler
+from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
 from protocol.errors import DataError, TokenizerError, UserError
 from protocol.manifest import PRESETS, load_preset, manifest_from

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.creating.choosing import with_tokenizer
 from bootstrap.creating.run import found
-from bootstrap.creating.run_tokenizer import with_tokenizer
 from node.data.tokenizer import identity_of
 from protocol.errors import TokenizerError
 from protocol.manifest import load_preset

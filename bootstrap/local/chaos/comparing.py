@@ -11,10 +11,9 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from bootstrap.local.chaos.disturber import Disturber
+from bootstrap.local.chaos.disturber import PERIOD_SECONDS, Disturber, Schedule
 from bootstrap.local.chaos.faults import obey
 from bootstrap.local.chaos.report import ChaosReport, Run, seen_of
-from bootstrap.local.chaos.schedule import PERIOD_SECONDS, Schedule
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
