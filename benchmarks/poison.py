@@ -41,7 +41,7 @@ class Case:
         setting = self.setting
         return (
             f"{self.name}/{self.fraction:g}/clip {setting.clip:g}/{setting.replicas} replicas/"
-            f"{setting.steps} steps/k {setting.inner_steps}/seed {setting.seed}"
+            f"{setting.steps} steps/k {setting.inner_steps}/seed {setting.seed}/documents"
         )
 
 

@@ -75,15 +75,11 @@ class Passes:
             by_inputs.append(part.grad)
         return _joined(by_inputs)
 
-    def loss_and_backward(
-        self, inputs: torch.Tensor, labels: torch.Tensor
-    ) -> tuple[float, torch.Tensor | None]:
-        """Last stage: mean cross-entropy in nats per token, and the gradient by the inputs as above."""
-        loss, by_inputs = self.last_stage(inputs, labels)
-        return loss.item(), by_inputs
-
     def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
-        """The same with the loss still on the device, which may not have computed it yet."""
+        """Mean cross-entropy in nats per token, and the gradient by the inputs; accumulates those of parameters.
+
+        The loss is on the device, which may not have computed it yet.
+        """
         return self._learn(self._run, inputs, labels)
 
     def head(

@@ -7,6 +7,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -94,16 +95,21 @@ class StageWork:
 
     def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
         """Forward and backward. Raises `NonFinite` for a loss that is none: nothing of it is in the gradients."""
-        inputs, labels = (self._copies.to_device(tensor) for tensor in load())
-        loss, by_inputs = self._whole(lambda: self._passes.last_stage(inputs, labels))
-        answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
-        self._copies.keep_pace()
-        return self._copies.landing(lambda: (_finite(fetch_loss().item()), answer()))
+        return self._learn(load, self._passes.last_stage)
 
     def head(self, load: Load, learns: bool) -> PendingResult[LossAndAnswer]:
         """As `last_stage`, in a ring at the first stage."""
+        return self._learn(load, partial(self._passes.head, learns=learns))
+
+    def _learn(
+        self, load: Load, learn: Callable[[torch.Tensor, torch.Tensor], Learned]
+    ) -> PendingResult[LossAndAnswer]:
         inputs, labels = (self._copies.to_device(tensor) for tensor in load())
-        loss, by_inputs = self._whole(lambda: self._passes.head(inputs, labels, learns))
+
+        def work() -> Learned:
+            return learn(inputs, labels)
+
+        loss, by_inputs = work() if self._sparing is None else self._sparing.run(work)
         answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (_finite(fetch_loss().item()), answer()))
@@ -128,9 +134,6 @@ class StageWork:
         if self._sparing is None:
             return work()
         return self._sparing.backward(work, lambda: self._passes.backward_again(leaf, gradient))
-
-    def _whole(self, work: Callable[[], Learned]) -> Learned:
-        return work() if self._sparing is None else self._sparing.run(work)
 
     def evaluate(self, load: Load) -> list[Encoded]:
         inputs, labels = load()

@@ -35,12 +35,12 @@ def carry(replicas: list[Replica], tokens: torch.Tensor, labels: torch.Tensor) -
         leaf, outputs = replica.passes.forward(hidden)
         kept.append((leaf, outputs))
         hidden = outputs.detach()
-    loss, gradient = last.passes.loss_and_backward(hidden, labels)
+    loss, gradient = last.passes.last_stage(hidden, labels)
     for replica, (leaf, outputs) in zip(reversed(before), reversed(kept), strict=True):
         assert gradient is not None
         gradient = replica.passes.backward(leaf, outputs, gradient)
     assert gradient is None  # tokens have none
-    return loss
+    return loss.item()
 
 
 def train_step(replicas: list[Replica], seed: int) -> float:

@@ -34,7 +34,7 @@ CASES: list[dict[str, Any]] = [
 def learn(replica: Replica, seed: int, is_dropped: bool = False) -> None:
     """One inner step."""
     inner, data = replica.manifest.inner, replica.manifest.data
-    replica.passes.loss_and_backward(*micro_batch(seed, inner.sequences, data.sequence_tokens))
+    replica.passes.last_stage(*micro_batch(seed, inner.sequences, data.sequence_tokens))
     if is_dropped:
         replica.flat.gradients[3] = math.inf
     replica.inner_step(1)
