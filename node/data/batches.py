@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does wi
     from node.data.tokenizer import Ids, Tokenizer
 
 TOKENISED_AT_ONCE = 16  # documents: enough to occupy all cores, few enough that little is made in vain
+SPREAD = 8  # of all held-out sequences read, one in so many is measured on where not all are asked for
 
 Read: TypeAlias = Callable[[int, int], Iterator[str]]  # the documents of an epoch, from a number on
 Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and labels, int64 [sequences, tokens] each
@@ -117,7 +118,8 @@ class TrainingData:
     def validation_batches(self, tokens: int, sequences: int, limit: int | None = None) -> Iterator[Batch]:
         """At most `limit` held-out sequences in batches of `sequences`, the same at every call.
 
-        The last batch may have fewer. Raises `DataError` when there is not one.
+        They are spread over `SPREAD` times as many, so that a few do not come from a document or two. The last batch
+        may have fewer. Raises `DataError` when there is not one.
         """
         held_out = self._held_out(tokens, limit)
         rows = list(islice(held_out, sequences))
@@ -131,7 +133,11 @@ class TrainingData:
             rows = list(islice(held_out, sequences))
 
     def _held_out(self, tokens: int, limit: int | None) -> Iterator[Ids]:
-        return islice(packed_once(self._documents.held_out(), self._tokenizer, tokens), limit)
+        packed = packed_once(self._documents.held_out(), self._tokenizer, tokens)
+        if limit is None:
+            return packed
+        found = list(islice(packed, SPREAD * limit))
+        return islice(found, 0, limit * (step := max(1, len(found) // limit)), step)
 
 
 # --- documents to sequences ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,3 +225,16 @@ def test_text_of_a_tokenizer_comes_back_from_the_packed_tokens(tmp_path: Path) -
     texts = [tokenizer.decode(tokens[a + 1 : b]) for a, b in zip([-1, *ends], ends, strict=False)]
     trained = stored_documents((str(tmp_path / "a.jsonl"),), "text", 16_384, Split(0.05), tmp_path / "cache")
     assert texts == list(trained.training(("run", "peer"), 0, 0))
+
+
+def test_a_few_sequences_to_validate_on_are_spread_over_many_documents(tmp_path: Path) -> None:
+    data = open_data(
+        run_with(data__held_out=0.4),
+        plan(tmp_path, corpora.as_jsonl(tmp_path / "a.jsonl", corpora.made_up(100))),
+        None,
+    )
+    everything = torch.cat([inputs for inputs, _ in data.validation_batches(32, 4)]).tolist()
+    some = torch.cat([inputs for inputs, _ in data.validation_batches(32, 4, 10)]).tolist()
+    assert [everything.index(row) for row in some] == list(range(0, 80, 8))
+    most = len(everything) - 3
+    assert sum(len(inputs) for inputs, _ in data.validation_batches(32, 4, most)) == most
