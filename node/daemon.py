@@ -16,8 +16,7 @@ from node.frame_limits import payload_limits
 from node.links.links import Links
 from node.membership.abilities import Abilities
 from node.membership.data_source import DataSupply
-from node.membership.greeting import serve_greeting
-from node.membership.joining import find_run
+from node.membership.joining import find_run, serve_greeting
 from node.membership.moving import Mover
 from node.membership.newcomer import found_stage
 from node.membership.owners_plan import OwnersPlan

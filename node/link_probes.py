@@ -7,9 +7,8 @@ import logging
 import random
 
 from node.context import Context
-from node.links.allowance import ProbeAllowance
 from node.links.links import pause_after
-from node.links.visitor import Visitor, probe_digest
+from node.links.probing import ProbeAllowance, Visitor, probe_digest
 from node.membership.discovery import read_stage
 from node.membership.view import View
 from protocol.errors import NolocoError, Refused

@@ -14,14 +14,14 @@ from node.data.batches import Batch
 from node.data.prefetch import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
+from node.pipeline.complaints import Dropped
 from node.pipeline.conduct import CONTENT
-from node.pipeline.dropped import Dropped
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
-from node.state.donors import RunLimits
 from node.state.download import WantedState, download_state
 from node.state.healing import Healing
+from node.state.transfer import RunLimits
 from protocol.errors import NolocoError, Refused, TransportDown
 from protocol.supervision import cancelled
 from protocol.transport.base import PeerId

@@ -13,7 +13,7 @@ from typing import Any
 
 from bootstrap.creating.run import Founded, reach_of
 from node.machine.processes import on_interrupt
-from node.membership.greeting import serve_greeting
+from node.membership.joining import serve_greeting
 from node.membership.tokenizer_exchange import serve_tokenizer
 from node.watch.health import health_served, parts_told, reached_at
 from protocol.errors import StateError

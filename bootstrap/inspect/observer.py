@@ -11,8 +11,7 @@ from pathlib import Path
 
 from node.frame_limits import payload_limits
 from node.membership.discovery import read_stage
-from node.membership.greeting import greet
-from node.membership.joining import DIAL_DEADLINE
+from node.membership.joining import DIAL_DEADLINE, greet
 from node.membership.view import Member, View
 from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity

@@ -1,10 +1,10 @@
-"""Keeps the view of the swarm fresh: announces this node in the DHT and reads the neighbours' records."""
+"""Keeps the view of the swarm fresh: announces this node in the DHT, renews its records and reads the neighbours'."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from node.membership.view import View
 from node.model.state_directory import StateDirectory
@@ -12,6 +12,7 @@ from node.watch.events import Events
 from protocol.announcement import Announcement, parse_announcement, stage_key
 from protocol.errors import NolocoError, RecordError, StateError, TransportDown
 from protocol.records import CLOCK_SLACK
+from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ POLLS_PER_LIFETIME = 6
 LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
 ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
 CLOCK_JUMP = CLOCK_SLACK  # seconds at once: more than any clock drifts between two looks
+RENEWALS_PER_LIFETIME = 3
 
 
 async def read_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
@@ -150,3 +152,36 @@ class Discovery:
         if self._state is not None:
             await self._transport.connect(self._state.peer_book(), DIAL_DEADLINE)
             await self.announce()
+
+
+class Renewal:
+    """Mutable state: whether it runs. Without it the record ends after its lifetime, in seconds."""
+
+    def __init__(
+        self, name: str, put: Callable[[], Awaitable[object]], lifetime: float, supervisor: Supervisor
+    ) -> None:
+        """`name` says what is renewed, for those who watch this node."""
+        self._name = name
+        self._put = put
+        self._pause = lifetime / RENEWALS_PER_LIFETIME
+        self._group = supervisor.group()
+        self._runs = False
+
+    def begin(self) -> None:
+        """For a record that was just put; may be repeated."""
+        if not self._runs:
+            self._runs = True
+            self._group.keep(self._name, self._run, "Others may take it for gone.")
+
+    async def end(self) -> None:
+        """The record stands for up to a lifetime more. May be repeated, and begun anew."""
+        self._runs = False
+        await self._group.close()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            try:
+                await self._put()
+            except NolocoError as problem:
+                logger.debug("A record could not be renewed: %s", problem)

@@ -8,12 +8,10 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from node.membership.capacity import Peer, peer_of
-from node.membership.discovery import DHT_DEADLINE, read_stage
-from node.membership.greeting import silent
+from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
+from node.membership.joining import silent
 from node.membership.owners_plan import OwnersPlan
-from node.membership.plan_moves import next_move
-from node.membership.rebalance import Move, MovePatience
-from node.membership.renewal import Renewal
+from node.membership.rebalance import Move, MovePatience, next_move
 from node.membership.view import Member, View
 from node.watch.events import Events
 from protocol.announcement import Claim, moving_key, parse_claim

@@ -9,14 +9,20 @@ from contextlib import asynccontextmanager
 
 from node.config import NodeConfig
 from node.links.links import Links
-from node.links.visitor import Visitor
+from node.links.probing import Visitor
 from node.membership.capacity import Capacities, Peer, peer_of
-from node.membership.discovery import DHT_DEADLINE, read_stage
-from node.membership.greeting import silent
-from node.membership.link_cost import LinkTable, Volumes, excess_seconds
+from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
+from node.membership.joining import silent
 from node.membership.owners_plan import OwnersPlan
-from node.membership.renewal import Renewal
-from node.membership.stage_choice import Arrival, better_stage, choose_stage, poorest_stages
+from node.membership.stage_choice import (
+    Arrival,
+    LinkTable,
+    Volumes,
+    better_stage,
+    choose_stage,
+    excess_seconds,
+    poorest_stages,
+)
 from node.membership.view import Member, View
 from node.model.stage import parameter_count, work_of
 from node.watch.events import Events

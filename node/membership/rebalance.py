@@ -2,13 +2,13 @@
 
 A swarm is as fast as its poorest stage: its throughput is the least, over the stages, of the sum of what their
 replicas can do (docs/moving.md). So peers go from where there is plenty to where it is short, one at a time, and
-only when the least clearly rises.
+only when the least clearly rises. Moves that the plan of the run's owner asks for come first, where it fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from node.membership.capacity import Capacities, Peer
 from protocol.transport.base import PeerId
@@ -17,6 +17,9 @@ from protocol.transport.base import PeerId
 # one peer minutes of downloading; below a sixth nobody would notice what was gained. Where no move gains this
 # much, a swarm of equal peers is within 13 % of the best that it can reach.
 GAIN = 1.15
+# What leaving the plan must gain. More than what lets the plan be followed, so that a swarm between the two stays as
+# it is instead of going back and forth.
+STRAY_GAIN = 1.3
 HURRY = 0.25  # of the usual patience: what a plan asks for is no matter of who has died
 SLACK = 1e-9  # of rounding: sums of the same numbers in another order
 
@@ -27,6 +30,69 @@ class Move:
     source: int
     target: int
     is_planned: bool = False  # by the run's owner
+
+
+def next_move(
+    peers: Sequence[Peer],
+    work: Sequence[float],
+    planned: Mapping[PeerId, int],
+    came_before: float = float("inf"),
+    only: PeerId | None = None,
+) -> Move | None:
+    """The move to make next: by the plan where that fits the swarm as it is, else from a rich stage to the poorest.
+
+    `planned` are the stages that the plan has for peers; those it does not name stay where they are. A plan whose end
+    would call for a move back is not followed. See `best_move` for the other arguments.
+    """
+    if not planned or Capacities(peers, work).least == 0:
+        return best_move(peers, work, came_before, only)
+    if best_move(arranged(peers, work, planned), work) is None:
+        move = planned_move(peers, work, planned, came_before, only)
+        if move is not None or planned_move(peers, work, planned) is not None:
+            return move  # or wait until those have rested
+    return best_move(peers, work, came_before, only, gain=STRAY_GAIN)
+
+
+def planned_move(
+    peers: Sequence[Peer],
+    work: Sequence[float],
+    planned: Mapping[PeerId, int],
+    came_before: float = float("inf"),
+    only: PeerId | None = None,
+) -> Move | None:
+    """Of the moves that are left, the one that leaves the swarm the fastest meanwhile, then the first by peer id."""
+    now = Capacities(peers, work)
+    best, best_least = None, -1.0
+    for peer, p in now.peers.items():
+        target = planned.get(peer, p.stage)
+        if not may_leave(now, p, target) or p.since >= came_before or (only is not None and peer != only):
+            continue
+        now.move(peer, target)
+        least = now.least
+        now.move(peer, p.stage)
+        if least > best_least * (1 + 1e-9):  # rounding must not decide, or peers would disagree
+            best, best_least = Move(peer, p.stage, target, is_planned=True), least
+    return best
+
+
+def arranged(peers: Sequence[Peer], work: Sequence[float], planned: Mapping[PeerId, int]) -> list[Peer]:
+    """The swarm once everybody who may is where the plan has it."""
+    goal = Capacities(peers, work)
+    for p in _misplaced(peers, work, planned):
+        goal.move(p.peer, planned[p.peer])
+    stage_of = goal.stage_of
+    return [
+        replace(p, stage=stage_of[peer], capacity=goal.at(stage_of[peer], peer))
+        for peer, p in goal.peers.items()
+    ]
+
+
+def _misplaced(peers: Sequence[Peer], work: Sequence[float], planned: Mapping[PeerId, int]) -> list[Peer]:
+    return [
+        p
+        for p in peers
+        if p.is_serving and p.stage < len(work) and planned.get(p.peer, p.stage) in p.may_serve - {p.stage}
+    ]
 
 
 def best_move(

@@ -144,7 +144,7 @@ class Replica:
         self._finish(lambda _, bounds: mean_z[bounds])
 
     def finish_round_with(self, pull: Pieces) -> None:
-        """The outer step of a pair: own z and pull make its mean, see `averaging`; the pull is written over."""
+        """The outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over."""
         self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
 
     def finish_round_alone(self) -> None:

@@ -1,13 +1,21 @@
-"""What is wrong with this replica's own work: told to its volunteer once, not with every microbatch."""
+"""What is wrong here, told to the volunteer now and then, not with every microbatch."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from node.context import Context
+from node.membership.view import Member
 from node.model.replica import Replica
-from node.pipeline.too_slow import lag
 from protocol.errors import NonFinite
+
+TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
+FIRST_PAUSE = 0.1  # seconds before another one is drawn, doubling while nothing gets through
+LONGEST_PAUSE = 10.0
+TOLD_SECONDS = 60.0
 
 
 class Complaints:
@@ -72,3 +80,57 @@ class Complaints:
 
     def weights_are_finite(self) -> bool:
         return bool(torch.isfinite(self._replica.flat.values).all())
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Seconds for a microbatch, all replicas of a stage together, and of this replica alone."""
+
+    here: float
+    stage: float
+    before: float
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self.stage > TOO_SLOW * self.before
+
+
+def lag(own: float | None, stage: Iterable[Member], before: Iterable[Member]) -> Lag | None:
+    """`own` is this replica's capacity in microbatches per second; None while too little is known."""
+    ours, theirs = (
+        [member.announcement.capacity for member in members if member.announcement.state == "serving"]
+        for members in (stage, before)
+    )
+    if not own or not ours or not theirs or not all([*ours, *theirs]):
+        return None
+    return Lag(
+        here=1 / own,
+        stage=1 / sum(capacity for capacity in ours if capacity),
+        before=1 / sum(capacity for capacity in theirs if capacity),
+    )
+
+
+class Dropped:
+    """Mutable state: how many in a row, how many since people were told, and when that was."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._untold = 0
+        self._told = float("-inf")
+
+    def note(self) -> float:
+        """Another one; returns the seconds to wait before the next is drawn."""
+        self._untold += 1
+        self._in_a_row += 1
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
+
+    def went_through(self) -> None:
+        self._in_a_row = 0
+
+    def to_tell(self, now: float) -> int:
+        """How many to tell of now, at loop time `now`; 0 when it is too soon."""
+        if now - self._told < TOLD_SECONDS:
+            return 0
+        self._told, count = now, self._untold
+        self._untold = 0
+        return count

@@ -1,23 +1,45 @@
 """How the peers of the next stage behave: whose answers are worthless, and who is left alone for it.
 
-Each node keeps its own record and believes nobody else's, as of partners (`node.membership.quarantine`).
+Each node keeps its own record and believes nobody else's. A gradient out of all proportion to those that the same
+stage gave before is worthless, finite as it is: clipped to its norm, the others of its batch vanish.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 import torch
 
 from node.context import Context
 from node.membership.quarantine import Quarantine
 from node.model.inner import LARGEST_NORM
-from node.pipeline.norms import Norms
 from protocol.errors import CodecError, Refused
 from protocol.transport.base import PeerId
 
 CONTENT = frozenset({"non-finite", "bad-shape"})  # refusals for what a microbatch holds: no other time helps
+HISTORY = 64
+ENOUGH = 5  # gradients before one is judged
+PROPORTION = 1_000.0  # times the median; honest norms of a run differ by less than a tenth of it
+
+
+class Norms:
+    """Mutable state: the last `HISTORY` norms.
+
+    The median holds while fewer than half of them lie. What is out of proportion enters as the most that is not, so
+    that a scale that has changed for good is accepted after half a history.
+    """
+
+    def __init__(self) -> None:
+        self._norms: deque[float] = deque(maxlen=HISTORY)
+
+    def is_outlying(self, norm: float) -> bool:
+        """Judge the norm of a gradient, finite, and remember it."""
+        most = PROPORTION * median(self._norms) if len(self._norms) >= ENOUGH else 0.0
+        self._norms.append(min(norm, most) if most else norm)
+        return norm > most > 0
 
 
 class Conduct:

@@ -13,11 +13,9 @@ from node.model.memory_model import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
 from node.pipeline.complaints import Complaints
-from node.pipeline.deliveries import Deliveries
-from node.pipeline.gate import Gate
-from node.pipeline.passage import Passage
+from node.pipeline.deliveries import Deliveries, Passage
+from node.pipeline.gate import Gate, Window
 from node.pipeline.stage_client import Home, StageClient
-from node.pipeline.window import Window
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OutOfMemory, Refused

@@ -15,7 +15,7 @@ import torch
 from node.context import Context
 from node.links.deadlines import AdaptiveDeadline
 from node.pipeline.conduct import CONTENT, Conduct
-from node.pipeline.passage import Passage
+from node.pipeline.deliveries import Passage
 from node.pipeline.routing import FixedRouter, Router
 from protocol.codec import Encoded
 from protocol.errors import (

@@ -1,8 +1,8 @@
 """DiLoCo's averaging, the baseline: the mean of z over all live replicas of a stage.
 
-The first of them by peer id tells all who takes part (`assembly.py`). Then each owns every N-th part of the flat
+The first of them by peer id tells all who takes part (`Assembly`). Then each owns every N-th part of the flat
 tensor. It gets that part of z from everyone, and answers all of them with the mean once everyone's is there
-(`gathers.py`): a reduce-scatter and an all-gather in one request and its reply. Parts go to each owner in order, a
+(`Gathers`): a reduce-scatter and an all-gather in one request and its reply. Parts go to each owner in order, a
 few at a time, so that what everyone has begun is whole before anybody goes far ahead, and memory does not grow with
 the stage. All take the mean as it was encoded, the owner too: they stay bitwise equal with any codec. Every replica
 sends and receives 2(N − 1)/N of the state, as in a ring, and waits for the slowest. NoLoCo exists to do without.
@@ -23,8 +23,7 @@ import torch
 from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
-from node.rounds.assembly import Assembled, Assembly
-from node.rounds.gathers import IN_FLIGHT, Gathers, Reduction
+from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
 from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.messages import Assemble, Reduce, Reduced, RollCall

@@ -13,7 +13,7 @@ for gross outliers, where ClippedGossip keeps τ however far away z_j is.
 The radius follows the run: τ = clip · median over recent partners of d / s_i, times s_i = ‖β·Δ_i‖ of this replica.
 Δ shrinks and grows with the learning rate, and honest distances with it.
 
-What is clipped is the pull ½(z_j − z_i) of `averaging`. When nothing is, it stays bit for bit and the pair's
+What is clipped is the pull ½(z_j − z_i) of `contribution`. When nothing is, it stays bit for bit and the pair's
 mean of φ moves by progress alone. When it is, the sum of the two partners' means differs from z_i + z_j by
 (f_i − f_j)(z_j − z_i)/2: nothing when both clip alike, as two honest partners nearly do, who see the same d. Against
 an attacker only the own side matters.
@@ -32,9 +32,10 @@ from numpy.typing import NDArray
 
 from node.membership.quarantine import Quarantine
 from node.model.flat import Slice
-from node.rounds.history import History
 from protocol.transport.base import PeerId
 
+Blocks: TypeAlias = NDArray[np.float64]
+Offence: TypeAlias = Literal["far", "opposed"]
 CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
@@ -47,9 +48,18 @@ FAR = 2.5
 # direction to oppose.
 SCALE_KEPT = 0.9
 LEAST_PROGRESS = 0.25
-
-Blocks: TypeAlias = NDArray[np.float64]
-Offence: TypeAlias = Literal["far", "opposed"]
+# The last so many partners count, one vote each however often they were met, and a median follows half of them: it
+# keeps up with a run whose distances change within a few rounds, and a minority of attackers cannot move it beyond
+# what the honest ones say.
+VOTES = 9
+LEAST_VOTES = 3  # the expected ratio votes in place of partners not met yet
+# A vote counts at most this many limits, so that even a majority can raise the radius only step by step.
+GROWTH = 2.0
+LEAST_AGREEMENTS = 5
+USEFUL_AGREEMENT = 0.2  # with less, honest replicas oppose one another by chance, as late in training
+OPPOSITE = -0.5  # of the usual agreement; a flipped Δ has −1
+OUTLIER = 4.0  # standard deviations below the usual agreement
+DEVIATIONS = 1.4826  # standard deviations of a normal distribution in its median absolute deviation
 
 
 @dataclass(frozen=True)
@@ -159,6 +169,39 @@ class Defence:
     def _fraction(self, chosen: NDArray[np.bool_]) -> float:
         sizes = np.array([block.stop - block.start for block in self._blocks])
         return float(sizes[chosen].sum() / sizes.sum())
+
+
+class History:
+    """Mutable state: of each of the last partners, the distances in units of own progress and the agreement."""
+
+    def __init__(self, expected: NDArray[np.float64]) -> None:
+        self._expected = expected
+        self._votes: dict[PeerId, tuple[NDArray[np.float64], float]] = {}  # the latest last
+
+    def usual_ratios(self) -> NDArray[np.float64]:
+        """Median of the votes of each block, as long as `expected`."""
+        votes = [ratios for ratios, _ in self._votes.values()]
+        votes += [self._expected] * (LEAST_VOTES - len(votes))
+        median: NDArray[np.float64] = np.median(np.stack(votes), axis=0)
+        return median
+
+    def least_agreement(self) -> float:
+        """Below it a partner is opposed: it wants the opposite of the others, and is an outlier among them."""
+        agreements = np.array([agreement for _, agreement in self._votes.values()])
+        if len(agreements) < LEAST_AGREEMENTS or np.median(agreements) < USEFUL_AGREEMENT:
+            return -np.inf
+        median = np.median(agreements)
+        deviation = DEVIATIONS * np.median(np.abs(agreements - median))
+        return float(min(OPPOSITE * median, median - OUTLIER * deviation))
+
+    def note(
+        self, peer: PeerId, ratios: NDArray[np.float64], limits: NDArray[np.float64], agreement: float
+    ) -> None:
+        """A meeting: distances by own progress, what was allowed of them, and the cosine."""
+        self._votes.pop(peer, None)
+        self._votes[peer] = np.minimum(ratios, GROWTH * limits), agreement
+        if len(self._votes) > VOTES:
+            del self._votes[next(iter(self._votes))]
 
 
 def _norms(squares: Blocks) -> Blocks:

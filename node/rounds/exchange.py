@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from typing import NoReturn
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any, NoReturn
 
 import torch
 
@@ -14,9 +14,7 @@ from node.context import Context
 from node.links.deadlines import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
-from node.rounds.incoming_update import IncomingUpdate, TensorPool, weights_of
-from node.rounds.outgoing_update import OutgoingUpdate, sample_stride
-from node.rounds.pair_exchange import PairExchange
+from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, TensorPool, sample_stride, weights_of
 from node.rounds.pairing import Pair
 from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
@@ -24,7 +22,7 @@ from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
 from protocol.messages import Contribute, Done, Part
 from protocol.rpc import Traffic
-from protocol.supervision import all_of, cancelled
+from protocol.supervision import Supervisor, all_of, cancelled
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
 # of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
@@ -33,6 +31,59 @@ PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute threa
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8
 ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
+
+
+class PairExchange:
+    """Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ."""
+
+    def __init__(
+        self, pair: Pair, offer: OutgoingUpdate, partners: IncomingUpdate, tasks: Supervisor
+    ) -> None:
+        self._tasks = tasks
+        self.pair = pair
+        self.offer = offer
+        self.partners = partners
+        self.phi_sample: torch.Tensor | None = None  # the partner's
+        self.received = asyncio.Event()  # all of the partner's contribution is there
+        self.urgent = asyncio.Event()  # training waits for it
+        self.turn = asyncio.Lock()  # of the one piece that goes while it is not
+        self.sending: dict[Part, asyncio.Task[None]] = {}
+        self.bytes_sent = 0
+        self.is_over = False  # nothing is sent any more and nothing taken
+
+    def send(self, part: Part, sending: Coroutine[Any, Any, None]) -> None:
+        """Send a part in the background; `sending` is dropped when that was begun before."""
+        if part in self.sending:
+            sending.close()
+            return
+        self.sending[part] = self._tasks.start(sending, "sending a contribution")
+
+    async def make_way(self, seconds: float) -> None:
+        """Pause for other traffic, as long as nothing waits for this exchange."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.urgent.wait()
+
+    async def both_ways(self, watch: Coroutine[Any, Any, NoReturn]) -> None:
+        """Wait until all is sent and all received. Raises what ended the sending, or what `watch` raises."""
+        watching = self._tasks.start(watch, "watching the partner")
+        receiving = self._tasks.start(self.received.wait(), "waiting for the partner's contribution")
+        working: set[asyncio.Task[Any]] = {receiving, *self.sending.values()}
+        try:
+            while working:
+                done, _ = await asyncio.wait({*working, watching}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                working -= done
+        finally:
+            await cancelled([receiving, watching])
+
+    def end(self) -> list[asyncio.Task[None]]:
+        """Stop sending; once the returned tasks have ended, nothing refers to the weights any more."""
+        self.is_over = True
+        for task in self.sending.values():
+            task.cancel()
+        return list(self.sending.values())
 
 
 class Exchange:

@@ -9,9 +9,7 @@ from dataclasses import asdict
 from statistics import median
 
 from node.links.deadlines import AdaptiveDeadline
-from node.rounds.agreement import Pair
-from node.rounds.meeting import Meeting
-from node.rounds.partner_search import Proposal, Refusal
+from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.messages import Accept, Done, Message, Propose, Ready, Release, SitOut, Timed
 from protocol.rpc import Reply, Rpc, Traffic

@@ -12,11 +12,9 @@ from typing import Any
 from node.context import Context
 from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
-from node.rounds.meeting import RoundProgress
-from node.rounds.pace import Tempo, steps_of_round
+from node.rounds.meeting import Proposal, Refusal, RoundProgress
+from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
 from node.rounds.pairing import Pair, Pairing
-from node.rounds.partner_search import Proposal, Refusal
-from node.rounds.standing import FAR_AHEAD, Other, Standing, others_among
 from protocol.errors import NolocoError, Refused
 from protocol.messages import Accept, Done, Propose, SitOut
 from protocol.rpc import Answer, Request

@@ -1,4 +1,4 @@
-"""When the rounds of two replicas can end together, told by each in seconds from now. Pure.
+"""What two replicas tell and ask each other to end a round together: when, with whom, under which name. Pure.
 
 No clock is compared: each side says how long its own inner steps still take, and the answer is as good as the
 replicas' steps are even. A round ends between two inner steps, so the one with the longer steps decides at which
@@ -8,10 +8,15 @@ of its own the two meet; the other, with more ends of steps to choose from, foll
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from protocol.transport.base import PeerId
 
 LONGEST = 1e7  # seconds; the bound of the fields on the wire
 SHORTEST_STEP = 1e-6  # seconds; below that a replica does not train, it waits
+RENEW_AFTER = 0.25  # of a round: a partner not heard of for so long is asked whether it holds to the pair
+ASKED_AT_MOST = 128  # in one round: in a large stage, one that is free still is found long before
 
 
 @dataclass(frozen=True)
@@ -97,3 +102,97 @@ class Bounds:
             min(begins_in + self.ends_at * step_seconds, LONGEST),
             min(step_seconds, LONGEST),
         )
+
+
+@dataclass(frozen=True)
+class Pair:
+    partner: PeerId
+    name: str  # of this exchange, known to both
+
+
+@dataclass
+class Agreement:
+    """A pair that both know of. Mutable: `partner_ready`."""
+
+    pair: Pair
+    meets_at: float  # on the clock of `RoundProgress`
+    paces: bool  # the end of an inner step of this replica, not of the partner, ends the round
+    partner_step: float  # seconds
+    heard_at: float
+    partner_ready: bool = False  # it has ended the round, or has to end it before long
+
+    @classmethod
+    def of(
+        cls, pair: Pair, me: PeerId, meets_at: float, mine: Meeting, theirs: Meeting, now: float
+    ) -> Agreement:
+        """From what both have told. The partner comes to the same, with `paces` the other way round."""
+        paces = (mine.step_seconds, me) > (theirs.step_seconds, pair.partner)
+        return cls(pair, meets_at, paces, theirs.step_seconds, heard_at=now)
+
+    def must_end(self, here: RoundProgress, bounds: Bounds) -> bool:
+        """Whether this end of an inner step is also the end of the round."""
+        if here.steps >= bounds.ends_at:
+            return True
+        is_nearest = self.paces and here.now + here.step_seconds / 2 >= self.meets_at
+        return here.steps >= bounds.opens_at and (self.partner_ready or is_nearest)
+
+    def is_ready(self, here: RoundProgress, bounds: Bounds) -> bool:
+        """Whether to tell the partner to end the round: it ends here, or cannot go on for another step of theirs."""
+        partners_step = math.ceil(self.partner_step / max(here.step_seconds, SHORTEST_STEP))
+        is_late = here.steps >= max(bounds.opens_at, bounds.ends_at - partners_step)
+        return self.must_end(here, bounds) or (is_late and not self.paces)
+
+    def must_renew(self, here: RoundProgress, nominal: int, in_doubt: bool) -> bool:
+        """Whether to ask the partner again: in the middle of the round, or at once when it is in doubt."""
+        silent_steps = (here.now - self.heard_at) / max(here.step_seconds, SHORTEST_STEP)
+        if in_doubt:
+            return here.steps < nominal and silent_steps > 1
+        return nominal // 2 <= here.steps < nominal and silent_steps > RENEW_AFTER * nominal
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is asked: to be this pair, so that a round ends within `mine`, as it looked at `sent_at`."""
+
+    pair: Pair
+    mine: Meeting
+    sent_at: float
+
+
+@dataclass(frozen=True)
+class Refusal:
+    code: str
+    engaged_with: PeerId | None = None  # the partner in the round asked for: it need not be asked, too
+
+
+class PartnerSearch:
+    """Mutable state: who has refused and until when, who is known to have a partner, whether to sit out."""
+
+    def __init__(self) -> None:
+        self._refused: dict[PeerId, float] = {}  # until which inner step
+        self.engaged: list[PeerId] = []
+        self.sits_out = False  # asked to be the one that is left over
+
+    def willing(self, candidates: Sequence[PeerId], steps: int) -> list[PeerId]:
+        """Those that may agree, after so many inner steps."""
+        if len(self._refused) >= ASKED_AT_MOST:
+            return []
+        barred = {peer for peer, until in self._refused.items() if until > steps}
+        return [peer for peer in candidates if peer not in barred]
+
+    def bar(self, peer: PeerId, until: float = math.inf) -> None:
+        self._refused[peer] = until
+
+    def note(self, peer: PeerId, refusal: Refusal, retry_at: int) -> None:
+        """`peer` refused; being out of step may be over at inner step `retry_at`."""
+        if refusal.code == "out-of-step":  # both sides' windows move with time
+            self.bar(peer, retry_at)
+        elif refusal.code != "busy":  # that one may be free again in a moment
+            self.bar(peer)
+        if refusal.engaged_with is not None:
+            self.bar(refusal.engaged_with)
+            self.engaged += [peer, refusal.engaged_with]
+
+    def forget(self) -> None:
+        """Everyone may be asked again: time has passed."""
+        self._refused.clear()

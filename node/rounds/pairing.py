@@ -19,9 +19,17 @@ import random
 from collections.abc import Sequence
 from enum import IntEnum
 
-from node.rounds.agreement import Agreement, Pair
-from node.rounds.meeting import LONGEST, Bounds, Meeting, RoundProgress
-from node.rounds.partner_search import PartnerSearch, Proposal, Refusal
+from node.rounds.meeting import (
+    LONGEST,
+    Agreement,
+    Bounds,
+    Meeting,
+    Pair,
+    PartnerSearch,
+    Proposal,
+    Refusal,
+    RoundProgress,
+)
 from protocol.transport.base import PeerId
 
 __all__ = ["Pair", "Pairing"]

@@ -1,24 +1,31 @@
-"""What a meeting with a partner tells: how far apart replicas are, how far they should be, and whom to believe."""
+"""What a meeting with a partner tells: how far apart replicas are, how far they should be, and whom to believe.
+
+How far they should be is what `node.model.outer.covariance_recursion` says, fed with the noise s² of a round's
+progress as pairs show it: for independent noise E‖Δ_i − Δ_j‖²/P = 2·s².
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from node.context import Context
+from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 from node.model.replica import Replica
-from node.rounds.averaging import Pull
-from node.rounds.consensus_distance import SpreadEstimate
+from node.rounds.contribution import Pull
 from node.rounds.defence import Defence, Finding, blocks_of
-from node.rounds.drift import SpreadModel
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
-
 SETTLED_ROUND = 20  # a replica that begins beyond it came to a stage whose spread was already there
+DISTANCES = 8  # pair distances behind the estimate
+NOISES = 8  # measurements of s² behind its estimate, as many as distances behind the spread's
 
 
 @dataclass(frozen=True)
@@ -113,3 +120,58 @@ class RoundStatistics:
     def is_quarantined(self, peer: PeerId) -> bool:
         """Whether not to average with the peer at present."""
         return self._defence is not None and self._defence.is_quarantined(peer, self._elapsed())
+
+
+class SpreadEstimate:
+    """Mutable state: the last mean squared differences of φ to a random partner."""
+
+    def __init__(self) -> None:
+        self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
+
+    def note(self, squared_distance: float) -> None:
+        """The mean square of φ_i − φ_j over parameters, or over a sample of them."""
+        self._squared_distances.append(squared_distance)
+
+    def value(self, replicas: int) -> float:
+        return spread_from_distances(list(self._squared_distances), max(2, replicas))
+
+
+def spread_from_distances(squared_distances: list[float], replicas: int) -> float:
+    """Root mean squared deviation of `replicas` replicas from their mean, over replicas and parameters.
+
+    For a random pair of N, E‖φ_i − φ_j‖²/P = 2N/(N − 1) · σ².
+    """
+    mean = sum(squared_distances) / len(squared_distances)
+    return math.sqrt(mean * (replicas - 1) / (2 * replicas))
+
+
+class SpreadModel:
+    """Mutable state: the last estimates of s², and Σ over the replicas as it should be now."""
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._settings = settings
+        self._noises: deque[float] = deque(maxlen=NOISES)
+        self._sigma: Matrix = np.zeros((2, 2))
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether the noise is known at all."""
+        return bool(self._noises)
+
+    def round_ended(self, replicas: int, squared_difference: float | None, is_settled: bool) -> float | None:
+        """The predicted spread after one more round of a stage of `replicas`; None before anything is known.
+
+        `squared_difference` is the mean square of Δ_i − Δ_j over parameters, None in a round without a
+        partner. `is_settled` says that this replica came to a stage which had long been training: Σ is
+        then taken to be stationary instead of grown from zero.
+        """
+        if squared_difference is not None:
+            self._noises.append(squared_difference / 2)
+        if not self._noises or replicas < 2:
+            return None
+        noise = sum(self._noises) / len(self._noises)
+        if is_settled and not self._sigma.any():
+            stationary = stationary_covariance(self._settings, replicas, noise_variance=noise)
+            self._sigma = stationary if np.isfinite(stationary).all() else self._sigma
+        self._sigma = covariance_recursion(self._sigma, self._settings, replicas, noise_variance=noise)
+        return math.sqrt(max(0.0, float(self._sigma[0, 0])))

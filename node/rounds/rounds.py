@@ -12,11 +12,9 @@ from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.rounds.all_reduce import AllReduce
-from node.rounds.averaging import Pull
-from node.rounds.exchange import Exchange
+from node.rounds.contribution import Pull, sampled
+from node.rounds.exchange import Exchange, PairExchange
 from node.rounds.matchmaker import Matchmaker
-from node.rounds.outgoing_update import sampled
-from node.rounds.pair_exchange import PairExchange
 from node.rounds.pairing import Pair
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track

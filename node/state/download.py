@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from node.state.donors import DonorProgress, RunLimits, adopted, follows, together
-from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_piece, piece_count
+from node.state.transfer import (
+    INDEX_DEADLINE,
+    PIECES_IN_FLIGHT,
+    DonorProgress,
+    RunLimits,
+    adopted,
+    fetch_piece,
+    follows,
+    piece_count,
+    together,
+)
 from protocol.errors import CodecError, JoinError, NolocoError
 from protocol.messages import GetStateIndex, StateIndex
 from protocol.rpc import Rpc, Traffic

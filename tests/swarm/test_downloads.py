@@ -10,9 +10,8 @@ import torch
 
 from node.model.compute import InlineCompute
 from node.model.replica import Replica
-from node.state.donors import DonorProgress, RunLimits
 from node.state.download import State, WantedState, download_state
-from node.state.transfer import StateService
+from node.state.transfer import DonorProgress, RunLimits, StateService
 from protocol.errors import JoinError
 from protocol.identity import Identity
 from protocol.messages import GetStateIndex, GetStatePiece, StatePiece

@@ -29,7 +29,7 @@ TASKS = [
     "node.rounds.handshake.Handshake.ready",
     "node.rounds.pairing.Pairing.on_proposal",
     "node.rounds.exchange.Exchange.finish",
-    "node.rounds.outgoing_update.OutgoingUpdate.encode",
+    "node.rounds.contribution.OutgoingUpdate.encode",
     "node.rounds.exchange.Exchange.receive",
     "node.pipeline.pipeline.Pipeline.train",
     "node.pipeline.routing.Router.choose",

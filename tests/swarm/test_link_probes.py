@@ -15,9 +15,8 @@ from bootstrap.inspect.link_map import link_map, scenario_of, seen_from_outside,
 from bootstrap.placement.scenario import scenario_from
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.links.allowance import MOST_PROBES
-from node.links.estimate import LinkEstimate
-from node.links.links import DUTY, LEAST_PAUSE
+from node.links.links import DUTY, LEAST_PAUSE, LinkEstimate
+from node.links.probing import MOST_PROBES
 from protocol.bans import BAN_AFTER_STRIKES
 from protocol.codec import Encoded
 from protocol.errors import Refused

@@ -14,8 +14,7 @@ import pytest
 from node.membership.abilities import Abilities
 from node.membership.capacity import Peer
 from node.membership.moving import Mover
-from node.membership.plan_moves import next_move
-from node.membership.rebalance import Move
+from node.membership.rebalance import Move, next_move
 from node.state.download import download_state
 from protocol.errors import JoinError, ResourceError
 from protocol.transport.base import PeerId

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from node.pipeline.admission import Admission, Decision
+from node.pipeline.gate import Admission, Decision
 
 
 def test_the_batch_is_admitted_then_the_queue_fills_then_it_is_full() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import node.rounds.defence
 from node.membership.quarantine import OFFENCES, QUARANTINE_SECONDS
 from node.model.flat import layout
-from node.rounds.defence import FAR, Defence, Finding, blocks_of
-from node.rounds.history import GROWTH, VOTES, History
+from node.rounds.defence import FAR, GROWTH, VOTES, Defence, Finding, History, blocks_of
 from protocol.transport.base import PeerId
 
 GAMMA = BETA = 0.7

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.model.outer import OuterSettings, stationary_variance
-from node.rounds.drift import SpreadModel
+from node.rounds.round_statistics import SpreadModel
 
 SETTINGS = OuterSettings(0.5, 0.7, 0.7)
 

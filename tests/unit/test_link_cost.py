@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.membership.link_cost import LinkTable, Volumes, excess_seconds
+from node.membership.stage_choice import LinkTable, Volumes, excess_seconds
 from protocol.link_report import LinkReport
 from protocol.transport.base import PeerId
 

@@ -11,17 +11,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from node.links.allowance import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
-from node.links.estimate import LARGEST_NOISE, LONG_TRANSFER, RECENT, LinkEstimate
 from node.links.links import (
     FIRST_PROBE_BYTES,
     FRESH_SECONDS,
+    LARGEST_NOISE,
     LEAST_PAUSE,
+    LONG_TRANSFER,
     MOST_PEERS,
+    RECENT,
+    LinkEstimate,
     Links,
     median_round_trip,
     pause_after,
 )
+from node.links.probing import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
 from protocol.announcement import Announcement, parse_announcement
 from protocol.errors import RecordError, WireError
 from protocol.link_report import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, LinkReport

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pipeline.dropped import LONGEST_PAUSE, TOLD_SECONDS, Dropped
-from node.pipeline.norms import ENOUGH, HISTORY, PROPORTION, Norms
-from node.pipeline.too_slow import TOO_SLOW, Lag
+from node.pipeline.complaints import LONGEST_PAUSE, TOLD_SECONDS, TOO_SLOW, Dropped, Lag
+from node.pipeline.conduct import ENOUGH, HISTORY, PROPORTION, Norms
 
 
 def after(*values: float) -> Norms:

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import Meeting
+from node.rounds.meeting import Meeting, Proposal, Refusal
 from node.rounds.pairing import Pair, Pairing
-from node.rounds.partner_search import Proposal, Refusal
 from protocol.transport.base import PeerId
 from tests.unit.pairings import (
     ANY_TIME,

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import Meeting
+from node.rounds.meeting import Meeting, Refusal
 from node.rounds.pairing import Pair, Pairing
-from node.rounds.partner_search import Refusal
 from tests.unit.pairings import A, B, C, K, agreed, answer, at, deliver, pairing, propose
 
 # --- holding to it ---------------------------------------------------------------------------------

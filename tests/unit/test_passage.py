@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.pipeline.passage import Passage
+from node.pipeline.deliveries import Passage
 from protocol.errors import Refused
 from protocol.messages import Progress
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.membership.capacity import Peer
-from node.membership.plan_moves import next_move
-from node.membership.rebalance import Move
+from node.membership.rebalance import Move, next_move
 from protocol.transport.base import PeerId
 
 

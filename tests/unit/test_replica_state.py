@@ -11,7 +11,7 @@ import torch
 import node.model.replica
 from node.model.flat import StageState
 from node.model.replica import Replica, digest_of
-from node.rounds.outgoing_update import OutgoingUpdate
+from node.rounds.contribution import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from tests.unit.replicas import MICROBATCHES, batch, carry, manifest_cut, replicas_of, train_step
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.rounds.standing import LEAST_AWAY, RETRY_SECONDS, Other, Standing
+from node.rounds.pace import LEAST_AWAY, RETRY_SECONDS, Other, Standing
 from protocol.transport.base import PeerId
 
 LIFETIME = 300.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from node.pipeline.window import MEASURED, Window
+from node.pipeline.gate import MEASURED, Window
 
 
 def test_the_window_hides_the_shortest_answer_with_something_to_spare() -> None:

@@ -14,9 +14,9 @@ from node.membership.view import View
 from node.model.compute import InlineCompute
 from node.model.outer import contribution, outer_step
 from node.model.replica import Pieces, Replica
+from node.rounds.pace import Standing
 from node.rounds.pairing import Pair
 from node.rounds.rounds import Rounds
-from node.rounds.standing import Standing
 from node.watch.events import Events
 from protocol.identity import Identity
 from protocol.messages import Contribute

@@ -1,4 +1,4 @@
-"""Measures the link to one peer: the round trip, and the bandwidth unless real traffic tells it."""
+"""Measuring the link to one peer, and how often others may do the same to this node."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import asyncio
 import logging
 import math
 import random
+from collections import OrderedDict
+from dataclasses import dataclass
 from hashlib import blake2b
 
-from node.links.estimate import LinkEstimate
-from node.links.links import Links
+from node.links.links import LinkEstimate, Links
 from protocol.codec import Buffer, Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.link_report import AT_LEAST
-from protocol.messages import Probe, Probed
+from protocol.messages import MAX_PROBE_BYTES, Probe, Probed
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId
 
@@ -23,6 +24,11 @@ ROUND_TRIPS = 3  # of a visit, after one that may have had to open the stream
 PAYLOADS = 2  # where the first was too short to tell; the second may be longer
 PROBE_DEADLINE = 5.0
 BULK_DEADLINE = 10.0  # 32 KiB at 26 kbit/s
+WINDOW_SECONDS = 8.0  # shorter than the pause that every prober makes between two visits
+# of a visit: two that open streams, three round trips, two with a payload, and one to spare
+MOST_PROBES = 8
+MOST_BYTES = 2 * MAX_PROBE_BYTES
+MOST_PROBERS = 256  # that are remembered; who was forgotten gets a fresh window
 
 
 class Visitor:
@@ -96,3 +102,29 @@ def probe_digest(nonce: bytes, payload: Buffer) -> bytes:
 def _parcel(payload: bytes) -> Encoded:
     """Random bytes, which nothing on the way can compress, as a tensor that is never decoded."""
     return Encoded("int32", (len(payload) // 4,), (memoryview(payload),))
+
+
+@dataclass
+class _Window:
+    began: float
+    probes: int = 0
+    nbytes: int = 0
+
+
+class ProbeAllowance:
+    """Mutable state: what each of the last probers has asked for in its window."""
+
+    def __init__(self) -> None:
+        self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
+
+    def allows(self, peer: PeerId, nbytes: int, now: float) -> bool:
+        """Count a probe with `nbytes` of payload; whether it is answered."""
+        window = self._windows.get(peer)
+        if window is None or now - window.began >= WINDOW_SECONDS:
+            window = self._windows[peer] = _Window(now)
+            self._windows.move_to_end(peer)
+            if len(self._windows) > MOST_PROBERS:
+                self._windows.popitem(last=False)
+        window.probes += 1
+        window.nbytes += nbytes
+        return window.probes <= MOST_PROBES and window.nbytes <= MOST_BYTES and nbytes <= MAX_PROBE_BYTES
