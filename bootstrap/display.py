@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from node.machine.extras import optional
-from protocol.errors import UserError
+from protocol.errors import StateError, UserError
 
 
 def plain_table(
@@ -52,6 +52,15 @@ def bars() -> Iterator[Bars]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as shown:
         yield Bars(shown)
+
+
+@contextmanager
+def writing(file: Path, advice: str) -> Iterator[None]:
+    """What fails while `file` is written is raised as `StateError`, with what to do as its last sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(f"Cannot write {file} ({error.strerror}). {advice}") from None
 
 
 @contextmanager

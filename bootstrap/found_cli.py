@@ -13,10 +13,10 @@ import typer
 from bootstrap.creating.init_cli import init
 from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import fail, run_async
-from node.machine.ports import port_is_free
+from node.machine.ports import require_port
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
-from protocol.errors import NolocoError, ResourceError
+from protocol.errors import NolocoError
 from protocol.manifest import PRESETS
 
 app = typer.Typer(
@@ -74,14 +74,10 @@ def bootstrap(
         if preset or manifest or from_checkpoint or tokenizer:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         founded = found(directory, wanted, raw)
-        if port and not port_is_free(host, port):
-            raise ResourceError(
-                f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
-            )
+        require_port(host, port)
     except NolocoError as error:
         fail(error)
-    outside = announced(announce or (), port)
-    config = Libp2pConfig(host=host, port=port, announce=outside)
+    config = Libp2pConfig(host=host, port=port, announce=announced(announce or (), port))
     run_async(keep_seed_peer(founded, config, address_file))
 
 

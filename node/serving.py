@@ -8,7 +8,7 @@ import torch
 
 from node.config import NodeConfig
 from node.daemon import Node
-from node.machine.ports import port_is_free
+from node.machine.ports import port_is_free, require_port
 from node.machine.processes import PATIENCE, on_interrupt
 from node.membership.joining import NO_ADDRESS
 from node.membership.outside import announced
@@ -21,7 +21,7 @@ from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import health_served
 from node.watch.trace import NO_TRACE, Trace
 from node.watch.trace_file import TraceFile
-from protocol.errors import JoinError, ResourceError, UserError
+from protocol.errors import JoinError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 
@@ -88,10 +88,7 @@ def make_compute(config: NodeConfig, trace: Trace) -> Compute:
 def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
     """The network's settings. A returning node listens where it did before, if that port is free."""
     port = config.port
-    if port and not port_is_free(config.host, port):
-        raise ResourceError(
-            f"Port {port} is in use on {config.host}. Stop the program that has it, or choose another --port."
-        )
+    require_port(config.host, port)
     if not port:
         before = state.facts().get("port", 0)
         port = before if isinstance(before, int) and before and port_is_free(config.host, before) else 0

@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
+from bootstrap.display import writing
 from node.data.datasets_library import HUB
 from node.data.tokenizer import (
     FILE_NAME,
@@ -23,9 +24,15 @@ from node.data.tokenizer import (
 )
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from node.model.stage import FAMILIES, parts_of
-from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
+from protocol.errors import CheckpointError, ManifestError, TokenizerError
 from protocol.manifest import BYTES, Manifest, Start, load_preset, load_toml, manifest_from, toml_contents
 from protocol.model import Model
+
+logger = logging.getLogger(__name__)
+
+MAX_LAYERS = 1_024  # as in the manifest
+UNKNOWN_DIGEST = "0" * 64
+_ROUNDED_TO = 64  # rows of an embedding: what matrix units like
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,6 @@ class RunOptions:
             contents["inner"]["total_steps"] = self.steps
             contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], self.steps - 1)
         return manifest_from(contents)
-
-
-logger = logging.getLogger(__name__)
-
-MAX_LAYERS = 1_024  # as in the manifest
-UNKNOWN_DIGEST = "0" * 64
 
 
 def model_of(source: Pretrained) -> Model:
@@ -188,9 +189,6 @@ def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"start": manifest.start.model_copy(update={"digests": digests})})
 
 
-_ROUNDED_TO = 64  # rows of an embedding: what matrix units like
-
-
 def chosen_tokenizer(named: str, checkpoint: str | None) -> bytes | None:
     """The run's tokenizer.json: the one named, else the checkpoint's own, None where bytes are tokens."""
     if not named and checkpoint:
@@ -240,9 +238,7 @@ def kept_tokenizer(directory: Path, manifest: Manifest, raw: bytes | None) -> by
         )
     raw = read_tokenizer(str(path)) if raw is None else raw
     load_tokenizer(raw, manifest)
-    try:
+    with writing(path, "Choose another --dir."):
         directory.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
-    except OSError as error:
-        raise StateError(f"Cannot write {path} ({error.strerror}). Choose another --dir.") from None
     return raw

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
+from bootstrap.display import writing
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
@@ -49,10 +50,8 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
     key = Identity.load_or_create(key_path)
     signed = SignedManifest.sign(manifest or load_preset("tiny"), key)
     kept = kept_tokenizer(directory, signed.manifest, tokenizer)
-    try:
+    with writing(signed_path, "Choose another --dir."):
         signed_path.write_bytes(signed.to_bytes())
-    except OSError as error:
-        raise StateError(f"Cannot write {signed_path} ({error.strerror}). Choose another --dir.") from None
     Identity.load_or_create(directory / SEED_KEY)
     return Founded(signed, directory / SEED_KEY, True, kept)
 

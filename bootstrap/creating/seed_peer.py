@@ -12,19 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.creating.run import Founded, reach_of
+from bootstrap.display import writing
 from node.machine.processes import on_interrupt
 from node.membership.joining import serve_greeting
 from node.membership.tokenizer_exchange import serve_tokenizer
 from node.watch.health import health_served, parts_told, reached_at
-from protocol.errors import StateError
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
+logger = logging.getLogger(__name__)
+
 
 class SeedPeer:
+    """A peer that keeps DHT records and greets; what is in flight belongs to its supervisor."""
+
     def __init__(self, transport: Transport, signed: SignedManifest, tokenizer: bytes | None = None) -> None:
         """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens."""
         self.transport = transport
@@ -51,9 +55,6 @@ class SeedPeer:
         await self.transport.close()
 
 
-logger = logging.getLogger(__name__)
-
-
 async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: Path | None) -> None:
     """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
     leaving = asyncio.Event()
@@ -63,7 +64,7 @@ async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: P
         await seed.start()
         addresses = seed.transport.addresses()
         if address_file is not None:
-            write_addresses(address_file, addresses)
+            _write_addresses(address_file, addresses)
         _introduce(founded, addresses)
         async with health_served(founded.seed_key.parent, seed.health):
             await leaving.wait()
@@ -72,12 +73,9 @@ async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: P
         await seed.close()
 
 
-def write_addresses(file: Path, addresses: list[str]) -> None:
-    """Raises `StateError` when the file cannot be written."""
-    try:
+def _write_addresses(file: Path, addresses: list[str]) -> None:
+    with writing(file, "Choose another --address-file."):
         file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
-    except OSError as error:
-        raise StateError(f"Cannot write {file} ({error.strerror}). Choose another --address-file.") from None
 
 
 def _introduce(founded: Founded, addresses: list[str]) -> None:

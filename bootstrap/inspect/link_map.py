@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from bootstrap.display import plain_table
+from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting, visit
 from node.daemon import Node
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
-from protocol.errors import StateError
 from protocol.link_report import PEER_CHARACTERS, LinkReport
 from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
@@ -180,14 +179,10 @@ async def show_links(join: list[str], out: Path | None) -> None:
             print(f"Wrote {out}. Plan with:\n  noloco plan --scenario {out} --stages {manifest.stages}")
 
 
-def write_scenario(file: Path, scenario: dict[str, object]) -> None:
+def write_scenario(file: Path, scenario: dict[str, Any]) -> None:
     """Raises `StateError` when the file cannot be written."""
-    try:
+    with writing(file, "Name another --out."):
         file.write_text(json.dumps(scenario), encoding="utf-8")
-    except OSError as error:
-        raise StateError(
-            f"Cannot write the scenario {file} ({error.strerror}). Name another --out."
-        ) from None
 
 
 def table_of(found: LinkMap, name: str) -> Table:

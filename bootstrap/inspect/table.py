@@ -11,10 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from bootstrap.display import plain_table
+from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting, visit
 from node.links.links import median_round_trip
-from protocol.errors import StateError
 from protocol.messages import NodeStats
 from protocol.transport.base import PeerId
 
@@ -150,10 +149,8 @@ def save_svg(path: Path, picture: Picture) -> None:
     """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
     console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
     show(console, picture)
-    try:
+    with writing(path, "Name another --picture."):
         path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")
-    except OSError as error:
-        raise StateError(f"Cannot write the picture {path} ({error.strerror}).") from None
 
 
 def name_of(sighting: Sighting, names: dict[PeerId, str]) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,60 +37,55 @@ CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by th
 DISTURBED = "bootstrap.local.chaos.faults"  # imported first of all: see there
 
 
+Stages = Annotated[
+    int | None, typer.Option(min=1, help="Number of pipeline stages; default: the manifest's.")
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Inner steps; the learning rate schedule spans them. Default: 1000, or 20000 with --chaos.",
+    ),
+]
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", help="Directory for everything this command keeps; default: a new temporary directory."
+    ),
+]
+HeldOut = Annotated[int, typer.Option(min=1, help="Number of held-out sequences to evaluate on.")]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(help="Write a timing trace of all nodes to this file; open it in ui.perfetto.dev."),
+]
+Chaos = Annotated[
+    int | None,
+    typer.Option(
+        metavar="SEED", help="Train twice, the second time with a random fault every 15 s, and compare."
+    ),
+]
+
+
 def swarm(
     replicas: Annotated[int, typer.Option(min=1, max=64, help="Replicas per stage.")] = 3,
-    stages: Annotated[
-        int | None, typer.Option(min=1, help="Number of pipeline stages; default: the manifest's.")
-    ] = None,
+    stages: Stages = None,
     preset: PresetToTrain = None,
     manifest: OwnManifest = None,
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
     tokenizer: RunTokenizer = "",
     from_checkpoint: FromCheckpoint = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Inner steps; the learning rate schedule spans them. Default: 1000, or 20000 with --chaos.",
-        ),
-    ] = None,
+    steps: Steps = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this many minutes.")] = 5.0,
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "--dir", help="Directory for everything this command keeps; default: a new temporary directory."
-        ),
-    ] = None,
+    directory: Directory = None,
     summary: Annotated[Path, typer.Option(help="File to write the summary to.")] = Path("summary.json"),
     picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
-    validation_sequences: Annotated[
-        int, typer.Option(min=1, help="Number of held-out sequences to evaluate on.")
-    ] = 256,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write a timing trace of all nodes to this file; open it in ui.perfetto.dev."),
-    ] = None,
-    chaos: Annotated[
-        int | None,
-        typer.Option(
-            metavar="SEED", help="Train twice, the second time with a random fault every 15 s, and compare."
-        ),
-    ] = None,
+    validation_sequences: HeldOut = 256,
+    trace: TraceFile = None,
+    chaos: Chaos = None,
 ) -> None:
     """Train one model with a whole swarm of real peers on this machine, and export it."""
-    from rich.console import Console
-
-    from bootstrap.local.nodes import begin_preloading
-    from bootstrap.local.progress import StatusLine
-
-    console = Console()
-    console.print("Starting a swarm on this machine. Ctrl-C ends it.")
-    begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
-    with StatusLine(
-        lambda text: console.print(text, soft_wrap=True, highlight=False, markup=False)
-    ) as progress:
-        progress.doing("importing torch and transformers")
+    with _started(chaos) as (console, progress):
         import torch
 
         from bootstrap.creating.choosing import RunOptions
@@ -104,6 +102,23 @@ def swarm(
         complete = _train(plan, console, progress, chaos)
     if not complete:
         sys.exit(130)
+
+
+@contextmanager
+def _started(chaos: int | None) -> Iterator[tuple[Console, StatusLine]]:
+    """Say the first words, and start the process that nodes are forked from: it imports torch meanwhile."""
+    from rich.console import Console
+
+    from bootstrap.local.nodes import begin_preloading
+    from bootstrap.local.progress import StatusLine
+
+    console = Console()
+    console.print("Starting a swarm on this machine. Ctrl-C ends it.")
+    begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
+    say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
+    with StatusLine(say) as progress:
+        progress.doing("importing torch and transformers")
+        yield console, progress
 
 
 def _resolved(options: RunOptions) -> tuple[Manifest, bytes | None]:

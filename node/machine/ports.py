@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+from protocol.errors import ResourceError
+
 
 def port_is_free(host: str, port: int) -> bool:
     """Whether a program could listen on `port` of the address `host` now."""
@@ -14,6 +16,14 @@ def port_is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def require_port(host: str, port: int) -> None:
+    """Raises `ResourceError` unless a program could listen on `port`; 0 is whichever is free."""
+    if port and not port_is_free(host, port):
+        raise ResourceError(
+            f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
+        )
 
 
 def tcp_port(addresses: list[str]) -> int:

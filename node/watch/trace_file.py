@@ -78,18 +78,8 @@ class TraceFile(Trace):
             return
         with self._lock:
             row = self._row(self._free_row(track, began, ended) if track in OVERLAPPING else track)
-            self._add_locked(
-                {
-                    "ph": "X",
-                    "cat": track,
-                    "name": name,
-                    "pid": self._process,
-                    "tid": row,
-                    "ts": _microseconds(began),
-                    "dur": _microseconds(ended) - _microseconds(began),
-                    "args": args,
-                }
-            )
+            event = self._event("X", name, row, began, cat=track, args=args)
+            self._add_locked(event | {"dur": _microseconds(ended) - event["ts"]})
 
     @contextmanager
     def span(self, track: Track, name: str, **args: Any) -> Iterator[None]:
@@ -126,19 +116,14 @@ class TraceFile(Trace):
     # --- events -------------------------------------------------------------------------------
 
     def _add_half(self, phase: str, track: Track, name: str, number: int, args: dict[str, Any]) -> None:
+        unique = f"{self._process:x}.{number:x}"  # of this process alone, also in a merged file
         with self._lock:
-            self._add_locked(
-                {
-                    "ph": phase,
-                    "cat": track,
-                    "name": name,
-                    "id": f"{self._process:x}.{number:x}",  # of this process alone, also in a merged file
-                    "pid": self._process,
-                    "tid": self._row(track),
-                    "ts": _microseconds(self._clock()),
-                    "args": args,
-                }
-            )
+            row = self._row(track)
+            self._add_locked(self._event(phase, name, row, self._clock(), cat=track, id=unique, args=args))
+
+    def _event(self, phase: str, name: str, row: int, time: float, **more: Any) -> dict[str, Any]:
+        at = {"pid": self._process, "tid": row, "ts": _microseconds(time)}
+        return {"ph": phase, "name": name, **at, **more}
 
     def _free_row(self, track: Track, began: float, ended: float) -> str:
         """The first row of the track where nothing ended after `began`; events come in the order of their ends."""
@@ -200,17 +185,9 @@ class TraceFile(Trace):
         with self._lock:
             events, self._pending = self._pending, []
             if self._lost:
-                lost, self._lost = self._lost, 0
-                events.append(
-                    {
-                        "ph": "i",
-                        "s": "p",
-                        "name": f"{lost} events lost: the disk was too slow",
-                        "pid": self._process,
-                        "tid": 0,
-                        "ts": _microseconds(self._clock()),
-                    }
-                )
+                told = f"{self._lost} events lost: the disk was too slow"
+                events.append(self._event("i", told, 0, self._clock(), s="p"))
+                self._lost = 0
         return events
 
     def _append(self, contents: bytes) -> None:
@@ -246,21 +223,12 @@ class TracedFrames(FrameWatch):
         return self._trace.now()
 
     def sent(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        self._note(Track.SEND, traffic, peer, kind, nbytes, began)
+        args = {"traffic": traffic, "peer": peer[-8:], "bytes": nbytes}
+        self._trace.complete(Track.SEND, f"{traffic}: {kind}"[:64], began, self._trace.now(), **args)
 
     def received(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        self._note(Track.RECEIVE, traffic, peer, kind, nbytes, began)
-
-    def _note(self, track: Track, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        self._trace.complete(
-            track,
-            f"{traffic}: {kind}"[:64],
-            began,
-            self._trace.now(),
-            traffic=traffic,
-            peer=peer[-8:],
-            bytes=nbytes,
-        )
+        args = {"traffic": traffic, "peer": peer[-8:], "bytes": nbytes}
+        self._trace.complete(Track.RECEIVE, f"{traffic}: {kind}"[:64], began, self._trace.now(), **args)
 
 
 def _microseconds(seconds: float) -> int:

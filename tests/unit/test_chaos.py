@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.local.chaos.disturber import KINDS, SECONDS, Schedule
-from bootstrap.local.chaos.report import ChaosReport, ReportedFault, Run, loss_at
+from bootstrap.local.chaos.report import ChaosReport, Run, SeenFault, loss_at
 from bootstrap.local.summary import TokenCount
 from node.membership.view import Member
 from protocol.announcement import Announcement
@@ -69,7 +69,7 @@ def test_throughput_is_of_what_those_who_were_there_would_do() -> None:
 
 
 def test_the_report_says_what_was_not_reached() -> None:
-    seen = [ReportedFault(15.0, "kill", "s0r1", 2.0, 5, "")]
+    seen = [SeenFault(15.0, "kill", "s0r1", 2.0, 5, "")]
     report = ChaosReport(1, True, CALM, DISTURBED, seen, {"s1r0": "exit code 1"}, {"discovery": 2}, ["x"])
     text = "\n".join(report.lines())
     assert "+0.100 (NOT reached, wanted: at most +0.05)" in text

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bootstrap.local.chaos.disturber import PERIOD_SECONDS, Disturber, Schedule
 from bootstrap.local.chaos.faults import obey
-from bootstrap.local.chaos.report import ChaosReport, Run, seen_of
+from bootstrap.local.chaos.report import ChaosReport, Run
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
@@ -55,7 +55,7 @@ def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
         swarm.summary.complete,
         calm.run_seen(),
         swarm.run_seen(),
-        faults=[seen_of(done) for done in disturber.done],
+        faults=disturber.done,
         ended=disturber.ended,
         restarted_parts=_restarted_parts(node.directory for node in swarm.nodes.all),
         left_behind=_left(disturber.processes) + places,

@@ -8,8 +8,8 @@ import resource
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,185 +17,11 @@ from typing import Literal, get_args
 import psutil
 
 from bootstrap.local.chaos import faults
+from bootstrap.local.chaos.report import SeenFault
 from bootstrap.local.nodes import LocalNode
 from bootstrap.local.swarm import LocalSwarm
 from node.watch.health import SOCKET_FILE
 from protocol.supervision import Supervisor
-
-WORDS = 16 * 1024  # bytes that a node may say while its disk is full
-WATCH_SECONDS = 1.0
-AFTERMATH_SECONDS = 5.0  # after a fault, until it is noted what the swarm showed of it
-
-WHAT = {
-    "kill": "is killed by kill -9 and started again {seconds:.0f} s later",
-    "freeze": "is frozen for {seconds:.0f} s",
-    "p2pd": "has its p2pd killed",
-    "cut": "is cut off: its p2pd is frozen for {seconds:.0f} s",
-    "disk": "has a full disk for {seconds:.0f} s",
-    "clock": "has a clock that is {hours:+.0f} h off for {seconds:.0f} s",
-    "nan": "computes losses that are NaN for {seconds:.0f} s",
-}
-
-
-@dataclass
-class DoneFault:
-    """A fault, when it began, in seconds since all were training, and what was seen of it."""
-
-    at: float
-    fault: Fault
-    answering: int = 0  # nodes, a moment after it
-    warning: str = ""  # the last one in the node's log
-
-
-@dataclass
-class Disturber:
-    """Mutable state: who is being disturbed, what was done, who ended by itself; processes and places seen."""
-
-    swarm: LocalSwarm
-    schedule: Schedule
-    say: Callable[[str], None]
-    done: list[DoneFault] = field(default_factory=list)
-    ended: dict[str, str] = field(default_factory=dict)  # by themselves, with their last words
-    processes: set[psutil.Process] = field(default_factory=set)
-    places: set[Path] = field(default_factory=set)  # outside their state directories
-    _disturbed: set[str] = field(default_factory=set)
-
-    async def run(self) -> None:
-        """From the moment that all nodes train until this is cancelled; then everything is well again."""
-        began = last = time.monotonic()
-        supervisor = Supervisor()
-        try:
-            while True:
-                await asyncio.sleep(WATCH_SECONDS)
-                self._watch()
-                if time.monotonic() - last >= PERIOD_SECONDS:
-                    last = time.monotonic()
-                    if (fault := self.schedule.draw(self._well())) is not None:
-                        supervisor.spawn(self._disturb(fault, last - began), f"the fault {fault.kind}")
-        finally:
-            await supervisor.close()
-
-    def _well(self) -> list[str]:
-        return [
-            node.name
-            for node in self.swarm.nodes.all
-            if node.is_running and node.name not in self._disturbed and self._answers(node)
-        ]
-
-    def _answers(self, node: LocalNode) -> bool:
-        names = {self.swarm.names[s.member.peer] for s in self.swarm.sightings if s.stats is not None}
-        return node.name in names
-
-    def _watch(self) -> None:
-        for node in self.swarm.nodes.all:
-            if node.is_running:
-                with suppress(psutil.NoSuchProcess):
-                    process = psutil.Process(node.pid)
-                    self.processes |= {process, *process.children(recursive=True)}
-                self.places |= _places_of(node)
-            elif node.name not in self.swarm.away and node.name not in self.ended:
-                self.ended[node.name] = f"exit code {node.process.exitcode}\n{node.last_words()}"
-                self.say(f"Node {node.name} ended by itself: {self.ended[node.name]}")
-
-    async def _disturb(self, fault: Fault, at: float) -> None:
-        node = next(node for node in self.swarm.nodes.all if node.name == fault.node)
-        done = DoneFault(at, fault)
-        self.done.append(done)
-        self.say(f"{node.name} {WHAT[fault.kind].format(seconds=fault.seconds, hours=fault.hours)}.")
-        said = node.log.stat().st_size
-        self._disturbed.add(node.name)
-        try:
-            await getattr(self, f"_{fault.kind}")(node, fault)
-            await asyncio.sleep(AFTERMATH_SECONDS)
-        finally:
-            self._disturbed.discard(node.name)
-            done.answering = sum(s.stats is not None for s in self.swarm.sightings)
-            done.warning = _last_warning(node, said)
-
-    async def _kill(self, node: LocalNode, fault: Fault) -> None:
-        self.swarm.away.add(node.name)
-        try:
-            node.signal(signal.SIGKILL)
-            await asyncio.sleep(fault.seconds)
-            await self.swarm.nodes.start_again(node)
-        finally:
-            self.swarm.away.discard(node.name)
-
-    async def _freeze(self, node: LocalNode, fault: Fault) -> None:
-        self.swarm.away.add(node.name)
-        try:
-            node.signal(signal.SIGSTOP)
-            await asyncio.sleep(fault.seconds)
-        finally:
-            node.signal(signal.SIGCONT)
-            self.swarm.away.discard(node.name)
-
-    async def _p2pd(self, node: LocalNode, fault: Fault) -> None:
-        _signal_p2pd(node, signal.SIGKILL)
-
-    async def _cut(self, node: LocalNode, fault: Fault) -> None:
-        """All its links: without privileges nothing cuts one of them on loopback. Others see silence, no end."""
-        self.swarm.away.add(node.name)
-        try:
-            _signal_p2pd(node, signal.SIGSTOP)
-            await asyncio.sleep(fault.seconds)
-        finally:
-            _signal_p2pd(node, signal.SIGCONT)
-            self.swarm.away.discard(node.name)
-
-    async def _disk(self, node: LocalNode, fault: Fault) -> None:
-        """No file grows beyond a few kilobytes; writing fails with EFBIG instead of ENOSPC.
-
-        What the node says goes to a file here, which may still grow a little: a terminal has no disk that is full.
-        """
-        most = node.log.stat().st_size + WORDS
-        hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)[1]
-        try:
-            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, hard))
-            await asyncio.sleep(fault.seconds)
-        finally:
-            if node.is_running:
-                resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard, hard))
-
-    async def _clock(self, node: LocalNode, fault: Fault) -> None:
-        await _ask_for(node, fault.seconds, hours=fault.hours)
-
-    async def _nan(self, node: LocalNode, fault: Fault) -> None:
-        await _ask_for(node, fault.seconds, nan=True)
-
-
-async def _ask_for(node: LocalNode, seconds: float, hours: float = 0.0, nan: bool = False) -> None:
-    faults.ask(node.directory, hours, nan)
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        faults.ask(node.directory)
-
-
-def _signal_p2pd(node: LocalNode, number: signal.Signals) -> None:
-    with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(node.pid).children(recursive=True):
-            if "p2pd" in child.name():
-                child.send_signal(number)
-
-
-def _places_of(node: LocalNode) -> set[Path]:
-    """The temporary directories of p2pd's sockets and of the health check's."""
-    folders = {Path("/tmp"), Path(tempfile.gettempdir())}
-    places = {path for folder in folders for path in folder.glob(f"noloco-{node.pid}-*")}
-    with suppress(OSError):
-        places.add(Path((node.directory / SOCKET_FILE).read_text(encoding="utf-8")).parent)
-    return places
-
-
-def _last_warning(node: LocalNode, since: int) -> str:
-    """Of those that the node has said since its log had `since` bytes."""
-    with node.log.open("rb") as log:
-        log.seek(since)
-        lines = log.read().decode(errors="replace").splitlines()
-    warnings = [line.split(" ! ", 1)[1] for line in lines if " ! " in line]
-    return warnings[-1] if warnings else ""
-
 
 PERIOD_SECONDS = 15.0  # between the beginnings of two faults
 
@@ -258,3 +84,167 @@ class Schedule:
         if not self._bag:
             self._bag = self._rng.sample(KINDS, len(KINDS))
         return self._bag.pop()
+
+
+WORDS = 16 * 1024  # bytes that a node may say while its disk is full
+WATCH_SECONDS = 1.0
+AFTERMATH_SECONDS = 5.0  # after a fault, until it is noted what the swarm showed of it
+
+WHAT = {
+    "kill": "is killed by kill -9 and started again {seconds:.0f} s later",
+    "freeze": "is frozen for {seconds:.0f} s",
+    "p2pd": "has its p2pd killed",
+    "cut": "is cut off: its p2pd is frozen for {seconds:.0f} s",
+    "disk": "has a full disk for {seconds:.0f} s",
+    "clock": "has a clock that is {hours:+.0f} h off for {seconds:.0f} s",
+    "nan": "computes losses that are NaN for {seconds:.0f} s",
+}
+
+
+@dataclass
+class Disturber:
+    """Mutable state: who is being disturbed, what was done, who ended by itself; processes and places seen."""
+
+    swarm: LocalSwarm
+    schedule: Schedule
+    say: Callable[[str], None]
+    done: list[SeenFault] = field(default_factory=list)
+    ended: dict[str, str] = field(default_factory=dict)  # by themselves, with their last words
+    processes: set[psutil.Process] = field(default_factory=set)
+    places: set[Path] = field(default_factory=set)  # outside their state directories
+    _disturbed: set[str] = field(default_factory=set)
+
+    async def run(self) -> None:
+        """From the moment that all nodes train until this is cancelled; then everything is well again."""
+        began = last = time.monotonic()
+        supervisor = Supervisor()
+        try:
+            while True:
+                await asyncio.sleep(WATCH_SECONDS)
+                self._watch()
+                if time.monotonic() - last >= PERIOD_SECONDS:
+                    last = time.monotonic()
+                    if (fault := self.schedule.draw(self._well())) is not None:
+                        supervisor.spawn(self._disturb(fault, last - began), f"the fault {fault.kind}")
+        finally:
+            await supervisor.close()
+
+    def _well(self) -> list[str]:
+        """The nodes that run and answer, and that nobody disturbs."""
+        answering = {self.swarm.names[s.member.peer] for s in self.swarm.sightings if s.stats is not None}
+        running = {node.name for node in self.swarm.nodes.all if node.is_running}
+        return sorted(running & answering - self._disturbed)
+
+    def _watch(self) -> None:
+        for node in self.swarm.nodes.all:
+            if node.is_running:
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(node.pid)
+                    self.processes |= {process, *process.children(recursive=True)}
+                self.places |= _places_of(node)
+            elif node.name not in self.swarm.away and node.name not in self.ended:
+                self.ended[node.name] = f"exit code {node.process.exitcode}\n{node.last_words()}"
+                self.say(f"Node {node.name} ended by itself: {self.ended[node.name]}")
+
+    async def _disturb(self, fault: Fault, at: float) -> None:
+        node = next(node for node in self.swarm.nodes.all if node.name == fault.node)
+        done = SeenFault(round(at, 1), fault.kind, fault.node, fault.seconds)
+        self.done.append(done)
+        self.say(f"{node.name} {WHAT[fault.kind].format(seconds=fault.seconds, hours=fault.hours)}.")
+        said = node.log.stat().st_size
+        self._disturbed.add(node.name)
+        try:
+            await getattr(self, f"_{fault.kind}")(node, fault)
+            await asyncio.sleep(AFTERMATH_SECONDS)
+        finally:
+            self._disturbed.discard(node.name)
+            done.answering = sum(s.stats is not None for s in self.swarm.sightings)
+            done.warning = _last_warning(node, said)
+
+    async def _kill(self, node: LocalNode, fault: Fault) -> None:
+        with self._away(node):
+            node.signal(signal.SIGKILL)
+            await asyncio.sleep(fault.seconds)
+            await self.swarm.nodes.start_again(node)
+
+    async def _freeze(self, node: LocalNode, fault: Fault) -> None:
+        with self._away(node):
+            try:
+                node.signal(signal.SIGSTOP)
+                await asyncio.sleep(fault.seconds)
+            finally:
+                node.signal(signal.SIGCONT)
+
+    async def _p2pd(self, node: LocalNode, fault: Fault) -> None:
+        _signal_p2pd(node, signal.SIGKILL)
+
+    async def _cut(self, node: LocalNode, fault: Fault) -> None:
+        """All its links: without privileges nothing cuts one of them on loopback. Others see silence, no end."""
+        with self._away(node):
+            try:
+                _signal_p2pd(node, signal.SIGSTOP)
+                await asyncio.sleep(fault.seconds)
+            finally:
+                _signal_p2pd(node, signal.SIGCONT)
+
+    @contextmanager
+    def _away(self, node: LocalNode) -> Iterator[None]:
+        """Meanwhile nobody expects the node to answer."""
+        self.swarm.away.add(node.name)
+        try:
+            yield
+        finally:
+            self.swarm.away.discard(node.name)
+
+    async def _disk(self, node: LocalNode, fault: Fault) -> None:
+        """No file grows beyond a few kilobytes; writing fails with EFBIG instead of ENOSPC.
+
+        What the node says goes to a file here, which may still grow a little: a terminal has no disk that is full.
+        """
+        most = node.log.stat().st_size + WORDS
+        hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)[1]
+        try:
+            resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (most, hard))
+            await asyncio.sleep(fault.seconds)
+        finally:
+            if node.is_running:
+                resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+    async def _clock(self, node: LocalNode, fault: Fault) -> None:
+        await _ask_for(fault, node, hours=fault.hours)
+
+    async def _nan(self, node: LocalNode, fault: Fault) -> None:
+        await _ask_for(fault, node, nan=True)
+
+
+async def _ask_for(fault: Fault, node: LocalNode, hours: float = 0.0, nan: bool = False) -> None:
+    faults.ask(node.directory, hours, nan)
+    try:
+        await asyncio.sleep(fault.seconds)
+    finally:
+        faults.ask(node.directory)
+
+
+def _signal_p2pd(node: LocalNode, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(node.pid).children(recursive=True):
+            if "p2pd" in child.name():
+                child.send_signal(number)
+
+
+def _places_of(node: LocalNode) -> set[Path]:
+    """The temporary directories of p2pd's sockets and of the health check's."""
+    folders = {Path("/tmp"), Path(tempfile.gettempdir())}
+    places = {path for folder in folders for path in folder.glob(f"noloco-{node.pid}-*")}
+    with suppress(OSError):
+        places.add(Path((node.directory / SOCKET_FILE).read_text(encoding="utf-8")).parent)
+    return places
+
+
+def _last_warning(node: LocalNode, since: int) -> str:
+    """Of those that the node has said since its log had `since` bytes."""
+    with node.log.open("rb") as log:
+        log.seek(since)
+        lines = log.read().decode(errors="replace").splitlines()
+    warnings = [line.split(" ! ", 1)[1] for line in lines if " ! " in line]
+    return warnings[-1] if warnings else ""

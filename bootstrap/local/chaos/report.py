@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from bootstrap.local.chaos.disturber import DoneFault
+from typing import Any
 
 Curve = Sequence[tuple[int, float]]  # tokens, nats
 
@@ -30,23 +27,16 @@ class Run:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-@dataclass(frozen=True)
-class ReportedFault:
-    """A fault as the report has it."""
+@dataclass
+class SeenFault:
+    """A fault that began `seconds` after all were training and `lasted` seconds, and what was seen of it."""
 
     seconds: float
     kind: str
     node: str
     lasted: float
-    answering: int
-    warning: str
-
-
-def seen_of(done: DoneFault) -> ReportedFault:
-    fault = done.fault
-    return ReportedFault(
-        round(done.at, 1), fault.kind, fault.node, fault.seconds, done.answering, done.warning
-    )
+    answering: int = 0  # nodes, a moment after it
+    warning: str = ""  # the last one in the node's log
 
 
 def loss_at(curve: Curve, tokens: int) -> float | None:
@@ -66,7 +56,7 @@ class ChaosReport:
     complete: bool
     calm: Run
     disturbed: Run
-    faults: Sequence[ReportedFault] = ()
+    faults: Sequence[SeenFault] = ()
     ended: dict[str, str] = field(
         default_factory=dict
     )  # nodes that ended by themselves, with their last words
