@@ -39,7 +39,7 @@ class LinkProbes:
     def serve(self) -> None:
         """Answer others from now on."""
         for traffic in (Traffic.CONTROL, Traffic.STATE):
-            self._context.rpc.handle(traffic, Probe, self.on_probe)
+            self._context.rpc.handle(Probe.answered_by(self.on_probe, traffic))
 
     async def run(self) -> None:
         """Visit one peer after another, for ever."""
@@ -85,7 +85,7 @@ class LinkProbes:
 
     # --- answering ----------------------------------------------------------------------------
 
-    async def on_probe(self, request: Request) -> Answer:
+    async def on_probe(self, request: Request[Probe]) -> Answer[Probed]:
         nbytes = len(request.frame.payload)
         if not self._allowance.allows(request.peer, nbytes, asyncio.get_running_loop().time()):
             self._context.rpc.strike(request.peer)

@@ -34,22 +34,7 @@ from node.state.transfer import StateService
 from node.trainer import Trainer
 from protocol.announcement import Announcement, State
 from protocol.errors import Refused, UserError
-from protocol.messages import (
-    Assemble,
-    Contribute,
-    Evaluate,
-    Forward,
-    GetStateIndex,
-    GetStatePiece,
-    GetStats,
-    Predict,
-    Propose,
-    Ready,
-    Reduce,
-    Release,
-    Return,
-    SitOut,
-)
+from protocol.messages import GetStats, NodeStats
 from protocol.rpc import Answer, Request, Traffic
 from protocol.supervision import all_of
 
@@ -158,7 +143,7 @@ class Service:
             context, replica, self._pipeline, self.rounds, feed, self.checkpoints, member.surroundings.rng,
             self._seconds_left,
         )  # fmt: skip
-        self._register_handlers(EvaluationService(context, work), PredictionService(context, replica))
+        self._serve(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
         self.is_announced = True
 
@@ -182,25 +167,12 @@ class Service:
             self._announcement,
         )
 
-    def _register_handlers(self, evaluation: EvaluationService, prediction: PredictionService) -> None:
-        rpc, matchmaker = self._member.rpc, self.rounds.matchmaker
+    def _serve(self, evaluation: EvaluationService, prediction: PredictionService) -> None:
+        rpc = self._member.rpc
         state = StateService(self.stage, self.replica, self.context.compute)
-        rpc.handle(Traffic.CONTROL, GetStats, self._on_stats)
-        rpc.handle(Traffic.PIPELINE, Forward, self._pipeline.on_forward)
-        if self.context.manifest.is_ring and self.stage == 0:
-            rpc.handle(Traffic.PIPELINE, Return, self._pipeline.on_return)
-        rpc.handle(Traffic.PIPELINE, Evaluate, evaluation.on_evaluate)
-        rpc.handle(Traffic.PIPELINE, Predict, prediction.on_predict)
-        rpc.handle(Traffic.PAIRING, Propose, matchmaker.on_propose)
-        rpc.handle(Traffic.PAIRING, Ready, matchmaker.on_ready)
-        rpc.handle(Traffic.PAIRING, Release, matchmaker.on_release)
-        rpc.handle(Traffic.PAIRING, SitOut, matchmaker.on_sit_out)
-        rpc.handle(Traffic.GOSSIP, Contribute, self.rounds.on_contribute)
-        if self.context.manifest.outer.method == "diloco":
-            rpc.handle(Traffic.GOSSIP, Assemble, self.rounds.all_reduce.on_assemble)
-            rpc.handle(Traffic.GOSSIP, Reduce, self.rounds.all_reduce.on_reduce)
-        rpc.handle(Traffic.STATE, GetStateIndex, state.on_index)
-        rpc.handle(Traffic.STATE, GetStatePiece, state.on_piece)
+        rpc.handle(GetStats.answered_by(self._on_stats))
+        for part in (self._pipeline, evaluation, prediction, self.rounds, state):
+            part.serve(rpc)
         self._member.tokenizer.serve()
 
     async def start(self, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
@@ -275,7 +247,7 @@ class Service:
         may_serve = self._member.abilities.may_serve
         return announcement(self.context, self.replica, self.public_state, self._since, may_serve)
 
-    async def _on_stats(self, request: Request) -> Answer:
+    async def _on_stats(self, request: Request[GetStats]) -> Answer[NodeStats]:
         if not self.is_announced:
             raise Refused("moving", "this node is between two stages")
         return Answer(statistics(self.context, self.replica, self.public_state, self._member.since))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from protocol.channel import Channel
-from protocol.codec import Encoded
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
-from protocol.messages import Message, Progress
+from protocol.messages import Answer, Message, Progress, Status
 from protocol.request_limiter import RequestLimiter, places_for
 from protocol.supervision import Supervisor
 
@@ -24,23 +23,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_SECONDS = (
     1.5  # between two signs of life; a round trip and one that is late are still below five seconds
 )
-RECEIVING = Progress(state="receiving")
 QUEUED = Progress(state="queued")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A reply with its tensors, already encoded for the wire."""
-
-    message: Message
-    tensors: Sequence[Encoded] = ()
-
-
-class Status:
-    """How far a request is. Mutable state: where to look; its handler sets that when it knows."""
-
-    def __init__(self) -> None:
-        self.look: Callable[[], Progress] = lambda: RECEIVING
 
 
 @dataclass
@@ -58,7 +41,7 @@ class Answering:
     def __init__(
         self,
         channel: Channel,
-        dispatch: Callable[[Frame, Status], Awaitable[Answer]],
+        dispatch: Callable[[Frame, Status], Awaitable[Answer[Message]]],
         strike: Callable[[], None],
         places: RequestLimiter,
         supervisor: Supervisor,
@@ -154,7 +137,7 @@ class Answering:
             except (PeerUnreachable, TransportDown):
                 logger.debug("The answer to %s could not be sent", frame.kind)
 
-    async def _handled(self, frame: Frame, status: Status) -> Answer:
+    async def _handled(self, frame: Frame, status: Status) -> Answer[Message]:
         try:
             return await self._dispatch(frame, status)
         finally:  # from here on it is not cancelled: an answer cut short would end the stream

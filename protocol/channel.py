@@ -95,9 +95,9 @@ class Channel:
             self.fail(reason)
 
     def _note_progress(self, frame: Frame) -> None:
-        progress = frame.message()
-        if not isinstance(progress, Progress):
+        if frame.kind != Progress.kind:
             raise WireError("progress of another kind")
+        progress = Progress.parsed(frame.body)
         if (waiting := self.waiting.get(frame.request_id)) is not None:
             waiting.patience.note(progress)
 

@@ -13,14 +13,12 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import msgpack
 import torch
 
 from protocol.codec import Encoded, TensorSpec, as_read, decoded_bytes, describe, parse_spec
 from protocol.errors import WireError
-from protocol.messages import Message, parse_message
 from protocol.transport.base import Buffer, PeerId, Stream
 
 MAGIC = b"NLC1"
@@ -43,13 +41,10 @@ class Frame:
     type: FrameType
     request_id: int
     kind: str
-    body: Any  # msgpack value; a message's fields, or a refusal's reason
+    body: object  # msgpack value; a message's fields, or a refusal's reason
     specs: tuple[TensorSpec, ...]
     payload: Buffer
     began: float = 0.0  # when its first bytes came, on the clock of the `FrameWatch`
-
-    def message(self) -> Message:
-        return parse_message(self.kind, self.body)
 
     def tensors(self) -> list[torch.Tensor]:
         """Decode the payload; what is not compressed shares its memory. Raises `CodecError`."""
@@ -86,7 +81,7 @@ async def write_frame(
     frame_type: FrameType,
     request_id: int,
     kind: str,
-    body: Any,
+    body: object,
     tensors: Sequence[Encoded] = (),
 ) -> int:
     """Send one frame; returns its size in bytes. The tensors' memory must not change until this returns."""
@@ -136,7 +131,7 @@ async def read_frame(
     return Frame(frame_type, request_id, kind, body, specs, payload, began)
 
 
-def _parse_header(raw: Buffer, payload_bytes: int) -> tuple[int, str, Any, tuple[TensorSpec, ...]]:
+def _parse_header(raw: Buffer, payload_bytes: int) -> tuple[int, str, object, tuple[TensorSpec, ...]]:
     try:
         header = msgpack.unpackb(raw, strict_map_key=False, max_array_len=4_096, max_map_len=4_096)
         request_id, kind, body, raw_specs = header

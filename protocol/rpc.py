@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 import torch
 
-from protocol.answering import Answer as Answer
-from protocol.answering import Answering, Status
+from protocol.answering import Answering
 from protocol.bans import Bans
 from protocol.channel import Channel
 from protocol.codec import Encoded
@@ -28,7 +26,10 @@ from protocol.errors import (
     WireError,
 )
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
-from protocol.messages import Done, Message
+from protocol.messages import Answer as Answer
+from protocol.messages import Asks, Done, Handler, Message, Status
+from protocol.messages import Request as Request
+from protocol.messages import Traffic as Traffic
 from protocol.patience import Patience
 from protocol.request_limiter import RequestLimiter
 from protocol.supervision import Supervisor
@@ -39,42 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_STREAMS_PER_PEER = 8
 
 
-class Traffic(StrEnum):
-    CONTROL = "control"
-    PIPELINE = "pipeline"
-    PAIRING = "pairing"
-    GOSSIP = "gossip"
-    STATE = "state"
-
-    @property
-    def protocol(self) -> str:
-        return f"/noloco/1/{self.value}"
-
-    @property
-    def is_work(self) -> bool:
-        """Whether answers take as long as computing does: meanwhile it is told how far they are, and the handler is
-        cancelled when its caller gives up.
-        """
-        return self is Traffic.PIPELINE
-
-
 DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A checked request as a handler sees it."""
-
-    peer: PeerId
-    message: Any  # an instance of the type that the handler was registered for
-    frame: Frame
-    status: Status = field(default_factory=Status)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return self.frame.tensors()
-
-    def encoded(self) -> list[Encoded]:
-        return self.frame.encoded()
 
 
 @dataclass
@@ -85,7 +51,6 @@ class _Opening:
     callers: int = 0
 
 
-RequestHandler: TypeAlias = Callable[[Request], Awaitable[Answer]]
 Reply = TypeVar("Reply", bound=Message)
 
 
@@ -111,15 +76,17 @@ class Rpc:
         self._supervisor = supervisor or Supervisor()
         self._watch = watch
         self._payloads = DEFAULT_PAYLOADS | (payloads or {})
-        self._handlers: dict[tuple[Traffic, str], tuple[type[Message], RequestHandler]] = {}
+        self._handlers: dict[tuple[Traffic, str], Handler] = {}
         self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
         self._opening: dict[tuple[PeerId, Traffic], _Opening] = {}
         self._streams_from: dict[PeerId, int] = {}
         self._places: dict[tuple[PeerId, Traffic], RequestLimiter] = {}
         self._bans = Bans()
 
-    def handle(self, traffic: Traffic, request: type[Message], handler: RequestHandler) -> None:
-        self._handlers[traffic, request.kind] = (request, handler)
+    def handle(self, *handlers: Handler) -> None:
+        """Answer these requests from now on, see `Asks.answered_by`; a later handler replaces an earlier one."""
+        for handler in handlers:
+            self._handlers[handler.traffic, handler.kind] = handler
 
     def stop_handling(self, *traffic: Traffic) -> None:
         """Refuse every request of these classes as "unknown-request", until there are handlers again."""
@@ -145,20 +112,21 @@ class Rpc:
     async def call(
         self,
         peer: PeerId,
-        traffic: Traffic,
-        request: Message,
-        reply: type[Reply],
+        request: Asks[Reply],
         tensors: Sequence[Encoded] = (),
         *,
         deadline: float | Patience,
+        traffic: Traffic | None = None,
     ) -> tuple[Reply, list[torch.Tensor]]:
         """Ask `peer` and wait for its answer: `deadline` seconds, or for work as long as a `Patience` lasts.
 
+        The request travels in its own class of traffic, unless another one is named.
         Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after the deadline, or up to
         `protocol.patience.FRAME_SECONDS` more where the request is half sent by then; it may have been carried out,
         so repeat only what is harmless when repeated), `WireError` when the answer is nonsense (counts against the
         peer). Work that is given up, also by cancelling this, is not begun any more over there.
         """
+        traffic = traffic or request.traffic
         patience = deadline if isinstance(deadline, Patience) else Patience(deadline)
         try:
             async with asyncio.timeout(patience.seconds):
@@ -167,7 +135,7 @@ class Rpc:
         except TimeoutError:
             raise DeadlineExceeded(f"no answer to {request.kind} within {patience.seconds:.1f} s") from None
         try:
-            return _checked_reply(frame, reply)
+            return _checked_reply(frame, request.reply())
         except WireError:
             self.strike(peer)
             raise
@@ -266,17 +234,15 @@ class Rpc:
         if places is not None and places.is_unused:
             del self._places[peer, traffic]
 
-    async def _dispatch(self, peer: PeerId, traffic: Traffic, frame: Frame, status: Status) -> Answer:
+    async def _dispatch(
+        self, peer: PeerId, traffic: Traffic, frame: Frame, status: Status
+    ) -> Answer[Message]:
         if frame.type is not FrameType.REQUEST:
             raise WireError("a reply came where requests are expected")
-        registered = self._handlers.get((traffic, frame.kind))
-        if registered is None:
+        handler = self._handlers.get((traffic, frame.kind))
+        if handler is None:
             raise Refused("unknown-request", frame.kind[:40])
-        request_type, handler = registered
-        message = frame.message()
-        if not isinstance(message, request_type):
-            raise WireError("kind and contents do not fit")
-        return await handler(Request(peer, message, frame, status))
+        return await handler.dispatch(peer, frame, status)
 
     # --- defence ------------------------------------------------------------------------------
 
@@ -292,7 +258,6 @@ def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.
     if frame.type is FrameType.REFUSAL:
         reason = frame.body if isinstance(frame.body, str) else ""
         raise Refused(frame.kind[:40], reason[:200])
-    message = frame.message()
-    if frame.type is not FrameType.REPLY or not isinstance(message, reply):
+    if frame.type is not FrameType.REPLY or frame.kind != reply.kind:
         raise WireError(f"expected {reply.kind}, got {frame.kind[:40]}")
-    return message, frame.tensors()
+    return reply.parsed(frame.body), frame.tensors()

@@ -29,8 +29,7 @@ from node.rounds.rounds import Rounds
 from node.watch.events import Events
 from protocol.announcement import Announcement
 from protocol.identity import Identity
-from protocol.messages import Contribute, Propose, Ready, Release
-from protocol.rpc import Rpc, Traffic
+from protocol.rpc import Rpc
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 FOR_EVER = 1e12
@@ -74,10 +73,7 @@ class NolocoPeer:
             counters=Counters(),
         )
         self._rounds = Rounds(self._context, self._replica, random.Random())
-        self._rpc.handle(Traffic.PAIRING, Propose, self._rounds.matchmaker.on_propose)
-        self._rpc.handle(Traffic.PAIRING, Ready, self._rounds.matchmaker.on_ready)
-        self._rpc.handle(Traffic.PAIRING, Release, self._rounds.matchmaker.on_release)
-        self._rpc.handle(Traffic.GOSSIP, Contribute, self._rounds.on_contribute)
+        self._rounds.serve(self._rpc)
         return {"peer": self._transport.peer_id, "addresses": self._transport.addresses()}
 
     async def meet(self, others: list[Message]) -> Message:

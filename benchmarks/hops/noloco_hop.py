@@ -6,10 +6,11 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import uvloop
-from averaging.coordination import Message
+from averaging.coordination import Message as Command
 from hops.activations import (
     NBYTES,
     bytes_of,
@@ -24,56 +25,77 @@ from hops.serving import serve_commands
 from node.machine.limits import keep_freed_memory
 from protocol.codec import encode
 from protocol.identity import Identity
-from protocol.messages import Done, Forward, Ready
+from protocol.messages import Asks, Done, Message
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 DEADLINE = 60.0
-# With a frame's prefix and header, `Ready` then has 64 bytes, as long as its number takes three.
-SMALL = Ready(pair="x" * 28)
+
+
+class Parcel(Asks[Done]):
+    """Tensor: activations, as of `Forward`, with fields as long as its."""
+
+    kind: ClassVar[str] = "forward"
+    traffic: ClassVar[Traffic] = Traffic.PIPELINE
+    microbatch: str = "m"
+    stage: int = 1
+
+
+class Pong(Message):
+    kind: ClassVar[str] = "ready"
+    pair: str
+
+
+class Ping(Asks[Pong]):
+    kind: ClassVar[str] = "ready"
+    traffic: ClassVar[Traffic] = Traffic.CONTROL
+    pair: str
+
+
+SMALL = "x" * 28  # with a frame's prefix and header 64 bytes, as long as its number takes three
 
 
 class NolocoHop:
     """Mutable state: transport and rpc, the other end's peer id, the tensor received last."""
 
-    def __init__(self, settings: Message) -> None:
+    def __init__(self, settings: Command) -> None:
         self._host: str = settings["host"]
         self._folder = tempfile.TemporaryDirectory()
         self._activations = make_activations()
         self._received = torch.empty(0)
 
-    async def start(self) -> Message:
+    async def start(self) -> Command:
         keep_freed_memory()  # as the daemon does
         torch.set_num_threads(1)
         identity = Path(self._folder.name, "identity")
         Identity.generate().save(identity)
         self._transport = Libp2pTransport(identity, Libp2pConfig(host=self._host))
         self._rpc = Rpc(self._transport, {Traffic.PIPELINE: NBYTES + 64 * 1024})
-        self._rpc.handle(Traffic.PIPELINE, Forward, self._on_forward)
-        self._rpc.handle(Traffic.CONTROL, Ready, self._on_ready)
+        self._rpc.handle(Parcel.answered_by(self._on_parcel))
+        self._rpc.handle(Ping.answered_by(self._on_ping))
         await self._transport.start()
         await self._rpc.start()
         return {"peer": self._transport.peer_id, "addresses": self._transport.addresses()}
 
-    async def meet(self, other: Message) -> Message:
+    async def meet(self, other: Command) -> Command:
         self._other = other["peer"]
         await self._transport.connect(other["addresses"], DEADLINE)
         return {}
 
-    async def send(self, method: str, messages: int, in_flight: int) -> Message:
+    async def send(self, method: str, messages: int, in_flight: int) -> Command:
         return {"seconds": await keep_in_flight(self._send, messages, in_flight)}
 
-    async def small(self, method: str, messages: int, in_flight: int, times: int) -> Message:
+    async def small(self, method: str, messages: int, in_flight: int, times: int) -> Command:
         """Round trips of small messages without and with bulk beside them."""
         idle = await round_trip(self._ping, times)
         bulk = keep_in_flight(self._send, messages, in_flight)
         busy, seconds, count = await round_trip_during(bulk, self._ping)
         return {"idle": idle, "busy": busy, "count": count, "seconds": seconds}
 
-    async def sent_checksum(self) -> Message:
+    async def sent_checksum(self) -> Command:
         return {"checksum": checksum(bytes_of(self._activations))}
 
-    async def received_checksum(self) -> Message:
+    async def received_checksum(self) -> Command:
         return {"checksum": checksum(bytes_of(self._received))}
 
     async def stop(self) -> None:
@@ -85,22 +107,20 @@ class NolocoHop:
         tensors = [encode(self._activations, "bf16")]
         await self._rpc.call(
             self._other,
-            Traffic.PIPELINE,
-            Forward(microbatch="m", stage=1),
-            Done,
+            Parcel(),
             tensors,
             deadline=DEADLINE,
         )
 
     async def _ping(self) -> None:
-        await self._rpc.call(self._other, Traffic.CONTROL, SMALL, Ready, deadline=DEADLINE)
+        await self._rpc.call(self._other, Ping(pair=SMALL), deadline=DEADLINE)
 
-    async def _on_forward(self, request: Request) -> Answer:
+    async def _on_parcel(self, request: Request[Parcel]) -> Answer[Done]:
         [self._received] = request.tensors()
         return Answer(Done())
 
-    async def _on_ready(self, request: Request) -> Answer:
-        return Answer(SMALL)
+    async def _on_ping(self, request: Request[Ping]) -> Answer[Pong]:
+        return Answer(Pong(pair=SMALL))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from protocol.errors import DataError, DeadlineExceeded, PeerUnreachable, Refuse
 from protocol.manifest import Manifest
 from protocol.messages import Evaluate, Evaluated
 from protocol.patience import Patience
-from protocol.rpc import Traffic
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -98,9 +97,7 @@ async def _evaluate(
         try:
             evaluated, _ = await observer.rpc.call(
                 route[0],
-                Traffic.PIPELINE,
                 request,
-                Evaluated,
                 tensors,
                 deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL),
             )

@@ -21,8 +21,8 @@ from bootstrap.inspect.observer import Observer
 from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
 from protocol.errors import JoinError, NolocoError
-from protocol.messages import GetStateIndex, StateIndex
-from protocol.rpc import Rpc, Traffic
+from protocol.messages import GetStateIndex
+from protocol.rpc import Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -98,9 +98,7 @@ async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequ
 async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) -> Donor | str:
     """The donor, or in words why it is none."""
     try:
-        index, _ = await observer.rpc.call(
-            peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE
-        )
+        index, _ = await observer.rpc.call(peer, GetStateIndex(), deadline=INDEX_DEADLINE)
     except NolocoError as failure:
         return f"…{peer[-8:]}: {failure}"
     if index.stage != stage:

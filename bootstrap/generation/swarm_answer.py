@@ -13,9 +13,8 @@ from bootstrap.generation.decoding import Decoding
 from bootstrap.inspect.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
-from protocol.messages import Predict, Predicted
+from protocol.messages import Predict
 from protocol.patience import Patience
-from protocol.rpc import Traffic
 from protocol.transport.base import PeerId
 
 PREDICTION_DEADLINE = 60.0  # of silence: a slow stage that trains says that it will come to it
@@ -102,9 +101,7 @@ class SwarmAnswer:
         )
         predicted, tensors = await self._observer.rpc.call(
             self._route[0],
-            Traffic.PIPELINE,
             request,
-            Predicted,
             [encode(new, "int32")],
             deadline=Patience(PREDICTION_DEADLINE, PREDICTION_STANDSTILL),
         )

@@ -17,7 +17,7 @@ from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages import GetStats, NodeStats
-from protocol.rpc import Rpc, Traffic
+from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId, Transport
@@ -81,9 +81,7 @@ class Observer:
 
     async def _stats(self, peer: PeerId) -> NodeStats | None:
         try:
-            stats, _ = await self.rpc.call(
-                peer, Traffic.CONTROL, GetStats(), NodeStats, deadline=STATS_DEADLINE
-            )
+            stats, _ = await self.rpc.call(peer, GetStats(), deadline=STATS_DEADLINE)
         except Refused:
             return None  # it is still joining
         except NolocoError:

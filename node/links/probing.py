@@ -14,7 +14,7 @@ from node.links.links import LinkEstimate, Links
 from protocol.codec import Buffer, Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.link_report import AT_LEAST
-from protocol.messages import MAX_PROBE_BYTES, Probe, Probed
+from protocol.messages import MAX_PROBE_BYTES, Probe
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId
 
@@ -81,11 +81,10 @@ class Visitor:
         nonce = self._rng.randbytes(8)
         reply, _ = await self._rpc.call(
             peer,
-            traffic,
             Probe(nonce=nonce),
-            Probed,
             [_parcel(payload)] if payload else [],
             deadline=BULK_DEADLINE if payload else PROBE_DEADLINE,
+            traffic=traffic,
         )
         if reply.digest != probe_digest(nonce, payload):
             self._rpc.strike(peer)

@@ -14,7 +14,7 @@ from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import ClockError, JoinError, NolocoError
 from protocol.messages import Hello, Welcome
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId, Transport
@@ -42,16 +42,16 @@ def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is
     """Answer newcomers with the manifest and this peer's clock."""
     raw = signed.to_bytes()
 
-    async def on_hello(request: Request) -> Answer:
+    async def on_hello(request: Request[Hello]) -> Answer[Welcome]:
         role: Literal["seed", "node"] = "seed" if is_seed else "node"
-        hello: Hello = request.message
+        hello = request.message
         asked, reached = transport.now(), ""
         if hello.port:
             reached = await transport.dial_back(request.peer, hello.port, DIAL_BACK_DEADLINE)
         middle = (asked + transport.now()) / 2  # the asker, too, takes the middle between its two
         return Answer(Welcome(run_id=signed.run_id, time=middle, role=role, manifest=raw, reached=reached))
 
-    rpc.handle(Traffic.CONTROL, Hello, on_hello)
+    rpc.handle(Hello.answered_by(on_hello))
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ async def greet(
         try:
             asked = transport.now()
             hello = Hello(port=port)
-            welcome, _ = await rpc.call(peer, Traffic.CONTROL, hello, Welcome, deadline=HELLO_DEADLINE)
+            welcome, _ = await rpc.call(peer, hello, deadline=HELLO_DEADLINE)
             offset = (asked + transport.now()) / 2 - welcome.time
             signed = SignedManifest.from_bytes(welcome.manifest)
         except NolocoError as problem:
@@ -112,7 +112,7 @@ async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
 
     async def answers(peer: PeerId) -> bool:
         try:
-            await rpc.call(peer, Traffic.CONTROL, Hello(), Welcome, deadline=PROBE_DEADLINE)
+            await rpc.call(peer, Hello(), deadline=PROBE_DEADLINE)
         except NolocoError:
             return False
         return True

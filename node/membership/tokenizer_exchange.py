@@ -15,7 +15,7 @@ from node.model.state_directory import StateDirectory
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.manifest import BYTES, Manifest
 from protocol.messages import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -91,7 +91,7 @@ class RunTokenizer:
 def serve_tokenizer(rpc: Rpc, raw: Callable[[], bytes | None]) -> None:
     """Answer `GetTokenizer` from what `raw` gives at that time."""
 
-    async def on_get(request: Request) -> Answer:
+    async def on_get(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
         contents, offset = raw(), request.message.offset
         if contents is None or offset >= len(contents):
             raise Refused("no-tokenizer")
@@ -99,7 +99,7 @@ def serve_tokenizer(rpc: Rpc, raw: Callable[[], bytes | None]) -> None:
             TokenizerPiece(total=len(contents), contents=contents[offset : offset + TOKENIZER_PIECE_BYTES])
         )
 
-    rpc.handle(Traffic.STATE, GetTokenizer, on_get)
+    rpc.handle(GetTokenizer.answered_by(on_get))
 
 
 async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest) -> bytes:
@@ -126,7 +126,7 @@ async def _fetch_from(rpc: Rpc, peer: PeerId) -> bytes:
     async def piece(offset: int) -> TokenizerPiece:
         async with slots:
             request = GetTokenizer(offset=offset)
-            reply, _ = await rpc.call(peer, Traffic.STATE, request, TokenizerPiece, deadline=PIECE_DEADLINE)
+            reply, _ = await rpc.call(peer, request, deadline=PIECE_DEADLINE)
         if len(reply.contents) != min(TOKENIZER_PIECE_BYTES, reply.total - offset):
             raise WireError("a piece of the tokenizer does not have the size that it should have")
         return reply

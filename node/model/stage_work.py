@@ -18,6 +18,7 @@ from node.model.sparing import Sparing
 from protocol.codec import Encoded, encode, require_finite_values, torch_type
 from protocol.errors import CodecError, NonFinite, Refused
 from protocol.manifest import Manifest
+from protocol.messages import Message
 from protocol.rpc import Request
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class StageWork:
         self._copies = copies
 
     def decoded(
-        self, request: Request, is_back: bool = False, may_be_short: bool = False
+        self, request: Request[Message], is_back: bool = False, may_be_short: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(inputs, labels) of a request, checked. Raises `Refused` for what does not fit this stage.
 

@@ -12,10 +12,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
-from protocol.answering import Status
 from protocol.errors import Refused
-from protocol.messages import Progress
-from protocol.rpc import Answer
+from protocol.messages import Answer, Gradient, Progress, Status
 from protocol.supervision import Supervisor, cancelled
 
 P = ParamSpec("P")
@@ -92,7 +90,7 @@ class Passage:
         return self._decided.acquire(blocking=False)
 
 
-Work: TypeAlias = Callable[[Passage], Coroutine[Any, Any, Answer]]
+Work: TypeAlias = Callable[[Passage], Coroutine[Any, Any, Answer[Gradient]]]
 
 
 @dataclass
@@ -100,7 +98,7 @@ class _Delivery:
     """Mutable state: how many deliveries wait for the answer."""
 
     passage: Passage
-    task: asyncio.Task[Answer]
+    task: asyncio.Task[Answer[Gradient]]
     askers: int = 0
 
 
@@ -114,7 +112,7 @@ class Deliveries:
         self._new_passage = new_passage
         self._known: dict[str, _Delivery] = {}
 
-    async def once(self, name: str, status: Status, work: Work) -> Answer:
+    async def once(self, name: str, status: Status, work: Work) -> Answer[Gradient]:
         """The answer of `work`, of the first delivery of that name or of this one. `status` is how far it is.
 
         When the last one that waits is cancelled, the work is too, unless it counts already.
@@ -142,7 +140,7 @@ class Deliveries:
         for old in ended[: max(0, len(self._known) - self._keep)]:
             del self._known[old]
 
-        def forget_failure(done: asyncio.Task[Answer]) -> None:
+        def forget_failure(done: asyncio.Task[Answer[Gradient]]) -> None:
             if done.cancelled() or done.exception() is not None:
                 self._forget(name, delivery)
 

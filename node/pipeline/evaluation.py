@@ -8,7 +8,7 @@ from node.model.stage_work import StageWork
 from protocol.errors import Refused, WireError
 from protocol.messages import Evaluate, Evaluated
 from protocol.patience import Patience
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 
 EVALUATION_DEADLINE = 60.0  # of silence: it may wait long behind the training of a slow stage
@@ -22,7 +22,11 @@ class EvaluationService:
         self._context = context
         self._work = work
 
-    async def on_evaluate(self, request: Request) -> Answer:
+    def serve(self, rpc: Rpc) -> None:
+        """Answer others from now on."""
+        rpc.handle(Evaluate.answered_by(self.on_evaluate))
+
+    async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
         """Loss of the slow weights on a microbatch, along the route that the caller chose."""
         context, message = self._context, request.message
         manifest = context.manifest
@@ -45,9 +49,7 @@ class EvaluationService:
         try:
             evaluated, _ = await context.rpc.call(
                 PeerId(message.route[0]),
-                Traffic.PIPELINE,
                 onward,
-                Evaluated,
                 parcel,
                 deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL),
             )

@@ -20,7 +20,7 @@ from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OutOfMemory, Refused
 from protocol.messages import Forward, Gradient, Return
-from protocol.rpc import Answer, Request
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 
 NO_ROOM_SECONDS = 1.0  # before an own microbatch that memory had no room for is tried again
@@ -100,9 +100,15 @@ class Pipeline:
     def _new_passage(self) -> Passage:
         return Passage(lambda: self._context.compute.finished)
 
-    async def on_forward(self, request: Request) -> Answer:
+    def serve(self, rpc: Rpc) -> None:
+        """Answer the stages before this one, and in a ring the last one, from now on."""
+        rpc.handle(Forward.answered_by(self.on_forward))
+        if self._context.manifest.is_ring and self._context.stage == 0:
+            rpc.handle(Return.answered_by(self.on_return))
+
+    async def on_forward(self, request: Request[Forward]) -> Answer[Gradient]:
         """A repeated delivery joins the first one, or gets its answer again."""
-        message: Forward = request.message
+        message = request.message
         if not self.serving or message.stage != self._context.stage or message.stage == 0:
             raise Refused("not-serving", f"this node serves stage {self._context.stage}")
         home = Home(PeerId(message.home), message.draw) if message.home else None
@@ -113,19 +119,19 @@ class Pipeline:
             lambda passage: self.train(name, lambda: self._work.decoded(request), home, passage),
         )
 
-    async def on_return(self, request: Request) -> Answer:
+    async def on_return(self, request: Request[Return]) -> Answer[Gradient]:
         """In a ring: the head, the loss and their gradient of what this peer has drawn, or another one has.
 
         It waits for nobody, as the microbatch that it is part of has its place in the step already.
         """
-        message: Return = request.message
+        message = request.message
         return await self._deliveries.once(
             f"{request.peer}/{message.microbatch}/back",
             request.status,
-            lambda passage: self._come_back(message, request, passage),
+            lambda passage: self._come_back(request, passage),
         )
 
-    async def draw(self, microbatch: str, load: Load) -> Answer:
+    async def draw(self, microbatch: str, load: Load) -> Answer[Gradient]:
         """An own microbatch, which nobody else would take: as `train`, again when the memory had no room for it."""
         while True:
             try:
@@ -135,7 +141,7 @@ class Pipeline:
 
     async def train(
         self, microbatch: str, load: Load, home: Home | None = None, passage: Passage | None = None
-    ) -> Answer:
+    ) -> Answer[Gradient]:
         """Carry one microbatch forward and backward through this stage and all later ones.
 
         Raises `Refused`: "busy" when the queue is full, "non-finite" and "bad-shape" for its content, here or at a
@@ -162,7 +168,9 @@ class Pipeline:
             self._own.pop(microbatch, None)
         return await self._answer(place, landing, began)
 
-    async def _answer(self, place: str, landing: PendingResult[LossAndAnswer], began: float) -> Answer:
+    async def _answer(
+        self, place: str, landing: PendingResult[LossAndAnswer], began: float
+    ) -> Answer[Gradient]:
         """A microbatch whose gradient is in: it counts, also when what its sender should get cannot be sent."""
         context = self._context
         try:
@@ -178,7 +186,7 @@ class Pipeline:
             self._gate.done(place)
         return self._reply(loss, answer, began)
 
-    def _reply(self, loss: float, answer: list[Encoded], began: float) -> Answer:
+    def _reply(self, loss: float, answer: list[Encoded], began: float) -> Answer[Gradient]:
         seconds = round(asyncio.get_running_loop().time() - began, 6)
         return Answer(
             Gradient(loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=seconds), answer
@@ -205,9 +213,9 @@ class Pipeline:
         by_inputs = await context.compute.run(Priority.BACKWARD, backward, leaf, outputs, gradient)
         return by_inputs.then(lambda answer: (loss, answer))
 
-    async def _come_back(self, message: Return, request: Request, passage: Passage) -> Answer:
+    async def _come_back(self, request: Request[Return], passage: Passage) -> Answer[Gradient]:
         """The first delivery of an own microbatch teaches the head; a resent one came along another way."""
-        context, began = self._context, asyncio.get_running_loop().time()
+        context, message, began = self._context, request.message, asyncio.get_running_loop().time()
         is_own = message.home == context.me and message.draw in self._own
         if not (self.serving or is_own):
             raise Refused("not-serving", f"this node serves stage {context.stage} no more")

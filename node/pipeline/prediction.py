@@ -20,7 +20,7 @@ from protocol.codec import encode
 from protocol.errors import Refused, WireError
 from protocol.messages import Predict, Predicted
 from protocol.patience import Patience
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 
 if TYPE_CHECKING:
@@ -103,7 +103,11 @@ class PredictionService:
         # a token that goes on alone sees everything before it: more than a sliding window lets it
         self._remembers = not 0 < model.sliding_window < context.manifest.data.sequence_tokens
 
-    async def on_predict(self, request: Request) -> Answer:
+    def serve(self, rpc: Rpc) -> None:
+        """Answer others from now on."""
+        rpc.handle(Predict.answered_by(self.on_predict))
+
+    async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:
         """Logits of the slow weights after the last token, along the route that the caller chose."""
         context, message = self._context, request.message
         manifest = context.manifest
@@ -123,14 +127,12 @@ class PredictionService:
             return _answer([memory.round], outputs)
         return await self._onward(message, memory.round, outputs[0])
 
-    async def _onward(self, message: Predict, round_: int, activations: torch.Tensor) -> Answer:
+    async def _onward(self, message: Predict, round_: int, activations: torch.Tensor) -> Answer[Predicted]:
         onward = message.model_copy(update={"stage": message.stage + 1, "route": message.route[1:]})
         try:
             predicted, tensors = await self._context.rpc.call(
                 PeerId(message.route[0]),
-                Traffic.PIPELINE,
                 onward,
-                Predicted,
                 [encode(activations, "fp32")],
                 deadline=Patience(PREDICTION_DEADLINE, PREDICTION_STANDSTILL),
             )
@@ -140,7 +142,7 @@ class PredictionService:
 
     # --- on the compute thread ----------------------------------------------------------------
 
-    def _advance(self, request: Request, memory: Memory | None) -> tuple[list[torch.Tensor], Memory]:
+    def _advance(self, request: Request[Predict], memory: Memory | None) -> tuple[list[torch.Tensor], Memory]:
         """The outputs over the new tokens, on the last stage the logits; and what to keep for the next token."""
         from transformers import DynamicCache  # imported long since, with the stage's layers
 
@@ -158,12 +160,12 @@ class PredictionService:
             return [outputs[:, -1:]], kept  # the last token's are all that the head needs
         return _largest(outputs[0, -1].float(), request.message.top), kept
 
-    def _head(self, request: Request) -> tuple[list[torch.Tensor], int]:
+    def _head(self, request: Request[Predict]) -> tuple[list[torch.Tensor], int]:
         """First stage of a ring: logits of the activations that come back from the last one."""
         outputs = self._replica.passes.evaluate(self._decoded(request, is_back=True), is_back=True).cpu()
         return _largest(outputs[0, -1].float(), request.message.top), self._replica.round
 
-    def _decoded(self, request: Request, is_back: bool = False) -> torch.Tensor:
+    def _decoded(self, request: Request[Predict], is_back: bool = False) -> torch.Tensor:
         """The checked inputs. Raises `Refused` for what does not fit this stage."""
         manifest, is_first = self._context.manifest, self._replica.stage.is_first and not is_back
         tensors, position = request.tensors(), request.message.position
@@ -199,6 +201,6 @@ def _largest(logits: torch.Tensor, top: int) -> list[torch.Tensor]:
     return [values, tokens.to(torch.int32)]
 
 
-def _answer(rounds: list[int], tensors: list[torch.Tensor]) -> Answer:
+def _answer(rounds: list[int], tensors: list[torch.Tensor]) -> Answer[Predicted]:
     encoded = [encode(t, "fp32" if t.is_floating_point() else "int32") for t in tensors]
     return Answer(Predicted(rounds=rounds), encoded)

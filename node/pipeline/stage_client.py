@@ -27,9 +27,8 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
-from protocol.messages import Forward, Gradient, Return
+from protocol.messages import Forward, Return
 from protocol.patience import Patience
-from protocol.rpc import Traffic
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
@@ -142,9 +141,7 @@ class StageClient:
             * stages_behind,  # the stage before waits longer, so that it does not resend first
             passage.note_onward,
         )
-        reply, tensors = await context.rpc.call(
-            peer, Traffic.PIPELINE, message, Gradient, parcel, deadline=patience
-        )
+        reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)
         try:
             if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
                 raise CodecError("the gradient does not have the shape of the activations")

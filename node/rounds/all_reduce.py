@@ -27,7 +27,7 @@ from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reducti
 from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.messages import Assemble, Reduce, Reduced, RollCall
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -98,7 +98,7 @@ class AllReduce:
             return await self._assembly.join(context.me)
         deadline = CALL_DEADLINES * self._seconds
         try:
-            told, _ = await context.rpc.call(caller, Traffic.GOSSIP, Assemble(), RollCall, deadline=deadline)
+            told, _ = await context.rpc.call(caller, Assemble(), deadline=deadline)
         except (DeadlineExceeded, PeerUnreachable):
             context.view.suspect(caller)
             raise
@@ -142,9 +142,7 @@ class AllReduce:
         self.bytes_sent += 2 * encoded.nbytes  # it costs the owner as much to answer
         reply, tensors = await self._context.rpc.call(
             owner,
-            Traffic.GOSSIP,
             Reduce(offset=bounds.start, total=self._replica.parameters, name=name),
-            Reduced,
             [encoded],
             deadline=CALL_DEADLINES * self._seconds,
         )
@@ -200,7 +198,11 @@ class AllReduce:
 
     # --- answering ----------------------------------------------------------------------------
 
-    async def on_assemble(self, request: Request) -> Answer:
+    def serve(self, rpc: Rpc) -> None:
+        """Answer the other replicas from now on."""
+        rpc.handle(Assemble.answered_by(self.on_assemble), Reduce.answered_by(self.on_reduce))
+
+    async def on_assemble(self, request: Request[Assemble]) -> Answer[RollCall]:
         """Another replica's round ends: answered when all have come. Refuses who is not known to be of this stage."""
         live = self.live()
         if live[0] != self._context.me or not self._is_known(request.peer):
@@ -208,9 +210,9 @@ class AllReduce:
         present = await self._assembly.join(request.peer)
         return Answer(RollCall(name=present.name, members=list(present.members)))
 
-    async def on_reduce(self, request: Request) -> Answer:
+    async def on_reduce(self, request: Request[Reduce]) -> Answer[Reduced]:
         """Another replica's part of z: answered with the mean. Refuses what does not fit this stage."""
-        message: Reduce = request.message
+        message = request.message
         if not self._is_known(request.peer):
             raise Refused("group")
         part = self._checked(message, request.encoded())

@@ -20,7 +20,7 @@ from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
-from protocol.messages import Contribute, Done, Part
+from protocol.messages import Contribute, Part
 from protocol.rpc import Traffic
 from protocol.supervision import Supervisor, all_of, cancelled
 
@@ -231,7 +231,7 @@ class Exchange:
         nbytes = sum(tensor.nbytes for tensor in tensors)
         clock = asyncio.get_running_loop().time
         with context.links.transfer(partner, Traffic.GOSSIP, nbytes, clock) if nbytes else nullcontext():
-            await context.rpc.call(partner, Traffic.GOSSIP, message, Done, tensors, deadline=deadline)
+            await context.rpc.call(partner, message, tensors, deadline=deadline)
 
     # --- receiving ----------------------------------------------------------------------------
 

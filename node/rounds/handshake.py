@@ -11,8 +11,8 @@ from statistics import median
 from node.links.deadlines import AdaptiveDeadline
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
-from protocol.messages import Accept, Done, Message, Propose, Ready, Release, SitOut, Timed
-from protocol.rpc import Reply, Rpc, Traffic
+from protocol.messages import Asks, Propose, Ready, Release, SitOut, Timed
+from protocol.rpc import Reply, Rpc
 from protocol.transport.base import PeerId
 
 FIRST_DEADLINE = 2.0  # of a peer not called before: a stream, perhaps a connection, has to be opened first
@@ -40,7 +40,7 @@ class Handshake:
         pair = proposal.pair
         message = Propose(stage=stage, round=round_, pair=pair.name, **asdict(proposal.mine))
         try:
-            return meeting_in(await self._call(pair.partner, message, Accept))
+            return meeting_in(await self._call(pair.partner, message))
         except Refused as refusal:
             engaged_with = PeerId(refusal.reason) if refusal.code == "engaged" and refusal.reason else None
             return Refusal(refusal.code, engaged_with)
@@ -51,7 +51,7 @@ class Handshake:
         Losing this costs the partner a few more inner steps, nothing else.
         """
         try:
-            await self._call(pair.partner, Ready(pair=pair.name), Done)
+            await self._call(pair.partner, Ready(pair=pair.name))
         except Refused:
             return False
         except NolocoError:
@@ -61,29 +61,29 @@ class Handshake:
     async def release(self, pair: Pair) -> None:
         """Losing this costs the partner the time until it asks whether the pair still holds."""
         with contextlib.suppress(NolocoError):
-            await self._call(pair.partner, Release(pair=pair.name), Done)
+            await self._call(pair.partner, Release(pair=pair.name))
 
     async def sit_out(self, peer: PeerId, stage: int, meeting: Meeting) -> None:
         """When this is refused or lost, whoever comes last to the search is left over."""
         with contextlib.suppress(NolocoError):
-            await self._call(peer, SitOut(stage=stage, **asdict(meeting)), Done)
+            await self._call(peer, SitOut(stage=stage, **asdict(meeting)))
 
-    async def _call(self, peer: PeerId, message: Message, reply: type[Reply]) -> Reply:
+    async def _call(self, peer: PeerId, message: Asks[Reply]) -> Reply:
         """Ask something that may be repeated: a stream that breaks costs one more try, not a deadline.
 
         Raises as `Rpc.call`.
         """
         try:
-            return await self._try(peer, message, reply)
+            return await self._try(peer, message)
         except PeerUnreachable:
-            return await self._try(peer, message, reply)
+            return await self._try(peer, message)
 
-    async def _try(self, peer: PeerId, message: Message, reply: type[Reply]) -> Reply:
+    async def _try(self, peer: PeerId, message: Asks[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
         began, has_met = loop.time(), peer in self._met
         deadline = self._deadline.seconds() if has_met else FIRST_DEADLINE
         try:
-            answer, _ = await self._rpc.call(peer, Traffic.PAIRING, message, reply, deadline=deadline)
+            answer, _ = await self._rpc.call(peer, message, deadline=deadline)
         except DeadlineExceeded:
             if has_met:
                 self._deadline.note_missed()

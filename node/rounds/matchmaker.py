@@ -16,8 +16,8 @@ from node.rounds.meeting import Proposal, Refusal, RoundProgress
 from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
 from node.rounds.pairing import Pair, Pairing
 from protocol.errors import NolocoError, Refused
-from protocol.messages import Accept, Done, Propose, SitOut
-from protocol.rpc import Answer, Request
+from protocol.messages import Accept, Done, Propose, Ready, Release, SitOut
+from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -242,8 +242,17 @@ class Matchmaker:
 
     # --- what others ask ----------------------------------------------------------------------
 
-    async def on_propose(self, request: Request) -> Answer:
-        message: Propose = request.message
+    def serve(self, rpc: Rpc) -> None:
+        """Answer the other replicas from now on."""
+        rpc.handle(
+            Propose.answered_by(self.on_propose),
+            Ready.answered_by(self.on_ready),
+            Release.answered_by(self.on_release),
+            SitOut.answered_by(self.on_sit_out),
+        )
+
+    async def on_propose(self, request: Request[Propose]) -> Answer[Accept]:
+        message = request.message
         if message.stage != self._context.stage or not self.accepting:
             raise Refused("other-stage" if self.accepting else "finished")
         if self._avoid(request.peer):
@@ -268,18 +277,18 @@ class Matchmaker:
         is_unknown = not self._context.view.knows(peer)
         return self._is_behind() or (is_unknown and round_ - self._replica.round >= FAR_AHEAD)
 
-    async def on_ready(self, request: Request) -> Answer:
+    async def on_ready(self, request: Request[Ready]) -> Answer[Done]:
         if not self._pairing.on_ready(Pair(request.peer, request.message.pair)):
             raise Refused("unknown-pair")
         return Answer(Done())
 
-    async def on_release(self, request: Request) -> Answer:
+    async def on_release(self, request: Request[Release]) -> Answer[Done]:
         if self._pairing.drop(Pair(request.peer, request.message.pair)):
             self._seek_when_due()
         return Answer(Done())
 
-    async def on_sit_out(self, request: Request) -> Answer:
-        message: SitOut = request.message
+    async def on_sit_out(self, request: Request[SitOut]) -> Answer[Done]:
+        message = request.message
         if message.stage != self._context.stage or self._is_stalled():
             raise Refused("other-stage")
         if not self._pairing.on_sit_out(meeting_in(message), self._here()):

@@ -20,7 +20,7 @@ from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Contribute, Done
-from protocol.rpc import Answer, Request
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 
 
@@ -103,8 +103,15 @@ class Rounds:
         await self._exchange.still()
         await self.matchmaker.let_go()
 
-    async def on_contribute(self, request: Request) -> Answer:
-        message: Contribute = request.message
+    def serve(self, rpc: Rpc) -> None:
+        """Answer the other replicas from now on."""
+        self.matchmaker.serve(rpc)
+        rpc.handle(Contribute.answered_by(self.on_contribute))
+        if self._context.manifest.outer.method == "diloco":
+            self.all_reduce.serve(rpc)
+
+    async def on_contribute(self, request: Request[Contribute]) -> Answer[Done]:
+        message = request.message
         pair = Pair(request.peer, message.pair)
         if not self._exchange.has_averaged(pair):
             if not (self._exchange.knows(pair) or self.matchmaker.is_expected(pair.name, pair.partner)):

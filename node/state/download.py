@@ -21,8 +21,8 @@ from node.state.transfer import (
     together,
 )
 from protocol.errors import CodecError, JoinError, NolocoError
-from protocol.messages import GetStateIndex, StateIndex
-from protocol.rpc import Rpc, Traffic
+from protocol.messages import GetStateIndex
+from protocol.rpc import Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -107,9 +107,7 @@ async def _survey(download: _Download) -> None:
 async def _ask(download: _Download, peer: PeerId) -> DonorProgress | None:
     wanted = download.wanted
     try:
-        index, _ = await download.rpc.call(
-            peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE
-        )
+        index, _ = await download.rpc.call(peer, GetStateIndex(), deadline=INDEX_DEADLINE)
     except NolocoError as failure:
         download.failure = f"{peer[-8:]}: {failure}"
         return None

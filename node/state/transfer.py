@@ -26,7 +26,7 @@ from protocol.codec import encode, require_finite
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.manifest import Manifest
 from protocol.messages import GetStateIndex, GetStatePiece, StateIndex, StatePiece
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -108,7 +108,11 @@ class StateService:
         self._replica = replica
         self._compute = compute
 
-    async def on_index(self, request: Request) -> Answer:
+    def serve(self, rpc: Rpc) -> None:
+        """Answer whoever asks from now on."""
+        rpc.handle(GetStateIndex.answered_by(self.on_index), GetStatePiece.answered_by(self.on_piece))
+
+    async def on_index(self, request: Request[GetStateIndex]) -> Answer[StateIndex]:
         replica = self._replica
         return Answer(
             StateIndex(
@@ -120,13 +124,13 @@ class StateService:
             )
         )
 
-    async def on_piece(self, request: Request) -> Answer:
-        message: GetStatePiece = request.message
+    async def on_piece(self, request: Request[GetStatePiece]) -> Answer[StatePiece]:
+        message = request.message
         if message.stage != self._stage:
             raise Refused("other-stage", f"this node serves stage {self._stage}")
         return await self._compute.run(Priority.SERVE, self._piece, message)
 
-    def _piece(self, message: GetStatePiece) -> Answer:
+    def _piece(self, message: GetStatePiece) -> Answer[StatePiece]:
         tensors = self._replica.read_piece(message.index, message.moments)
         reply = StatePiece(
             index=message.index,
@@ -150,7 +154,7 @@ async def fetch_piece(
     finite or of another shape.
     """
     request = GetStatePiece(stage=stage, index=number, moments=moments)
-    piece, tensors = await rpc.call(peer, Traffic.STATE, request, StatePiece, deadline=PIECE_DEADLINE)
+    piece, tensors = await rpc.call(peer, request, deadline=PIECE_DEADLINE)
     size = min(PIECE_PARAMETERS, parameters - number * PIECE_PARAMETERS)
     _check(piece, tensors, number, size, moments)
     return piece, tensors
@@ -164,7 +168,7 @@ async def fetch_slow_weights(
     Raises `JoinError` when the replica goes away, says that it has another number of parameters than the manifest's,
     or ends a round each time before all pieces are here.
     """
-    index, _ = await rpc.call(peer, Traffic.STATE, GetStateIndex(), StateIndex, deadline=INDEX_DEADLINE)
+    index, _ = await rpc.call(peer, GetStateIndex(), deadline=INDEX_DEADLINE)
     if index.stage != stage or index.parameters != parameters:
         raise JoinError(f"Peer {peer} does not serve stage {stage} any more. Try again.")
     for _ in range(TRIES_PER_PIECE):

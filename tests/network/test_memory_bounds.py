@@ -73,7 +73,7 @@ async def attacked(folder: Path) -> AsyncIterator[Attacked]:
             scene.begun += 1
             return Answer(Done(), [full_payload(scene.begun)])
 
-        rpc.handle(Traffic.STATE, Ready, answer)
+        rpc.handle(Ready.answered_by(answer, Traffic.STATE))
         await rpc.start()
         assert await attacker.connect(node.addresses(), 5.0) == [node.peer_id]
         try:
@@ -128,7 +128,7 @@ def test_coming_back_with_new_streams_brings_no_new_places(tmp_path: Path) -> No
                 await asyncio.sleep(3600)
                 return Answer(Done())
 
-            scene.rpc.handle(Traffic.STATE, Ready, never)
+            scene.rpc.handle(Ready.answered_by(never, Traffic.STATE))
             places = places_for(PAYLOAD)
             for _ in range(3):
                 stream = await scene.attacker.open(scene.node.peer_id, Traffic.STATE.protocol, 5.0)

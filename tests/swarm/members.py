@@ -16,8 +16,8 @@ from node.rounds.pairing import Pair
 from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
 from protocol.identity import Identity
-from protocol.messages import Accept, Contribute, Done, Propose, Ready, Release, SitOut
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.messages import Accept, Contribute, Done, Propose
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link
@@ -69,11 +69,8 @@ class Member:
         )  # fmt: skip
         replica: Any = self.replica
         self.matchmaker = Matchmaker(context, replica, self.rng, lambda pair: self.agreed.update([pair]))
-        self.rpc.handle(Traffic.PAIRING, Propose, self.matchmaker.on_propose)
-        self.rpc.handle(Traffic.PAIRING, Ready, self.matchmaker.on_ready)
-        self.rpc.handle(Traffic.PAIRING, Release, self.matchmaker.on_release)
-        self.rpc.handle(Traffic.PAIRING, SitOut, self.matchmaker.on_sit_out)
-        self.rpc.handle(Traffic.GOSSIP, Contribute, self.on_contribute)
+        self.matchmaker.serve(self.rpc)
+        self.rpc.handle(Contribute.answered_by(self.on_contribute))
 
     def meet(self, others: list[Member], forever: float = 1e6) -> None:
         for other in others:
@@ -111,7 +108,7 @@ class Member:
         message = Contribute(pair=pair.name, part="z", offset=0, total=1)
         try:
             async with asyncio.timeout(EXCHANGE_SECONDS):
-                await self.rpc.call(pair.partner, Traffic.GOSSIP, message, Done, deadline=EXCHANGE_SECONDS)
+                await self.rpc.call(pair.partner, message, deadline=EXCHANGE_SECONDS)
                 await self.came.setdefault(pair.name, asyncio.Event()).wait()
         except (NolocoError, TimeoutError):
             self.view.suspect(pair.partner)
@@ -192,5 +189,5 @@ SOON: dict[str, float] = {"opens_in": 0.0, "due_in": 1.0, "ends_in": 60.0, "step
 async def propose(rpc: Rpc, member: Member, **changes: Any) -> Accept:
     fields = {"stage": 0, "round": member.replica.round, "pair": "p", **SOON, **changes}
     message = Propose(**fields)
-    accept, _ = await rpc.call(member.peer, Traffic.PAIRING, message, Accept, deadline=5.0)
+    accept, _ = await rpc.call(member.peer, message, deadline=5.0)
     return accept

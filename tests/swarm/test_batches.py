@@ -11,8 +11,8 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.codec import encode
 from protocol.errors import Refused
-from protocol.messages import Forward, Gradient
-from protocol.rpc import Rpc, Traffic
+from protocol.messages import Forward
+from protocol.rpc import Rpc
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
     FOREVER,
@@ -52,9 +52,7 @@ async def forward(
     """Send a microbatch; returns the gradient."""
     parcel = [encode(tensor, "fp32" if tensor.is_floating_point() else "int32") for tensor in tensors]
     message = Forward(microbatch=name, stage=node.context.stage if stage is None else stage)
-    _, [gradient] = await guest.call(
-        peer_of(node), Traffic.PIPELINE, message, Gradient, parcel, deadline=30.0
-    )
+    _, [gradient] = await guest.call(peer_of(node), message, parcel, deadline=30.0)
     return gradient
 
 

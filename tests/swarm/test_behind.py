@@ -14,8 +14,8 @@ from node.daemon import Node
 from node.model.compute import Priority
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import NolocoError, Refused
-from protocol.messages import Accept, GetStateIndex, Propose, StateIndex
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.messages import GetStateIndex, Propose, StateIndex
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import Record
 from tests.swarm.members import SOON
 from tests.swarm.micro import (
@@ -76,15 +76,15 @@ def test_a_liar_makes_no_mature_replica_download() -> None:
         async def give_nonsense(request: Request) -> Answer:
             return Answer(StateIndex(stage=0, step=9 * 10**6, round=10**6, parameters=1, piece_parameters=1))
 
-        liar.handle(Traffic.PAIRING, Propose, refuse)
-        liar.handle(Traffic.STATE, GetStateIndex, give_nonsense)
+        liar.handle(Propose.answered_by(refuse))
+        liar.handle(GetStateIndex.answered_by(give_nonsense))
         await announce_liar(swarm, liar, 10**6)
         rounds = len(events_of(swarm, "round"))
         for number in range(20):
             for node in swarm.nodes.values():
                 message = Propose(stage=0, round=10**6, pair=f"{number}", **{**SOON, "due_in": 9.0})
                 with contextlib.suppress(NolocoError):
-                    await liar.call(peer_of(node), Traffic.PAIRING, message, Accept, deadline=1.0)
+                    await liar.call(peer_of(node), message, deadline=1.0)
             await asyncio.sleep(0.3)
         assert asked > 0
         assert len(events_of(swarm, "round")) >= rounds + 9, "the honest ones train on"

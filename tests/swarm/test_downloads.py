@@ -15,7 +15,7 @@ from node.state.transfer import DonorProgress, RunLimits, StateService
 from protocol.errors import JoinError
 from protocol.identity import Identity
 from protocol.messages import GetStateIndex, GetStatePiece, StatePiece
-from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link
 from protocol.transport.memory_network import MemoryNetwork
@@ -47,8 +47,8 @@ class Donor:
     async def start(self) -> None:
         await self.transport.start()
         await self.rpc.start()
-        self.rpc.handle(Traffic.STATE, GetStateIndex, self.service.on_index)
-        self.rpc.handle(Traffic.STATE, GetStatePiece, self.on_piece)
+        self.rpc.handle(GetStateIndex.answered_by(self.service.on_index))
+        self.rpc.handle(GetStatePiece.answered_by(self.on_piece))
 
     async def on_piece(self, request: Request) -> Answer:
         self.asked += 1

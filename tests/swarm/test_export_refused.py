@@ -12,7 +12,7 @@ from bootstrap.export.exporting import export
 from bootstrap.export.order import ExportOrder
 from protocol.errors import JoinError, Refused
 from protocol.messages import GetStateIndex
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import Answer, Request
 from tests.swarm.micro import observer_of, peer_of, run_swarm, training
 
 
@@ -22,7 +22,7 @@ def test_an_answer_that_fails_is_told_with_the_peer_that_gave_it(tmp_path: Path)
 
     async def main() -> None:
         swarm = await training(1, step=1)
-        swarm.nodes[0].rpc.handle(Traffic.STATE, GetStateIndex, refuse)
+        swarm.nodes[0].rpc.handle(GetStateIndex.answered_by(refuse))
         observer = await observer_of(swarm)
         with pytest.raises(JoinError, match="its checkpoint is being written") as failure:
             await export(observer, ExportOrder(tmp_path / "model"))

@@ -11,8 +11,7 @@ import pytest
 from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.announcement import parse_announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
-from protocol.messages import GetStats, NodeStats
-from protocol.rpc import Traffic
+from protocol.messages import GetStats
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     FOREVER,
@@ -228,7 +227,7 @@ def test_people_can_ask_a_node_how_it_is() -> None:
         swarm = await training(3, step=20, inner__total_steps=FOREVER)
         guest = await guest_of(swarm)
         node = swarm.nodes[1]
-        stats, _ = await guest.call(peer_of(node), Traffic.CONTROL, GetStats(), NodeStats, deadline=5.0)
+        stats, _ = await guest.call(peer_of(node), GetStats(), deadline=5.0)
         manifest = micro_manifest()
         assert (stats.stage, stats.state) == (1, "serving")
         assert 20 <= stats.step <= node.replica.step

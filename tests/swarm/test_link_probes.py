@@ -152,7 +152,7 @@ def test_who_asks_too_often_or_too_much_is_refused_counted_and_banned(nbytes: in
         for _ in range(answered + BAN_AFTER_STRIKES):
             try:
                 await guest.call(
-                    peer_of(node), Traffic.STATE, Probe(nonce=bytes(8)), Probed, probe(nbytes), deadline=5.0
+                    peer_of(node), Probe(nonce=bytes(8)), probe(nbytes), deadline=5.0, traffic=Traffic.STATE
                 )
                 replies += 1
             except Refused as refusal:
@@ -178,7 +178,7 @@ def test_who_answers_nonsense_is_counted_and_tells_nothing(answer: Any) -> None:
         async def lie(request: Request) -> Answer:
             return Answer(answer)
 
-        liar.rpc.handle(Traffic.CONTROL, Probe, lie)
+        liar.rpc.handle(Probe.answered_by(lie))
         await until(lambda: honest.context.counters.probe_breaches > 0)
         link = honest.links.of(peer_of(liar))
         assert link is not None

@@ -10,8 +10,8 @@ import pytest
 
 from protocol.errors import NolocoError, Refused
 from protocol.identity import Identity
-from protocol.messages import Done, Message, Propose, Ready, Release, SitOut
-from protocol.rpc import Rpc, Traffic
+from protocol.messages import Message, Propose, Ready, Release, SitOut
+from protocol.rpc import Rpc
 from protocol.transport.memory import MemoryTransport
 from tests.swarm.members import EXCHANGE_SECONDS, SOON, Member, Stage, propose, stage_of
 from tests.swarm.micro import run_swarm, until
@@ -66,8 +66,8 @@ def test_nobody_can_end_release_or_keep_the_pair_of_others() -> None:
         requests: list[Message] = [Ready(pair=pair.name), Ready(pair="unknown")]
         for request in requests:
             with pytest.raises(Refused, match="unknown-pair"):
-                await stranger.call(member.peer, Traffic.PAIRING, request, Done, deadline=5.0)
-        await stranger.call(member.peer, Traffic.PAIRING, Release(pair=pair.name), Done, deadline=5.0)
+                await stranger.call(member.peer, request, deadline=5.0)
+        await stranger.call(member.peer, Release(pair=pair.name), deadline=5.0)
         with pytest.raises(Refused, match="engaged"):
             await propose(stranger, member, pair=pair.name, ends_in=3.0)
         assert member.matchmaker.pair == pair
@@ -113,7 +113,7 @@ def test_one_that_asks_everybody_to_sit_out_keeps_nobody_alone_twice_in_a_row() 
                     for due in (2.0, 4.0, 6.0, 8.0):
                         message = SitOut(stage=0, **{**SOON, "opens_in": due, "due_in": due, "ends_in": due})
                         with contextlib.suppress(Refused):
-                            await stranger.call(member.peer, Traffic.PAIRING, message, Done, deadline=5.0)
+                            await stranger.call(member.peer, message, deadline=5.0)
                 await asyncio.sleep(0.2)
 
         spoiling = asyncio.get_running_loop().create_task(spoil())

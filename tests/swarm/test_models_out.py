@@ -31,8 +31,8 @@ from node.model.replica import Replica
 from node.state.transfer import StateService
 from protocol.codec import encode
 from protocol.errors import JoinError, Refused
-from protocol.messages import GetStatePiece, Predict, Predicted
-from protocol.rpc import Answer, Request, Traffic
+from protocol.messages import GetStatePiece, Predict
+from protocol.rpc import Answer, Request
 from tests.swarm.micro import micro_swarm, observer_of, peer_of, run_swarm, stage_nodes, until
 
 PROMPT = "ethe sin"
@@ -158,7 +158,7 @@ def meddled(node: Node, meddle: Meddle) -> None:
     async def on_piece(request: Request) -> Answer:
         return meddle(request, await service.on_piece(request))
 
-    node.context.rpc.handle(Traffic.STATE, GetStatePiece, on_piece)
+    node.context.rpc.handle(GetStatePiece.answered_by(on_piece))
 
 
 def assert_exported(directory: Path, replicas: list[Replica]) -> None:
@@ -313,9 +313,7 @@ def test_requests_that_fit_no_model_are_refused() -> None:
             fields = {"stage": 0, "route": [peer_of(last)], "answer": "a", "position": 0, "top": 1, **changes}
             encoded = [encode(t, "fp32" if t.is_floating_point() else "int32") for t in tensors]
             with pytest.raises(Refused) as refused:
-                await observer.rpc.call(
-                    peer_of(node), Traffic.PIPELINE, Predict(**fields), Predicted, encoded, deadline=10.0
-                )
+                await observer.rpc.call(peer_of(node), Predict(**fields), encoded, deadline=10.0)
             return refused.value.code
 
         tokens = torch.ones(1, 4, dtype=torch.int32)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import Refused
-from protocol.messages import GetStatePiece, StatePiece
-from protocol.rpc import Traffic
+from protocol.messages import GetStatePiece
 from tests.swarm.micro import events_of, guest_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, kill_half, one_moves, settled, somebody_moved
 
@@ -36,7 +35,7 @@ def test_a_move_is_in_the_checkpoint_and_the_state_is_that_of_the_new_stage(tmp_
         guest = await guest_of(swarm)
         old_stage = GetStatePiece(stage=0, index=0, moments=False)
         with pytest.raises(Refused, match="other-stage"):
-            await guest.call(peer_of(mover), Traffic.STATE, old_stage, StatePiece, deadline=5.0)
+            await guest.call(peer_of(mover), old_stage, deadline=5.0)
         await until(lambda: bool(mover.context.counters.partners), seconds=3600, step=1.0)
         swarm.kill(number)
         await asyncio.sleep(LIFETIME)

@@ -17,8 +17,7 @@ from node.model.flat import layout
 from node.model.stage import parameter_shapes
 from protocol.codec import encode
 from protocol.errors import Refused
-from protocol.messages import Gradient, Return
-from protocol.rpc import Traffic
+from protocol.messages import Return
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,
@@ -115,14 +114,12 @@ def test_the_first_stage_answers_for_a_home_that_has_died() -> None:
         parcel = [encode(hidden, "fp32"), encode(torch.zeros(2, 32, dtype=torch.int32), "int32")]
         for home in ("somebody else", peer_of(node)):
             message = Return(microbatch=home, home=home, draw="1-0-x")
-            reply, tensors = await guest.call(
-                peer_of(node), Traffic.PIPELINE, message, Gradient, parcel, deadline=5
-            )
+            reply, tensors = await guest.call(peer_of(node), message, parcel, deadline=5)
             assert reply.loss > 0
             assert tensors[0].shape == hidden.shape
         message = Return(microbatch="another", home="somebody else", draw="1-0-x")
         with pytest.raises(Refused, match="bad-shape"):
-            await guest.call(peer_of(node), Traffic.PIPELINE, message, Gradient, parcel[:1], deadline=5)
+            await guest.call(peer_of(node), message, parcel[:1], deadline=5)
         await guest.close()
         await everyone_goes_on(swarm)
         await swarm.leave()

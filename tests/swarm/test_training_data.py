@@ -18,7 +18,7 @@ from node.membership.tokenizer_exchange import fetch_tokenizer
 from protocol.errors import TokenizerError
 from protocol.manifest import Manifest
 from protocol.messages import GetTokenizer, TokenizerPiece
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import Answer, Request
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     events_of,
@@ -177,7 +177,7 @@ def test_a_tokenizer_that_is_not_the_runs_is_not_taken_from_anyone() -> None:
                 return Answer(TokenizerPiece(total=len(raw), contents=lie))
 
             liar = await guest_of(swarm, f"liar {number}")
-            liar.handle(Traffic.STATE, GetTokenizer, on_get)
+            liar.handle(GetTokenizer.answered_by(on_get))
             await liar.start()
             peers.append(liar.transport.peer_id)
         with pytest.raises(TokenizerError, match=r"none of 3 peers gave it.*--tokenizer FILE"):

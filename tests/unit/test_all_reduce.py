@@ -22,7 +22,7 @@ from protocol.codec import as_read, encode
 from protocol.errors import Refused
 from protocol.identity import Identity
 from protocol.manifest import GOSSIP_CODECS
-from protocol.messages import Assemble, Reduce, Reduced, RollCall
+from protocol.messages import Assemble, Reduce
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link
@@ -65,8 +65,7 @@ class Reducer:
     async def start(self) -> None:
         await self.transport.start()
         await self.rpc.start()
-        self.rpc.handle(Traffic.GOSSIP, Assemble, self.reduce.on_assemble)
-        self.rpc.handle(Traffic.GOSSIP, Reduce, self.reduce.on_reduce)
+        self.reduce.serve(self.rpc)
 
     def knows(self, others: list[Reducer]) -> None:
         for other in others:
@@ -287,9 +286,7 @@ def test_strangers_and_what_does_not_fit_are_refused() -> None:
         async def give(one: Reducer, offset: int, entries: int, codec: str = "fp32") -> None:
             await one.rpc.call(
                 found[0].me,
-                Traffic.GOSSIP,
                 Reduce(offset=offset, total=27 * PART, name="x"),
-                Reduced,
                 [encode(torch.zeros(entries), codec)],
                 deadline=1.0,
             )
@@ -297,7 +294,7 @@ def test_strangers_and_what_does_not_fit_are_refused() -> None:
         with pytest.raises(Refused, match="group"):
             await give(stranger, 0, PART)
         with pytest.raises(Refused, match="group"):
-            await stranger.rpc.call(found[0].me, Traffic.GOSSIP, Assemble(), RollCall, deadline=1.0)
+            await stranger.rpc.call(found[0].me, Assemble(), deadline=1.0)
         for offset, entries, codec in ((0, PART + 1, "fp32"), (27 * PART, 1, "fp32"), (0, PART, "int8")):
             with pytest.raises(Refused, match="malformed"):
                 await give(found[1], offset, entries, codec)

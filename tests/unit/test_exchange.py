@@ -10,8 +10,7 @@ import torch
 from node.model.replica import Replica
 from node.rounds.pairing import Pair
 from protocol.codec import encode
-from protocol.messages import Contribute, Done
-from protocol.rpc import Traffic
+from protocol.messages import Contribute
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, mean_delta, mean_phi, two_ends, whole_round
 
@@ -150,7 +149,7 @@ def test_the_next_rounds_contribution_may_come_before_this_round_has_ended() -> 
         a.train(1), b.train(2)
         piece = encode(b.replica.phi[PIECE : 2 * PIECE], "fp32")
         message = Contribute(pair="second", part="z", offset=PIECE, total=a.replica.parameters)
-        await b.rpc.call(a.me, Traffic.GOSSIP, message, Done, [piece], deadline=5.0)
+        await b.rpc.call(a.me, message, [piece], deadline=5.0)
         await asyncio.gather(a.rounds.finish(), b.rounds.finish())
         assert a.context.counters.partners == {b.me: 1}
         assert a.rounds._exchange.of(Pair(b.me, "second")).partners.has("z", 1)

@@ -14,8 +14,8 @@ from node.model.replica import Replica
 from node.rounds.pairing import Pair
 from protocol.codec import encode
 from protocol.errors import CodecError, PeerUnreachable, Refused
-from protocol.messages import Contribute, Done
-from protocol.rpc import Request, Traffic
+from protocol.messages import Contribute
+from protocol.rpc import Request
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, alone, assert_alone, two_ends, whole_round
 
@@ -94,15 +94,13 @@ def test_a_piece_that_comes_again_after_the_end_is_answered_and_changes_nothing(
         before = a.replica.snapshot()
         piece = encode(b.replica.phi[PIECE : 2 * PIECE], "fp32")
         message = Contribute(pair="pair 0", part="z", offset=PIECE, total=a.replica.parameters)
-        await b.rpc.call(a.me, Traffic.GOSSIP, message, Done, [piece], deadline=5.0)
+        await b.rpc.call(a.me, message, [piece], deadline=5.0)
         assert torch.equal(a.replica.snapshot().phi, before.phi)
         for stranger in ("pair 1", "other"):
             with pytest.raises(Refused, match="unknown-pair"):
                 await b.rpc.call(
                     a.me,
-                    Traffic.GOSSIP,
                     message.model_copy(update={"pair": stranger}),
-                    Done,
                     [piece],
                     deadline=5.0,
                 )

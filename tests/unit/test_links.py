@@ -28,7 +28,7 @@ from node.links.probing import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeA
 from protocol.announcement import Announcement, parse_announcement
 from protocol.errors import RecordError, WireError
 from protocol.link_report import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, LinkReport
-from protocol.messages import MAX_PROBE_BYTES, NodeStats, parse_message
+from protocol.messages import MAX_PROBE_BYTES, NodeStats
 from protocol.records import MAX_RECORD_BYTES
 from protocol.transport.base import PeerId, Record
 
@@ -354,7 +354,7 @@ def test_malformed_links_in_a_record_are_refused(links: Any) -> None:
 def test_malformed_links_in_an_answer_are_refused(links: Any) -> None:
     body = NodeStats(stage=0, state="serving", step=0, round=0).model_dump() | {"links": links}
     with pytest.raises(WireError, match="links"):
-        parse_message("node-stats", body)
+        NodeStats.parsed(body)
 
 
 # --- how often others may ask -------------------------------------------------------------------

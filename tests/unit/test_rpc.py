@@ -15,12 +15,12 @@ from protocol.errors import (
     Refused,
     WireError,
 )
-from protocol.messages import Accept, Done, Forward, Gradient, Ready
+from protocol.messages import Done, Forward, Gradient, Ready
 from protocol.request_limiter import MOST
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
-from tests.unit.two_peers import accept, after, forward, in_virtual_time, say_done, two_peers
+from tests.unit.two_peers import after, forward, gradient, in_virtual_time, say_done, two_peers
 
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 
@@ -34,10 +34,10 @@ async def test_tensors_go_there_and_back() -> None:
         return Answer(Gradient(loss=1.0, queue=0, step=0, seconds=0.0), [encode(tensor * 2, "fp32")])
 
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Forward, double)
+        two.server.handle(Forward.answered_by(double))
         sent = torch.arange(12.0).view(3, 4)
         reply, [received] = await two.ask(
-            forward(1), Gradient, tensors=[encode(sent, "fp32")], traffic=Traffic.PIPELINE
+            forward(1), tensors=[encode(sent, "fp32")], traffic=Traffic.PIPELINE
         )
         assert reply.loss == 1.0
         assert torch.equal(received, sent * 2)
@@ -49,11 +49,13 @@ async def test_requests_in_flight_are_answered_out_of_order_and_each_to_its_aske
         finished: list[int] = []
 
         async def ask(number: int) -> None:
-            reply, _ = await two.ask(forward(number), Accept)
-            assert reply.round == number
+            reply, _ = await two.ask(forward(number))
+            assert reply.step == number
             finished.append(number)
 
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 1.0 - request.message.stage / 100))
+        two.server.handle(
+            Forward.answered_by(after(lambda request: 1.0 - request.message.stage / 100), Traffic.GOSSIP)
+        )
         await asyncio.gather(*(ask(number) for number in range(50)))
         assert finished == list(reversed(range(50)))
 
@@ -71,7 +73,7 @@ async def test_more_requests_than_are_handled_at_once_all_get_their_answer() -> 
             at_once -= 1
             return Answer(Done())
 
-        two.server.handle(Traffic.GOSSIP, Ready, slow)
+        two.server.handle(Ready.answered_by(slow, Traffic.GOSSIP))
         await asyncio.gather(*(two.ask() for _ in range(3 * MOST)))
         assert most == MOST
 
@@ -80,8 +82,8 @@ async def test_more_requests_than_are_handled_at_once_all_get_their_answer() -> 
 async def test_bulk_does_not_delay_a_small_message_of_another_class() -> None:
     async with two_peers(Link(latency=0.01, bandwidth=1e6)) as two:
         two.server.limit({Traffic.STATE: 64_000_000})
-        two.server.handle(Traffic.STATE, Ready, say_done)
-        two.server.handle(Traffic.CONTROL, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.STATE))
+        two.server.handle(Ready.answered_by(say_done, Traffic.CONTROL))
         loop = asyncio.get_running_loop()
         bulk = [encode(torch.zeros(4_000_000), "fp32")]  # 16 s on this link
         transfer = loop.create_task(two.ask(tensors=bulk, traffic=Traffic.STATE, deadline=60))
@@ -102,7 +104,7 @@ async def test_a_refusal_comes_with_its_code_and_reason() -> None:
         raise Refused("busy", "7 wait here already")
 
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, refuse)
+        two.server.handle(Ready.answered_by(refuse, Traffic.GOSSIP))
         with pytest.raises(Refused, match="7 wait here already") as refusal:
             await two.ask()
         assert refusal.value.code == "busy"
@@ -114,7 +116,7 @@ async def test_an_unknown_request_is_refused_and_the_stream_stays_usable() -> No
         with pytest.raises(Refused) as refusal:
             await two.ask()
         assert refusal.value.code == "unknown-request"
-        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
         await two.ask()
         with pytest.raises(Refused):
             await two.ask(traffic=Traffic.STATE)  # registered for another class of traffic
@@ -126,12 +128,12 @@ def test_a_bug_in_a_handler_is_told_as_internal_without_its_text(caplog: pytest.
 
     async def main() -> None:
         async with two_peers() as two:
-            two.server.handle(Traffic.GOSSIP, Ready, broken)
+            two.server.handle(Ready.answered_by(broken, Traffic.GOSSIP))
             with pytest.raises(Refused) as refusal:
                 await two.ask()
             assert refusal.value.code == "internal"
             assert "secret" not in str(refusal.value)
-            two.server.handle(Traffic.GOSSIP, Ready, say_done)
+            two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
             await two.ask()
 
     with caplog.at_level(logging.ERROR):
@@ -147,7 +149,7 @@ def test_a_handler_that_loses_its_own_peer_answers_that_it_failed(caplog: pytest
 
     async def main() -> None:
         async with two_peers() as two:
-            two.server.handle(Traffic.GOSSIP, Ready, loses_a_peer)
+            two.server.handle(Ready.answered_by(loses_a_peer, Traffic.GOSSIP))
             with pytest.raises(Refused):
                 await two.ask(deadline=60)
             assert asyncio.get_running_loop().time() < 1
@@ -158,11 +160,11 @@ def test_a_handler_that_loses_its_own_peer_answers_that_it_failed(caplog: pytest
 @in_virtual_time
 async def test_an_answer_of_another_kind_is_malformed_and_counts() -> None:
     async def odd(request: Request) -> Answer:
-        return Answer(accept(1))
+        return Answer(gradient(1))
 
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, odd)
+        two.server.handle(Ready.answered_by(odd, Traffic.GOSSIP))
         for _ in range(BAN_AFTER_STRIKES):
-            with pytest.raises(WireError, match="expected done, got accept"):
+            with pytest.raises(WireError, match="expected done, got gradient"):
                 await two.ask()
         assert two.caller.is_banned(two.address)

@@ -13,7 +13,7 @@ from protocol.errors import (
     PeerUnreachable,
     TransportDown,
 )
-from protocol.messages import Accept, Forward, Ready
+from protocol.messages import Forward, Ready
 from protocol.patience import FRAME_SECONDS
 from protocol.rpc import Traffic
 from protocol.transport.memory_link import Link
@@ -31,17 +31,19 @@ def megabytes(count: int) -> list[Encoded]:
 @in_virtual_time
 async def test_a_deadline_passes_and_the_late_answer_harms_nobody() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: float(request.message.stage)))
+        two.server.handle(
+            Forward.answered_by(after(lambda request: float(request.message.stage)), Traffic.GOSSIP)
+        )
         with pytest.raises(DeadlineExceeded, match=r"no answer to forward within 1\.0 s"):
-            await two.ask(forward(3), Accept, deadline=1.0)
-        reply, _ = await two.ask(forward(4), Accept)  # the answer to the first comes while this one waits
-        assert reply.round == 4
+            await two.ask(forward(3), deadline=1.0)
+        reply, _ = await two.ask(forward(4))  # the answer to the first comes while this one waits
+        assert reply.step == 4
 
 
 @in_virtual_time
 async def test_a_frozen_peer_costs_the_deadline_and_answers_again_when_it_wakes() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
         await two.ask()
         two.network.freeze(two.address)
         began = asyncio.get_running_loop().time()
@@ -55,8 +57,8 @@ async def test_a_frozen_peer_costs_the_deadline_and_answers_again_when_it_wakes(
 @in_virtual_time
 async def test_a_peer_that_dies_during_a_call_is_unreachable_at_once() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
-        calls = [asyncio.create_task(two.ask(forward(n), Accept, deadline=50.0)) for n in range(3)]
+        two.server.handle(Forward.answered_by(after(lambda request: 100.0), Traffic.GOSSIP))
+        calls = [asyncio.create_task(two.ask(forward(n), deadline=50.0)) for n in range(3)]
         await asyncio.sleep(1)
         two.network.kill(two.address)
         results = await asyncio.gather(*calls, return_exceptions=True)
@@ -70,28 +72,30 @@ async def test_a_peer_that_dies_during_a_call_is_unreachable_at_once() -> None:
 async def test_a_frame_that_has_begun_is_sent_whole_and_its_deadline_costs_nobody_else() -> None:
     async with two_peers(SLOW) as two:
         two.server.limit({Traffic.GOSSIP: 64_000_000})
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: float(request.message.stage)))
-        other = asyncio.create_task(two.ask(forward(8), Accept, deadline=50.0))
+        two.server.handle(
+            Forward.answered_by(after(lambda request: float(request.message.stage)), Traffic.GOSSIP)
+        )
+        other = asyncio.create_task(two.ask(forward(8), deadline=50.0))
         await asyncio.sleep(0.5)
-        bulk = asyncio.create_task(two.ask(forward(1), Accept, tensors=megabytes(6), deadline=1.0))
+        bulk = asyncio.create_task(two.ask(forward(1), tensors=megabytes(6), deadline=1.0))
         await asyncio.sleep(0.5)
         with pytest.raises(DeadlineExceeded):  # it waits for its turn, and nothing of it is sent
-            await two.ask(forward(2), Accept, deadline=2.0)
+            await two.ask(forward(2), deadline=2.0)
         assert asyncio.get_running_loop().time() == pytest.approx(3.0, abs=0.1)
         with pytest.raises(DeadlineExceeded):
             await bulk
         assert asyncio.get_running_loop().time() < 7
         reply, _ = await other
-        assert reply.round == 8
-        reply, _ = await two.ask(forward(3), Accept)
-        assert reply.round == 3
+        assert reply.step == 8
+        reply, _ = await two.ask(forward(3))
+        assert reply.step == 3
 
 
 @in_virtual_time
 async def test_a_frame_cut_short_closes_the_stream_and_the_next_call_works() -> None:
     async with two_peers(SLOW) as two:
         two.server.limit({Traffic.GOSSIP: 64_000_000})
-        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
         await two.ask()
         with pytest.raises(DeadlineExceeded):
             await two.ask(tensors=megabytes(16), deadline=1.0)
@@ -103,8 +107,8 @@ async def test_a_frame_cut_short_closes_the_stream_and_the_next_call_works() -> 
 async def test_others_on_a_stream_that_was_cut_short_learn_it_at_once() -> None:
     async with two_peers(SLOW) as two:
         two.server.limit({Traffic.GOSSIP: 64_000_000})
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
-        other = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
+        two.server.handle(Forward.answered_by(after(lambda request: 100.0), Traffic.GOSSIP))
+        other = asyncio.create_task(two.ask(forward(1), deadline=50.0))
         await asyncio.sleep(0.5)
         with pytest.raises(DeadlineExceeded):
             await two.ask(forward(2), tensors=megabytes(16), deadline=1.0)
@@ -116,8 +120,8 @@ async def test_others_on_a_stream_that_was_cut_short_learn_it_at_once() -> None:
 @in_virtual_time
 async def test_a_node_that_closes_ends_its_own_calls() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
-        call = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
+        two.server.handle(Forward.answered_by(after(lambda request: 100.0), Traffic.GOSSIP))
+        call = asyncio.create_task(two.ask(forward(1), deadline=50.0))
         await asyncio.sleep(1)
         await two.caller.close()
         with pytest.raises(TransportDown):
@@ -127,8 +131,8 @@ async def test_a_node_that_closes_ends_its_own_calls() -> None:
 @in_virtual_time
 async def test_a_server_that_closes_ends_what_it_was_asked() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Forward, after(lambda request: 100.0))
-        call = asyncio.create_task(two.ask(forward(1), Accept, deadline=50.0))
+        two.server.handle(Forward.answered_by(after(lambda request: 100.0), Traffic.GOSSIP))
+        call = asyncio.create_task(two.ask(forward(1), deadline=50.0))
         await asyncio.sleep(1)
         await two.server.close()
         await two.server.transport.close()

@@ -18,7 +18,7 @@ from protocol.errors import (
 )
 from protocol.frames import FrameType, read_frame, write_frame
 from protocol.identity import Identity
-from protocol.messages import Done, Hello, Ready
+from protocol.messages import Done, Ready
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
 from tests.unit.two_peers import Two, in_virtual_time, say_done, two_peers
@@ -45,7 +45,7 @@ async def send_malformed_request(two: Two) -> str:
 @in_virtual_time
 async def test_garbage_closes_the_stream_and_repeated_garbage_bans_for_a_while() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
         for _ in range(BAN_AFTER_STRIKES - 1):
             await send_garbage(two)
         await two.ask()  # still welcome
@@ -60,7 +60,7 @@ async def test_garbage_closes_the_stream_and_repeated_garbage_bans_for_a_while()
 @in_virtual_time
 async def test_a_malformed_request_is_refused_and_counted_and_the_ban_ends_open_streams() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
         await two.ask()
         for _ in range(BAN_AFTER_STRIKES):
             assert await send_malformed_request(two) == "malformed"
@@ -73,7 +73,7 @@ async def test_a_malformed_request_is_refused_and_counted_and_the_ban_ends_open_
 @in_virtual_time
 async def test_a_frame_larger_than_its_class_allows_is_refused_unread() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, say_done)
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
         two.server.limit({Traffic.GOSSIP: 1000})
         with pytest.raises(PeerUnreachable):
             await two.ask(tensors=[encode(torch.zeros(1000), "fp32")])
@@ -86,7 +86,7 @@ async def test_an_answer_larger_than_its_class_allows_ends_the_call_and_counts()
         return Answer(Done(), [encode(torch.zeros(1000), "fp32")])
 
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, flood)
+        two.server.handle(Ready.answered_by(flood, Traffic.GOSSIP))
         two.caller.limit({Traffic.GOSSIP: 1000})
         for _ in range(BAN_AFTER_STRIKES):
             with pytest.raises(WireError, match="payload of 4000 bytes"):
@@ -110,7 +110,7 @@ async def test_a_handler_that_finds_its_tensors_damaged_counts_it() -> None:
         raise CodecError("the shape is wrong")
 
     async with two_peers() as two:
-        two.server.handle(Traffic.GOSSIP, Ready, picky)
+        two.server.handle(Ready.answered_by(picky, Traffic.GOSSIP))
         for _ in range(BAN_AFTER_STRIKES):
             with pytest.raises(Refused) as refusal:
                 await two.ask()
@@ -121,13 +121,13 @@ async def test_a_handler_that_finds_its_tensors_damaged_counts_it() -> None:
 @in_virtual_time
 async def test_nothing_is_kept_for_peers_that_came_and_went() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.CONTROL, Hello, say_done)
+        two.server.handle(Ready.answered_by(say_done))
         for number in range(20):
             transport = MemoryTransport(two.network, Identity.from_seed("guest", number))
             await transport.start()
             guest = Rpc(transport)
             await guest.start()
-            await guest.call(two.address, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+            await guest.call(two.address, Ready(pair="p"), deadline=1.0)
             await guest.close()
             await transport.close()
         await asyncio.sleep(1)
@@ -142,9 +142,9 @@ async def test_a_caller_keeps_nothing_for_peers_that_died() -> None:
             transport = MemoryTransport(two.network, Identity.from_seed("host", number))
             await transport.start()
             host = Rpc(transport)
-            host.handle(Traffic.CONTROL, Hello, say_done)
+            host.handle(Ready.answered_by(say_done))
             await host.start()
-            await two.caller.call(transport.peer_id, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+            await two.caller.call(transport.peer_id, Ready(pair="p"), deadline=1.0)
             two.network.kill(transport.peer_id)
         await asyncio.sleep(1)
         assert not two.caller._channels

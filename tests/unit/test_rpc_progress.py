@@ -11,37 +11,37 @@ from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, WireError
 from protocol.frames import FrameType, read_frame, write_frame
 from protocol.identity import Identity
-from protocol.messages import Accept, Done, Forward, Hello, Progress, Ready
+from protocol.messages import Forward, Gradient, Progress, Ready
 from protocol.patience import FRAME_SECONDS, Patience
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link
-from tests.unit.two_peers import Two, accept, after, forward, in_virtual_time, say_done, two_peers
+from tests.unit.two_peers import Two, after, forward, gradient, in_virtual_time, say_done, two_peers
 
 NARROW = Link(latency=0.01, bandwidth=1e5)  # bytes a second
 SILENCE = 5.0
 
 
-async def work(two: Two, number: int = 1, stall: float = 300.0, **more: object) -> Accept:
+async def work(two: Two, number: int = 1, stall: float = 300.0, **more: object) -> Gradient:
     """Ask for work that is waited for as long as the server is not silent for `SILENCE` seconds."""
     patience = Patience(SILENCE, stall)
-    reply, _ = await two.ask(forward(number), Accept, patience, traffic=Traffic.PIPELINE, **more)
-    assert isinstance(reply, Accept)
+    reply, _ = await two.ask(forward(number), patience, traffic=Traffic.PIPELINE, **more)
+    assert isinstance(reply, Gradient)
     return reply
 
 
 @in_virtual_time
 async def test_work_that_takes_far_longer_than_the_deadline_is_waited_for() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Forward, after(lambda request: 90.0))
+        two.server.handle(Forward.answered_by(after(lambda request: 90.0)))
         replies = await asyncio.gather(*(work(two, number) for number in range(10)))
-        assert [reply.round for reply in replies] == list(range(10))
+        assert [reply.step for reply in replies] == list(range(10))
 
 
 @in_virtual_time
 async def test_a_peer_that_freezes_at_work_is_found_after_the_silence_of_a_deadline() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Forward, after(lambda request: 90.0))
+        two.server.handle(Forward.answered_by(after(lambda request: 90.0)))
         asking = asyncio.create_task(work(two))
         await asyncio.sleep(30)
         two.network.freeze(two.address)
@@ -53,7 +53,7 @@ async def test_a_peer_that_freezes_at_work_is_found_after_the_silence_of_a_deadl
 @in_virtual_time
 async def test_who_says_for_ever_that_it_works_and_does_not_get_on_is_given_up() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Forward, after(lambda request: 1e6))
+        two.server.handle(Forward.answered_by(after(lambda request: 1e6)))
         with pytest.raises(DeadlineExceeded):
             await work(two, stall=100.0)
         assert asyncio.get_running_loop().time() == pytest.approx(100.0, abs=0.5)
@@ -65,11 +65,11 @@ async def test_work_that_gets_on_may_take_longer_than_any_standstill() -> None:
         for done in range(10):
             request.status.look = lambda done=done: Progress(state="computing", done=done)  # type: ignore[misc]
             await asyncio.sleep(50)
-        return Answer(accept(7))
+        return Answer(gradient(7))
 
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Forward, step_by_step)
-        assert (await work(two, stall=100.0)).round == 7
+        two.server.handle(Forward.answered_by(step_by_step))
+        assert (await work(two, stall=100.0)).step == 7
 
 
 class Watched:
@@ -86,20 +86,20 @@ class Watched:
             self.cancelled.append(request.message.stage)
             raise
         self.done.append(request.message.stage)
-        return Answer(accept(request.message.stage))
+        return Answer(gradient(request.message.stage))
 
 
 @in_virtual_time
 async def test_what_the_caller_gives_up_is_not_done_and_the_rest_is() -> None:
     async with two_peers() as two:
         watched = Watched()
-        two.server.handle(Traffic.PIPELINE, Forward, watched)
+        two.server.handle(Forward.answered_by(watched))
         given_up, other = (asyncio.create_task(work(two, number)) for number in (1, 2))
         await asyncio.sleep(10)
         given_up.cancel()
         await asyncio.sleep(1)
         assert watched.cancelled == [1]
-        assert (await other).round == 2
+        assert (await other).step == 2
         assert watched.done == [2]
 
 
@@ -107,7 +107,7 @@ async def test_what_the_caller_gives_up_is_not_done_and_the_rest_is() -> None:
 async def test_what_was_asked_on_a_stream_that_ended_is_not_done() -> None:
     async with two_peers() as two:
         watched = Watched()
-        two.server.handle(Traffic.PIPELINE, Forward, watched)
+        two.server.handle(Forward.answered_by(watched))
         asking = asyncio.create_task(work(two))
         await asyncio.sleep(10)
         two.caller.forget(two.address)
@@ -122,9 +122,9 @@ async def test_what_was_asked_on_a_stream_that_ended_is_not_done() -> None:
 async def test_what_is_no_work_is_finished_whoever_waits() -> None:
     async with two_peers() as two:
         watched = Watched()
-        two.server.handle(Traffic.GOSSIP, Forward, watched)
+        two.server.handle(Forward.answered_by(watched, Traffic.GOSSIP))
         with pytest.raises(DeadlineExceeded):
-            await two.ask(forward(1), Accept, 5.0)
+            await two.ask(forward(1), 5.0)
         await asyncio.sleep(60)
         assert watched.done == [1]
 
@@ -137,12 +137,12 @@ async def test_a_request_that_takes_long_to_send_and_an_answer_that_takes_long_t
     bulk = [encode(torch.zeros(1_000_000), "fp32")]
 
     async def as_much(request: Request) -> Answer:
-        return Answer(accept(1), bulk)
+        return Answer(gradient(1), bulk)
 
     async with two_peers(NARROW) as two:
         for rpc in (two.caller, two.server):
             rpc.limit({Traffic.PIPELINE: 8_000_000})
-        two.server.handle(Traffic.PIPELINE, Forward, as_much)
+        two.server.handle(Forward.answered_by(as_much))
         await work(two, tensors=bulk)
         assert asyncio.get_running_loop().time() > 80
 
@@ -151,7 +151,7 @@ async def test_a_request_that_takes_long_to_send_and_an_answer_that_takes_long_t
 async def test_a_peer_that_freezes_while_a_request_is_sent_to_it_is_found() -> None:
     async with two_peers(NARROW) as two:
         two.server.limit({Traffic.PIPELINE: 64_000_000})
-        two.server.handle(Traffic.PIPELINE, Forward, say_done)
+        two.server.handle(Forward.answered_by(say_done))
         asking = asyncio.create_task(work(two, tensors=[encode(torch.zeros(8_000_000), "fp32")]))
         await asyncio.sleep(5)
         two.network.freeze(two.address)
@@ -176,7 +176,7 @@ async def test_progress_that_is_malformed_counts_against_the_peer_and_ends_the_s
 @in_virtual_time
 async def test_two_requests_of_one_number_are_malformed() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Forward, after(lambda request: 60.0))
+        two.server.handle(Forward.answered_by(after(lambda request: 60.0)))
         stream = await two.caller.transport.open(two.address, Traffic.PIPELINE.protocol, 5.0)
         for _ in range(2):
             await write_frame(stream, FrameType.REQUEST, 1, "forward", forward(1).model_dump())
@@ -187,8 +187,8 @@ async def test_two_requests_of_one_number_are_malformed() -> None:
 @in_virtual_time
 async def test_nothing_is_told_of_a_request_that_is_answered_soon() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.PIPELINE, Ready, after(lambda request: 0.5))
-        two.server.handle(Traffic.PIPELINE, Ready, say_done)
+        two.server.handle(Ready.answered_by(after(lambda request: 0.5), Traffic.PIPELINE))
+        two.server.handle(Ready.answered_by(say_done, Traffic.PIPELINE))
         stream = await two.caller.transport.open(two.address, Traffic.PIPELINE.protocol, 5.0)
         await write_frame(stream, FrameType.REQUEST, 1, "ready", Ready(pair="p").model_dump())
         assert (await read_frame(stream, 1 << 20)).type is FrameType.REPLY
@@ -204,11 +204,11 @@ async def test_no_lock_is_kept_for_peers_that_were_called_once() -> None:
             transport = MemoryTransport(two.network, Identity.from_seed("host", number))
             await transport.start()
             host = Rpc(transport)
-            host.handle(Traffic.CONTROL, Hello, say_done)
+            host.handle(Ready.answered_by(say_done))
             await host.start()
-            await two.caller.call(transport.peer_id, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+            await two.caller.call(transport.peer_id, Ready(pair="p"), deadline=1.0)
             two.network.kill(transport.peer_id)
             with pytest.raises(PeerUnreachable):
-                await two.caller.call(transport.peer_id, Traffic.CONTROL, Hello(), Done, deadline=1.0)
+                await two.caller.call(transport.peer_id, Ready(pair="p"), deadline=1.0)
         await asyncio.sleep(1)
         assert not two.caller._opening

@@ -15,7 +15,7 @@ from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.errors import WireError
 from protocol.identity import Identity
-from protocol.messages import NodeStats, parse_message
+from protocol.messages import NodeStats
 
 PEER = Identity.from_seed("table").peer_id
 
@@ -59,4 +59,4 @@ def test_the_summary_means_over_the_replicas_that_tell() -> None:
 def test_a_fraction_out_of_bounds_is_malformed(field: str, value: object) -> None:
     body = stats().model_dump() | {field: value}
     with pytest.raises(WireError, match=field):
-        parse_message("node-stats", body)
+        NodeStats.parsed(body)

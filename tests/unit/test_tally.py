@@ -16,7 +16,7 @@ from node.node_statistics import statistics
 from node.watch.counting import MAX_COUNTED, Tally
 from protocol.frames import MAX_HEADER_BYTES
 from protocol.identity import Identity
-from protocol.messages import MOST_TOLD_PEERS, parse_message
+from protocol.messages import MOST_TOLD_PEERS, NodeStats
 from protocol.transport.base import PeerId
 
 PEERS = [Identity.from_seed("met", number).peer_id for number in range(5_000)]
@@ -47,7 +47,7 @@ async def test_the_numbers_of_a_node_that_met_thousands_of_peers_can_be_read() -
     stats = statistics(cast(Context, context), cast(Replica, replica), "serving", since)
     packed = msgpack.packb(stats.model_dump())
     assert len(packed) < MAX_HEADER_BYTES
-    told = parse_message("node-stats", msgpack.unpackb(packed, max_map_len=4_096))
+    told = NodeStats.parsed(msgpack.unpackb(packed, max_map_len=4_096))
     assert told == stats
     assert (stats.delivered, stats.pair_averagings) == (5_000, 5_000)
     assert len(stats.sent) == len(stats.partners) == MOST_TOLD_PEERS

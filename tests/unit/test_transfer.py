@@ -8,7 +8,7 @@ from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import fetch_slow_weights
 from protocol.errors import JoinError
 from protocol.messages import GetStateIndex, StateIndex
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import Answer, Request
 from tests.unit.two_peers import in_virtual_time, two_peers
 
 
@@ -19,6 +19,6 @@ async def claims_a_tebi(request: Request) -> Answer:
 @in_virtual_time
 async def test_an_index_of_another_size_than_the_manifests_is_none() -> None:
     async with two_peers() as two:
-        two.server.handle(Traffic.STATE, GetStateIndex, claims_a_tebi)
+        two.server.handle(GetStateIndex.answered_by(claims_a_tebi))
         with pytest.raises(JoinError, match="does not serve stage 0"):
             await fetch_slow_weights(two.caller, 0, 1_000, two.address)

@@ -99,7 +99,7 @@ class End:
     async def start(self) -> None:
         await self.transport.start()
         await self.rpc.start()
-        self.rpc.handle(Traffic.GOSSIP, Contribute, self.rounds.on_contribute)
+        self.rpc.handle(Contribute.answered_by(self.rounds.on_contribute))
 
     def agree(self, partner: End, name: str) -> None:
         pair = Pair(partner.me, name)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.identity import Identity
-from protocol.messages import Accept, Done, Forward, Ready
+from protocol.messages import Done, Forward, Gradient, Ready
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
 from protocol.transport.memory import MemoryTransport
@@ -26,10 +26,9 @@ class Two:
     caller: Rpc
     server: Rpc
 
-    async def ask(self, message: Any = None, reply: Any = Done, deadline: float = 5.0, **more: Any) -> Any:
-        traffic = more.pop("traffic", Traffic.GOSSIP)
-        request = message or Ready(pair="p")
-        return await self.caller.call(self.address, traffic, request, reply, deadline=deadline, **more)
+    async def ask(self, message: Any = None, deadline: float = 5.0, **more: Any) -> Any:
+        more.setdefault("traffic", Traffic.GOSSIP)
+        return await self.caller.call(self.address, message or Ready(pair="p"), deadline=deadline, **more)
 
     @property
     def address(self) -> Any:
@@ -65,18 +64,20 @@ def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[
     return run
 
 
-async def say_done(request: Request) -> Answer:
+async def say_done(request: Request[Any]) -> Answer[Done]:
     return Answer(Done())
 
 
-def accept(number: int) -> Accept:
-    return Accept(round=number, opens_in=0.5, due_in=1.0, ends_in=1.5, step_seconds=0.1)
+def gradient(number: int) -> Gradient:
+    return Gradient(loss=0.5, queue=0, step=number, seconds=0.1)
 
 
-def after(delay: Callable[[Request], float]) -> Callable[[Request], Awaitable[Answer]]:
-    async def handler(request: Request) -> Answer:
+def after(
+    delay: Callable[[Request[Forward]], float],
+) -> Callable[[Request[Forward]], Awaitable[Answer[Gradient]]]:
+    async def handler(request: Request[Forward]) -> Answer[Gradient]:
         await asyncio.sleep(delay(request))
-        return Answer(accept(request.message.stage))
+        return Answer(gradient(request.message.stage))
 
     return handler
 
