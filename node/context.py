@@ -31,33 +31,19 @@ class _Mark:
 
 
 @dataclass
-class Counters:
-    """Numbers that people watch. Mutable, written by the part that does the counted thing."""
+class Throughput:
+    """How fast this replica trains: what the length of its rounds goes by, and what others are told it can do.
 
-    tokens: int = 0  # trained on at this stage, by earlier lives of this node as well
-    tokens_stepped: int = 0  # those of them that were in the last inner step or before it
-    loss: float | None = None  # mean training loss of the last step
-    received: int = 0
-    queue: int = 0  # microbatches that waited for a place when the last step ended
-    sent: Tally = field(default_factory=Tally)
-    resends: int = 0
-    partners: Tally = field(default_factory=Tally)
-    partner: str = ""
-    spread: float | None = None  # of the replicas of this stage, from pair distances
-    expected_spread: float | None = None  # what the theory says it should be
-    blocked_seconds: float = 0.0
-    data_wait: float | None = None  # fraction of the time in which stage 0 waited for data
-    probe_breaches: int = 0  # others' probes that were too many, and answers to ours that were nonsense
-    gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
+    Mutable: counts since it took its stage, and where they stood at the end of the last inner steps.
+    """
+
+    tokens: int = 0
+    microbatches: int = 0
     _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
 
     def mark(self, now: float, computing: float = 0.0) -> None:
         """An inner step ended at loop time `now`, after so many seconds of computing since the start."""
-        self._marks.append(_Mark(now, self.tokens, self.received, computing))
-
-    def restore(self, tokens: int) -> None:
-        """Go on counting where an earlier life of this node was."""
-        self.tokens = self.tokens_stepped = tokens
+        self._marks.append(_Mark(now, self.tokens, self.microbatches, computing))
 
     def tokens_per_second(self) -> float:
         if len(self._marks) < 2 or self._marks[-1].time <= self._marks[0].time:
@@ -76,6 +62,31 @@ class Counters:
         return (last.microbatches - first.microbatches) / (last.computing - first.computing)
 
 
+@dataclass
+class Counters:
+    """Numbers that people watch, and nothing is decided by. Written by the part that does the counted thing."""
+
+    tokens: int = 0  # trained on at this stage, by earlier lives of this node as well
+    tokens_stepped: int = 0  # those of them that were in the last inner step or before it
+    loss: float | None = None  # mean training loss of the last step
+    received: int = 0
+    queue: int = 0  # microbatches that waited for a place when the last step ended
+    sent: Tally = field(default_factory=Tally)
+    resends: int = 0
+    partners: Tally = field(default_factory=Tally)
+    partner: str = ""
+    spread: float | None = None  # of the replicas of this stage, from pair distances
+    expected_spread: float | None = None  # what the theory says it should be
+    blocked_seconds: float = 0.0
+    data_wait: float | None = None  # fraction of the time in which stage 0 waited for data
+    probe_breaches: int = 0  # others' probes that were too many, and answers to ours that were nonsense
+    gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
+
+    def restore(self, tokens: int) -> None:
+        """Go on counting where an earlier life of this node was."""
+        self.tokens = self.tokens_stepped = tokens
+
+
 @dataclass(frozen=True)
 class Context:
     """The node's surroundings, handed to each of its parts."""
@@ -90,6 +101,7 @@ class Context:
     compute: Compute
     events: Events
     counters: Counters
+    throughput: Throughput = field(default_factory=Throughput)
     trace: Trace = NO_TRACE
     links: Links = field(default_factory=Links)
     supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service

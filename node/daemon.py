@@ -23,7 +23,7 @@ from node.membership.owners_plan import OwnersPlan
 from node.membership.tokenizer_exchange import RunTokenizer
 from node.membership.view import View
 from node.model.replica import Replica
-from node.model.stage import parts_of, work_of
+from node.model.stage import parts_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import NodeResources, Surroundings
 from node.rounds.rounds import Rounds
@@ -133,9 +133,8 @@ class Node:
         """At the stage found. A claim to it is renewed until the service can announce itself."""
         member, previous = self._member, checkpoint.stage if checkpoint else None
         async with found_stage(
-            member.config, self.transport, self.rpc, self.signed, self.view, self.links, self._plan,
-            member.abilities.serveable, previous, member.events, member.supervisor,
-        ) as stage:  # fmt: skip
+            member.config, member.membership, self._plan, member.abilities.serveable, previous
+        ) as stage:
             await self._make_service(stage)
         await self._serving.start(checkpoint)
 
@@ -216,14 +215,8 @@ class Node:
         if not abilities.may_serve:
             return
         if self._mover is None:
-            manifest = self.signed.manifest
-            work = [work_of(manifest, stage) for stage in range(manifest.stages)]
-            lifetime = manifest.limits.record_lifetime
             member = self._member
-            self._mover = Mover(
-                self.transport, self.rpc, self.signed.run_id, lifetime, work, self._plan, self.view, member.events,
-                member.random(), member.supervisor,
-            )  # fmt: skip
+            self._mover = Mover(member.membership, self._plan, member.random())
         self._target = await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )

@@ -116,7 +116,7 @@ class FirstState:
     def _note_alone(self) -> None:
         """Should there be others whom this node cannot see, it finds out later."""
         if not self._holders():
-            self._trainer.standing.began_alone()
+            self._trainer.began_alone()
 
     # --- other replicas -----------------------------------------------------------------------
 

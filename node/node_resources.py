@@ -11,6 +11,7 @@ from node.config import NodeConfig
 from node.links.links import Links
 from node.membership.abilities import Abilities
 from node.membership.data_source import DataSupply, ReadData
+from node.membership.discovery import Membership
 from node.membership.tokenizer_exchange import RunTokenizer
 from node.membership.view import View
 from node.model.compute import Compute
@@ -67,6 +68,11 @@ class NodeResources:
     @property
     def events(self) -> Events:
         return self.surroundings.events
+
+    @property
+    def membership(self) -> Membership:
+        """Of the run, once it has been found."""
+        return Membership(self.rpc, self.signed, self.view, self.links, self.events, self.supervisor)
 
     def time_to_end(self) -> float:
         """Seconds that the next step of ending may take."""

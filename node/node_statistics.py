@@ -16,7 +16,7 @@ def announcement(
 ) -> Announcement:
     """The node's record; `since` is the wall clock at which it came to its stage."""
     counters = context.counters
-    capacity = counters.capacity()
+    capacity = context.throughput.capacity()
     return Announcement(
         stage=context.stage,
         state=state,
@@ -24,7 +24,7 @@ def announcement(
         step=replica.step,
         round=replica.round,
         loss=finite(counters.loss),
-        tokens_per_second=round(counters.tokens_per_second(), 3),
+        tokens_per_second=round(context.throughput.tokens_per_second(), 3),
         capacity=None if capacity is None else round(capacity, 6),
         may_serve=sorted(may_serve),
         addresses=context.transport.addresses()[:8],
@@ -35,7 +35,7 @@ def announcement(
 def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
     """For whoever asks; `since` is the elapsed time at which the node joined."""
     counters = context.counters
-    capacity = counters.capacity()
+    capacity = context.throughput.capacity()
     return NodeStats(
         stage=context.stage,
         state=state,
@@ -43,7 +43,7 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         round=replica.round,
         loss=finite(counters.loss),
         tokens=counters.tokens,
-        tokens_per_second=counters.tokens_per_second(),
+        tokens_per_second=context.throughput.tokens_per_second(),
         pair_averagings=counters.partners.total,
         partners=counters.partners.largest(MOST_TOLD_PEERS),
         partner=counters.partner,

@@ -25,6 +25,7 @@ from node.model.stage_work import StageWork, copies_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import CLOSING_SECONDS, NodeResources
 from node.node_statistics import announcement, statistics
+from node.pipeline.draws import Draws
 from node.pipeline.evaluation import EvaluationService
 from node.pipeline.pipeline import Pipeline
 from node.pipeline.prediction import PredictionService
@@ -139,10 +140,9 @@ class Service:
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
         self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
-        self.trainer = Trainer(
-            context, replica, self._pipeline, self.rounds, feed, self.checkpoints, member.surroundings.rng,
-            self._seconds_left,
-        )  # fmt: skip
+        life = f"{member.surroundings.rng.getrandbits(32):08x}"
+        draws = Draws(context, self._pipeline, feed, life, self._seconds_left) if feed is not None else None
+        self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, draws)
         self._serve(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
         self.is_announced = True
@@ -155,17 +155,7 @@ class Service:
         member, manifest = self._member, self.context.manifest
         onward = manifest.stage_after(self.stage)
         neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
-        return Discovery(
-            member.transport,
-            self.context.run_id,
-            manifest.limits.record_lifetime,
-            member.view,
-            member.events,
-            member.surroundings.state,
-            neighbours,
-            onward,
-            self._announcement,
-        )
+        return Discovery(member.membership, member.surroundings.state, neighbours, onward, self._announcement)
 
     def _serve(self, evaluation: EvaluationService, prediction: PredictionService) -> None:
         rpc = self._member.rpc

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import random
-from functools import partial
 
 from node.context import Context
-from node.data.batches import Batch
-from node.data.prefetch import Feed, FeedReport
 from node.model.compute import Priority
 from node.model.replica import Replica
-from node.pipeline.complaints import Dropped
-from node.pipeline.conduct import CONTENT
+from node.pipeline.draws import Draws
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
 from node.state.healing import Healing
 from node.state.transfer import RunLimits
-from protocol.errors import NolocoError, Refused, TransportDown
+from protocol.errors import NolocoError, TransportDown
 from protocol.supervision import cancelled
 from protocol.transport.base import PeerId
 
@@ -34,7 +28,7 @@ LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a pa
 
 
 class Trainer:
-    """Mutable state: whether to stop, the microbatches drawn ahead, and the loop time at which training began."""
+    """Mutable state: whether to stop."""
 
     def __init__(
         self,
@@ -42,27 +36,18 @@ class Trainer:
         replica: Replica,
         pipeline: Pipeline,
         rounds: Rounds,
-        feed: Feed | None,
         checkpoints: Checkpoints,
-        rng: random.Random,
-        max_seconds: float,
+        draws: Draws | None,
     ) -> None:
+        """With `draws` on stage 0 alone."""
         self._context = context
         self._replica = replica
         self._pipeline = pipeline
         self._rounds = rounds
-        self._matchmaker = rounds.matchmaker
-        self.standing = rounds.matchmaker.standing
         self._healing = Healing(context, replica, checkpoints, rounds.abandon, self.download)
-        self._feed = feed
-        self._feed_report = FeedReport(feed, context.events) if feed is not None else None
-        self._life = f"{rng.getrandbits(32):08x}"  # ids of a restarted node must not repeat earlier ones
-        self._max_seconds = max_seconds
-        self._began = asyncio.get_running_loop().time()
+        self._draws = draws
+        self._tasks = context.supervisor.group()
         self.stopping = asyncio.Event()  # set by `stop`
-        self._draws = context.supervisor.group()
-        self._drawn_ahead: list[asyncio.Task[None]] = []  # the next step's microbatches, at stage 0
-        self._dropped = Dropped()
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
@@ -71,14 +56,14 @@ class Trainer:
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
-        if self._feed is None:
+        if self._draws is None:
             return await self._train()
-        self._feed.begin()
+        self._draws.begin()
         try:
             return await self._train()
         finally:
-            await self._draws.close()  # whatever ended the training, in whichever part of a step
-            self._feed.stop()
+            await self._tasks.close()
+            await self._draws.close()
 
     async def _train(self) -> bool:
         await self._end_round()  # a restart may have come between the last inner step of one and its end
@@ -86,10 +71,12 @@ class Trainer:
             began = asyncio.get_running_loop().time()
             draws: list[asyncio.Task[None]] = []
             try:
-                await self._draw(draws)
+                if self._draws is not None:
+                    await self._draws.take(draws, self._replica.step)
                 whole = await self._wait_for_batch(draws)
             except BaseException as reason:
-                await cancelled([*draws, *self._drawn_ahead])
+                await cancelled(draws)
+                await self._give_up_ahead()
                 if not (isinstance(reason, TransportDown) and self.stopping.is_set()):
                     raise
                 logger.debug("Giving up the microbatches in flight: %s", reason)
@@ -99,59 +86,19 @@ class Trainer:
         is_complete = not self.stopping.is_set()
         if is_complete:
             self._pipeline.serving = False  # nobody would step any more
-        await cancelled(self._drawn_ahead)
+        await self._give_up_ahead()
         await (self._last_round() if is_complete else self._pipeline.drain())
         return is_complete
 
-    async def _draw(self, draws: list[asyncio.Task[None]]) -> None:
-        """Stage 0: the microbatches of this inner step, started by now; with staleness the next step's too."""
-        if self._feed is None:
-            return
-        step, inner = self._replica.step, self._context.manifest.inner
-        draws += self._drawn_ahead or await self._draw_batch(self._feed, step)
-        is_last = step + 1 >= inner.total_steps
-        self._drawn_ahead = []
-        if inner.staleness and not is_last:
-            self._drawn_ahead = await self._draw_batch(self._feed, step + 1)
-
-    async def _draw_batch(self, feed: Feed, step: int) -> list[asyncio.Task[None]]:
-        batches = await feed.take(self._context.manifest.inner.microbatches)
-        return [
-            self._draws.start(self._train_one(feed, f"{step}-{index}-{self._life}", batch), "a microbatch")
-            for index, batch in enumerate(batches)
-        ]
-
-    async def _train_one(self, feed: Feed, name: str, batch: Batch) -> None:
-        """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
-        for attempt in itertools.count():
-            try:
-                await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, partial(_same, batch))
-            except Refused as refusal:
-                if refusal.code not in CONTENT:
-                    raise
-                await self._dropped_one(refusal)
-                batch = await feed.take_another()
-            else:
-                self._dropped.went_through()
-                return
-
-    async def _dropped_one(self, refusal: Refused) -> None:
-        context, pause = self._context, self._dropped.note()
-        if count := self._dropped.to_tell(asyncio.get_running_loop().time()):
-            context.events.warn(
-                f"{count} microbatches were dropped for what they hold ({refusal}); others are drawn in their place. "
-                "If none goes through, look at the log of the nodes of later stages.",
-                "microbatches-dropped",
-                count=count,
-                code=refusal.code,
-            )
-        await asyncio.sleep(pause)
+    async def _give_up_ahead(self) -> None:
+        if self._draws is not None:
+            await self._draws.give_up_ahead()
 
     async def _wait_for_batch(self, draws: list[asyncio.Task[None]]) -> bool:
         """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
-        complete = self._draws.start(self._pipeline.batch_complete())
-        stopping = self._draws.start(self.stopping.wait())
-        doubt = self._draws.start(self._in_doubt())
+        complete = self._tasks.start(self._pipeline.batch_complete())
+        stopping = self._tasks.start(self.stopping.wait())
+        doubt = self._tasks.start(self._in_doubt())
         pending = list(draws)
         try:
             while True:
@@ -165,8 +112,8 @@ class Trainer:
                     return True
                 if doubt.done():
                     await self._healing.is_well()
-                    doubt = self._draws.start(self._in_doubt())
-                if not draws and (stopping.done() or self._finished_here() or self._matchmaker.behind):
+                    doubt = self._tasks.start(self._in_doubt())
+                if not draws and (stopping.done() or self._finished_here() or self._rounds.behind):
                     return await self._refreshed()
         finally:
             await cancelled([complete, stopping, doubt])
@@ -184,7 +131,7 @@ class Trainer:
 
     async def _catch_up(self) -> None:
         """Take the others' state when this replica missed what they did."""
-        reason = self._matchmaker.behind
+        reason = self._rounds.behind
         if reason:
             self._context.events.say(
                 f"This node is behind its stage: {reason}. It downloads their state.", "behind", reason=reason
@@ -195,8 +142,8 @@ class Trainer:
         """One inner step with the batch that has been gathered since `began`."""
         context, replica = self._context, self._replica
         batch = context.manifest.inner.microbatches
-        if self._feed is not None:
-            self._feed.commit(replica.step + 1)
+        if self._draws is not None:
+            self._draws.commit(replica.step + 1)
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
         context.counters.tokens_stepped = context.counters.tokens
         await self._healing.step_done(report)
@@ -204,8 +151,9 @@ class Trainer:
         await self._end_round()
         await self._catch_up()
         self._pipeline.next_step()
-        context.counters.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
-        self._tell_feed()
+        context.throughput.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
+        if self._draws is not None:
+            self._draws.tell()
         context.events.emit(
             "step",
             step=replica.step,
@@ -225,31 +173,31 @@ class Trainer:
         await self._rounds.finish()
         await self._healing.is_well()
 
-    def _tell_feed(self) -> None:
-        if self._feed is not None and self._feed_report is not None:
-            self._context.counters.data_wait = self._feed.waited()
-            self._feed_report.tell()
+    def began_alone(self) -> None:
+        """The first state is the seed's or a saved one, and nobody was seen who could have given another."""
+        self._rounds.began_alone()
 
     async def download(self) -> bool:
         """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""
         context, replica = self._context, self._replica
-        standing, clock = self.standing, asyncio.get_running_loop().time
+        clock = asyncio.get_running_loop().time
 
         def holders() -> list[PeerId]:
             holding = context.view.holding(context.stage, context.transport.now())
             return [peer for peer in holding if peer != context.me]
 
         wanted = WantedState(context.stage, replica.parameters, RunLimits.of(context.manifest))
-        began, self._matchmaker.behind = clock(), ""
+        began = clock()
+        self._rounds.download_began()
         try:
             pieces, progress = await download_state(context.rpc, wanted, holders)
         except NolocoError as failure:
-            standing.download_failed(clock())
+            self._rounds.download_ended(False)
             context.events.warn(f"{failure}", "download-failed")
             return False
         await self._rounds.abandon()
         await context.compute.run(Priority.OPTIMIZER, replica.adopt, pieces, progress.step, progress.round)
-        standing.downloaded()
+        self._rounds.download_ended(True)
         seconds = clock() - began
         context.events.say(
             f"Downloaded stage {context.stage} at step {progress.step} in {seconds:.1f} s.",
@@ -264,10 +212,8 @@ class Trainer:
     def _finished_here(self) -> bool:
         """Stage 0 ends with its steps or its time; a later stage when all of the stage before have ended."""
         context = self._context
-        if self._feed is not None:
-            elapsed = asyncio.get_running_loop().time() - self._began
-            out_of_time = bool(self._max_seconds) and elapsed >= self._max_seconds
-            return out_of_time or self._replica.step >= context.manifest.inner.total_steps
+        if self._draws is not None:
+            return self._draws.out_of_time or self._replica.step >= context.manifest.inner.total_steps
         if self._pipeline.is_busy:
             return False
         before = context.view.members(context.stage - 1, context.transport.now())
@@ -280,8 +226,4 @@ class Trainer:
                 async with asyncio.timeout(LAST_ROUND_SECONDS):
                     await self._rounds.seek_last()
             await self._rounds.finish()
-        await self._matchmaker.retire()
-
-
-def _same(batch: Batch) -> Batch:
-    return batch
+        await self._rounds.retire()

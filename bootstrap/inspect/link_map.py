@@ -111,7 +111,7 @@ def seen_in_simulation(nodes: Iterable[Node]) -> list[MappedNode]:
             node.context.stage,
             node.links.told(),
             _throughput(
-                node.context.counters.tokens_per_second(),
+                node.context.throughput.tokens_per_second(),
                 node.context.compute.busy.recent_fraction(),
                 node.context.manifest,
             ),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
+from node.links.links import Links
 from node.membership.view import View
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.announcement import Announcement, parse_announcement, stage_key
 from protocol.errors import NolocoError, RecordError, StateError, TransportDown
 from protocol.records import CLOCK_SLACK
+from protocol.rpc import Rpc
+from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 
@@ -39,6 +43,31 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
             view.update(peer, announcement, record.expires)
 
 
+@dataclass(frozen=True)
+class Membership:
+    """A run as this node has reached it: its network, its manifest, and what is known of the other members."""
+
+    rpc: Rpc
+    signed: SignedManifest
+    view: View
+    links: Links
+    events: Events
+    supervisor: Supervisor  # of this node's parts
+
+    @property
+    def transport(self) -> Transport:
+        return self.rpc.transport
+
+    @property
+    def run_id(self) -> str:
+        return self.signed.run_id
+
+    @property
+    def lifetime(self) -> float:
+        """Seconds that a record of the run lives."""
+        return self.signed.manifest.limits.record_lifetime
+
+
 class Discovery:
     """Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved, how far the
     wall clock is ahead of elapsed time.
@@ -46,22 +75,18 @@ class Discovery:
 
     def __init__(
         self,
-        transport: Transport,
-        run_id: str,
-        lifetime: float,
-        view: View,
-        events: Events,
+        membership: Membership,
         state: StateDirectory | None,
         stages: Sequence[int],
         onward: int,
         describe: Callable[[], Announcement],
     ) -> None:
         """Reads the records of `stages`; this node's microbatches go to `onward`, unless that is none of them."""
-        self._transport = transport
-        self._run_id = run_id
-        self._lifetime = lifetime
-        self._view = view
-        self._events = events
+        self._transport = membership.transport
+        self._run_id = membership.run_id
+        self._lifetime = membership.lifetime
+        self._view = membership.view
+        self._events = membership.events
         self._state = state
         self._stages = stages
         self._onward = onward

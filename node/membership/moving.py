@@ -8,17 +8,15 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from node.membership.capacity import Peer, peer_of
-from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
+from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
 from node.membership.joining import silent
 from node.membership.owners_plan import OwnersPlan
 from node.membership.rebalance import Move, MovePatience, next_move
 from node.membership.view import Member, View
-from node.watch.events import Events
+from node.model.stage import work_of
 from protocol.announcement import Claim, moving_key, parse_claim
 from protocol.errors import NolocoError, RecordError, UserError
-from protocol.rpc import Rpc
-from protocol.supervision import Supervisor
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -38,32 +36,21 @@ LONGEST_CLAIM = (
 class Mover:
     """Mutable state: how long the same stage has been short, and the claim of this node, which it renews."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        rpc: Rpc,
-        run_id: str,
-        lifetime: float,
-        work: Sequence[float],
-        plan: OwnersPlan,
-        view: View,
-        events: Events,
-        rng: random.Random,
-        supervisor: Supervisor,
-    ) -> None:
-        self._transport = transport
-        self._rpc = rpc
-        self._run_id = run_id
+    def __init__(self, membership: Membership, plan: OwnersPlan, rng: random.Random) -> None:
+        manifest, lifetime = membership.signed.manifest, membership.lifetime
+        self._transport = membership.transport
+        self._rpc = membership.rpc
+        self._run_id = membership.run_id
         self._lifetime = lifetime
-        self._work = work
+        self._work = [work_of(manifest, stage) for stage in range(manifest.stages)]
         self._plan = plan
-        self._view = view
+        self._view = membership.view
         self._known = 0  # peers, at the last look
-        self._events = events
+        self._events = membership.events
         self._rng = rng
         self._patience = MovePatience(PATIENCE * lifetime)
         self._claim: Claim | None = None
-        self._renewal = Renewal("renewing the claim to move", self._put, lifetime, supervisor)
+        self._renewal = Renewal("renewing the claim to move", self._put, lifetime, membership.supervisor)
 
     async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
         """Return the stage to move to once that is called for; this node then holds the lease.

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
 from node.config import NodeConfig
-from node.links.links import Links
 from node.links.probing import Visitor
 from node.membership.capacity import Capacities, Peer, peer_of
-from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
+from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
 from node.membership.joining import silent
 from node.membership.owners_plan import OwnersPlan
 from node.membership.stage_choice import (
@@ -23,17 +22,14 @@ from node.membership.stage_choice import (
     excess_seconds,
     poorest_stages,
 )
-from node.membership.view import Member, View
+from node.membership.view import Member
 from node.model.stage import parameter_count, work_of
-from node.watch.events import Events
 from protocol.announcement import Announcement, State, joining_key, parse_announcement, stage_key
 from protocol.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
 from protocol.manifest import Manifest
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
-from protocol.supervision import Supervisor, all_of
-from protocol.transport.base import PeerId, Transport
+from protocol.supervision import all_of
+from protocol.transport.base import PeerId
 
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims
 INTENTION_LIFETIME = 30.0  # more than choosing takes; who dies while it chooses is asked whether it lives
@@ -50,35 +46,26 @@ class Newcomer:
     The claim is renewed until `let_go`: whoever looks while this node still makes its parts must see it.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        rpc: Rpc,
-        signed: SignedManifest,
-        view: View,
-        links: Links,
-        plan: OwnersPlan,
-        may_serve: Collection[int],
-        events: Events,
-        supervisor: Supervisor,
-    ) -> None:
-        self._transport = transport
-        self._rpc = rpc
+    def __init__(self, membership: Membership, plan: OwnersPlan, may_serve: Collection[int]) -> None:
+        signed = membership.signed
+        self._transport = membership.transport
+        self._rpc = membership.rpc
         self._run_id = signed.run_id
         self._manifest = signed.manifest
-        self._view = view
-        self._links = links
+        self._view = membership.view
+        self._links = membership.links
         self._plan = plan
         self._may_serve = sorted(may_serve) or list(range(signed.manifest.stages))
-        self._events = events
+        self._events = membership.events
         self._work = [work_of(signed.manifest, stage) for stage in range(signed.manifest.stages)]
         # its own, so that joining does not change what the node draws elsewhere
-        self._rng = random.Random(f"{signed.run_id}/{transport.peer_id}/stage")
+        self._rng = random.Random(f"{signed.run_id}/{self._transport.peer_id}/stage")
         self._dead: set[PeerId] = set()
         self._alive: set[PeerId] = set()
         self._claim: Announcement | None = None
-        lifetime = signed.manifest.limits.record_lifetime
-        self._renewal = Renewal("renewing the claim to a stage", self._put_claim, lifetime, supervisor)
+        self._renewal = Renewal(
+            "renewing the claim to a stage", self._put_claim, membership.lifetime, membership.supervisor
+        )
 
     async def choose(self) -> int:
         """The stage that the owner's plan has for this node, or the one that the swarm needs most.
@@ -269,33 +256,27 @@ class Newcomer:
 @asynccontextmanager
 async def found_stage(
     config: NodeConfig,
-    transport: Transport,
-    rpc: Rpc,
-    signed: SignedManifest,
-    view: View,
-    links: Links,
+    membership: Membership,
     plan: OwnersPlan,
     may_serve: Collection[int],
     previous: int | None,
-    events: Events,
-    supervisor: Supervisor,
 ) -> AsyncIterator[int]:
     """The stage asked for, the one planned, the one served before, or the one that the run needs most.
 
     A stage that was chosen is claimed until the context ends. `may_serve`: the stages that this machine can hold.
     Raises `JoinError` for a stage that does not exist.
     """
-    stages = signed.manifest.stages
+    stages = membership.signed.manifest.stages
     if config.stage >= stages:
         raise JoinError(f"This run has stages 0 to {stages - 1}; --stage {config.stage} does not exist.")
     for stage in range(stages):
-        await read_stage(transport, signed.run_id, stage, view)
+        await read_stage(membership.transport, membership.run_id, stage, membership.view)
     if config.stage >= 0:
         yield config.stage
     elif previous is not None:
         yield previous
     else:
-        newcomer = Newcomer(transport, rpc, signed, view, links, plan, may_serve, events, supervisor)
+        newcomer = Newcomer(membership, plan, may_serve)
         try:
             yield await newcomer.choose()
         finally:

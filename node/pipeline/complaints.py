@@ -13,9 +13,6 @@ from node.model.replica import Replica
 from protocol.errors import NonFinite
 
 TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
-FIRST_PAUSE = 0.1  # seconds before another one is drawn, doubling while nothing gets through
-LONGEST_PAUSE = 10.0
-TOLD_SECONDS = 60.0
 
 
 class Complaints:
@@ -63,7 +60,7 @@ class Complaints:
         if context.stage == 0 or "too slow" in self._told:
             return
         stage, before = (context.view.members(s, now) for s in (context.stage, context.stage - 1))
-        found = lag(context.counters.capacity(), stage, before)
+        found = lag(context.throughput.capacity(), stage, before)
         if found is None or not found.is_too_slow:
             return
         self._told.add("too slow")
@@ -108,29 +105,3 @@ def lag(own: float | None, stage: Iterable[Member], before: Iterable[Member]) ->
         stage=1 / sum(capacity for capacity in ours if capacity),
         before=1 / sum(capacity for capacity in theirs if capacity),
     )
-
-
-class Dropped:
-    """Mutable state: how many in a row, how many since people were told, and when that was."""
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-        self._untold = 0
-        self._told = float("-inf")
-
-    def note(self) -> float:
-        """Another one; returns the seconds to wait before the next is drawn."""
-        self._untold += 1
-        self._in_a_row += 1
-        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
-
-    def went_through(self) -> None:
-        self._in_a_row = 0
-
-    def to_tell(self, now: float) -> int:
-        """How many to tell of now, at loop time `now`; 0 when it is too soon."""
-        if now - self._told < TOLD_SECONDS:
-            return 0
-        self._told, count = now, self._untold
-        self._untold = 0
-        return count

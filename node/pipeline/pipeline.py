@@ -181,8 +181,10 @@ class Pipeline:
         else:
             self._losses.append(loss)
             context.counters.tokens += context.manifest.tokens_per_microbatch
+            context.throughput.tokens += context.manifest.tokens_per_microbatch
         finally:
             context.counters.received += 1
+            context.throughput.microbatches += 1
             self._gate.done(place)
         return self._reply(loss, answer, began)
 
@@ -244,7 +246,7 @@ class Pipeline:
     def _adapt(self, seconds: float) -> None:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
         context = self._context
-        computing = context.compute.busy.seconds() / (context.counters.received + 1)
+        computing = context.compute.busy.seconds() / (context.throughput.microbatches + 1)
         fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
         self._gate.allow(min(fitting, self._window.in_flight(seconds, computing)))
 

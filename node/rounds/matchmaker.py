@@ -100,7 +100,7 @@ class Matchmaker:
         return bool(self.behind)
 
     def _rate(self) -> float:
-        return self._context.counters.tokens_per_second()
+        return self._context.throughput.tokens_per_second()
 
     def _others(self) -> list[Other]:
         """The other replicas of the stage that train, as their records show them."""

@@ -70,6 +70,33 @@ class Rounds:
         """Whether `finish` has to wait for another peer."""
         return self._outer.method == "diloco" or self.has_partner
 
+    # --- belonging to the stage ---------------------------------------------------------------
+
+    @property
+    def behind(self) -> str:
+        """Why this replica should download its stage before it averages; empty when it belongs."""
+        return self.matchmaker.behind
+
+    def began_alone(self) -> None:
+        """Its first state is the seed's or a saved one, and it saw nobody who could have given another."""
+        self.matchmaker.standing.began_alone()
+
+    def download_began(self) -> None:
+        self.matchmaker.behind = ""
+
+    def download_ended(self, succeeded: bool) -> None:
+        """With success it belongs from there on; without, training goes on with what there is, for a while."""
+        if succeeded:
+            self.matchmaker.standing.downloaded()
+        else:
+            self.matchmaker.standing.download_failed(asyncio.get_running_loop().time())
+
+    async def retire(self) -> None:
+        """No more rounds, for nobody's sake."""
+        await self.matchmaker.retire()
+
+    # --- the end of a round -------------------------------------------------------------------
+
     async def finish(self) -> None:
         """Exchange with the agreed partner, if any, and take the outer step with what is there.
 

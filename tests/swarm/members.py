@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from node.context import Context, Counters
+from node.context import Context, Counters, Throughput
 from node.membership.view import View
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.pairing import Pair
@@ -56,7 +56,7 @@ class Member:
         self.rounds: list[Round] = []
         self.agreed: Counter[Pair] = Counter()
         self.came: dict[str, asyncio.Event] = {}
-        self.counters = Counters()
+        self.throughput = Throughput()
         self.refused: list[tuple[PeerId, str]] = []
 
     async def join(self) -> None:
@@ -65,7 +65,7 @@ class Member:
         settings = {"outer__inner_steps": K, **self.manifest}
         context: Any = Context(
             self.peer, "run", micro_manifest(**settings), 0, self.transport, self.rpc, self.view,
-            SimpleNamespace(), SimpleNamespace(), self.counters,  # type: ignore[arg-type]
+            SimpleNamespace(), SimpleNamespace(), Counters(), self.throughput,  # type: ignore[arg-type]
         )  # fmt: skip
         replica: Any = self.replica
         self.matchmaker = Matchmaker(context, replica, self.rng, lambda pair: self.agreed.update([pair]))
@@ -86,8 +86,8 @@ class Member:
             seconds = self.step_seconds * self.rng.gauss(1, 0.03)
             await asyncio.sleep(seconds)
             self.replica.steps_in_round += 1
-            self.counters.tokens += 1
-            self.counters.mark(loop.time())
+            self.throughput.tokens += 1
+            self.throughput.mark(loop.time())
             self.matchmaker.step_done(seconds)
             if self.matchmaker.must_end:
                 await self.end_round()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from node.context import LEAST_MARKS, Counters
+from node.context import LEAST_MARKS, Throughput
 from node.model.stage import work_of
 from protocol.announcement import Announcement, Claim, parse_announcement, parse_claim
 from protocol.errors import RecordError
@@ -14,19 +14,19 @@ from tests.swarm.micro import micro_manifest
 
 
 def test_capacity_is_of_the_time_that_was_computed_not_of_the_time_that_passed() -> None:
-    counters = Counters()
+    throughput = Throughput()
     for step in range(LEAST_MARKS):
-        assert counters.capacity() is None
-        counters.mark(now=100.0 * step, computing=2.0 * step)  # 2 of 100 seconds for 8 microbatches
-        counters.received += 8
-    assert counters.capacity() == pytest.approx(4.0)
+        assert throughput.capacity() is None
+        throughput.mark(now=100.0 * step, computing=2.0 * step)  # 2 of 100 seconds for 8 microbatches
+        throughput.microbatches += 8
+    assert throughput.capacity() == pytest.approx(4.0)
 
 
 def test_a_node_that_never_computed_tells_no_capacity() -> None:
-    counters = Counters()
+    throughput = Throughput()
     for step in range(5):
-        counters.mark(now=float(step))
-    assert counters.capacity() is None
+        throughput.mark(now=float(step))
+    assert throughput.capacity() is None
 
 
 def test_the_work_of_a_stage_is_its_layers_and_the_head_but_not_the_table_of_the_first() -> None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import msgpack
 
-from node.context import Context, Counters
+from node.context import Context, Counters, Throughput
 from node.links.links import Links
 from node.membership.view import View
 from node.model.replica import Replica
@@ -40,7 +40,12 @@ async def test_the_numbers_of_a_node_that_met_thousands_of_peers_can_be_read() -
         counters.partners.note(PeerId(peer))
     busy = SimpleNamespace(fraction=lambda: 0.5, recent_fraction=lambda: 0.5)
     context = SimpleNamespace(
-        counters=counters, stage=0, links=Links(), compute=SimpleNamespace(busy=busy), view=View()
+        counters=counters,
+        throughput=Throughput(),
+        stage=0,
+        links=Links(),
+        compute=SimpleNamespace(busy=busy),
+        view=View(),
     )
     replica = SimpleNamespace(step=7, round=1)
     since = asyncio.get_running_loop().time()

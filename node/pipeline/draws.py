@@ -1,0 +1,141 @@
+"""The microbatches that stage 0 draws from its data, and others in place of those that are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from functools import partial
+
+from node.context import Context
+from node.data.batches import Batch
+from node.data.prefetch import Feed, FeedReport
+from node.pipeline.conduct import CONTENT
+from node.pipeline.pipeline import Pipeline
+from protocol.errors import Refused
+from protocol.supervision import cancelled
+
+FIRST_PAUSE = 0.1  # seconds before another one is drawn, doubling while nothing gets through
+LONGEST_PAUSE = 10.0
+TOLD_SECONDS = 60.0
+
+
+class Draws:
+    """Mutable state: the microbatches drawn ahead for the next step, those dropped, and when drawing began."""
+
+    def __init__(
+        self, context: Context, pipeline: Pipeline, feed: Feed, life: str, max_seconds: float
+    ) -> None:
+        """`life` is part of their names: those of a restarted node must not repeat earlier ones.
+
+        0 seconds are no limit.
+        """
+        self._context = context
+        self._pipeline = pipeline
+        self._feed = feed
+        self._report = FeedReport(feed, context.events)
+        self._life = life
+        self._max_seconds = max_seconds
+        self._began = asyncio.get_running_loop().time()
+        self._tasks = context.supervisor.group()
+        self._ahead: list[asyncio.Task[None]] = []  # the next step's
+        self._dropped = Dropped()
+
+    def begin(self) -> None:
+        """The feed may read ahead from now on."""
+        self._feed.begin()
+
+    async def close(self) -> None:
+        """Whatever ended the training, in whichever part of a step."""
+        await self._tasks.close()
+        self._feed.stop()
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time that the volunteer gave is over."""
+        elapsed = asyncio.get_running_loop().time() - self._began
+        return bool(self._max_seconds) and elapsed >= self._max_seconds
+
+    async def take(self, draws: list[asyncio.Task[None]], step: int) -> None:
+        """Add to `draws` the microbatches of this inner step, started by now; with staleness the next one's begin."""
+        inner = self._context.manifest.inner
+        draws += self._ahead or await self._draw_batch(step)
+        is_last = step + 1 >= inner.total_steps
+        self._ahead = []
+        if inner.staleness and not is_last:
+            self._ahead = await self._draw_batch(step + 1)
+
+    async def give_up_ahead(self) -> None:
+        """Nobody takes the next step."""
+        await cancelled(self._ahead)
+
+    def commit(self, step: int) -> None:
+        """The next inner step is `step`: a checkpoint of it goes on after what was taken so far."""
+        self._feed.commit(step)
+
+    def tell(self) -> None:
+        """How long training waited for data."""
+        self._context.counters.data_wait = self._feed.waited()
+        self._report.tell()
+
+    async def _draw_batch(self, step: int) -> list[asyncio.Task[None]]:
+        batches = await self._feed.take(self._context.manifest.inner.microbatches)
+        return [
+            self._tasks.start(self._train_one(f"{step}-{index}-{self._life}", batch), "a microbatch")
+            for index, batch in enumerate(batches)
+        ]
+
+    async def _train_one(self, name: str, batch: Batch) -> None:
+        """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
+        for attempt in itertools.count():
+            try:
+                await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, partial(_same, batch))
+            except Refused as refusal:
+                if refusal.code not in CONTENT:
+                    raise
+                await self._dropped_one(refusal)
+                batch = await self._feed.take_another()
+            else:
+                self._dropped.went_through()
+                return
+
+    async def _dropped_one(self, refusal: Refused) -> None:
+        context, pause = self._context, self._dropped.note()
+        if count := self._dropped.to_tell(asyncio.get_running_loop().time()):
+            context.events.warn(
+                f"{count} microbatches were dropped for what they hold ({refusal}); others are drawn in their place. "
+                "If none goes through, look at the log of the nodes of later stages.",
+                "microbatches-dropped",
+                count=count,
+                code=refusal.code,
+            )
+        await asyncio.sleep(pause)
+
+
+class Dropped:
+    """Mutable state: how many in a row, how many since people were told, and when that was."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+        self._untold = 0
+        self._told = float("-inf")
+
+    def note(self) -> float:
+        """Another one; returns the seconds to wait before the next is drawn."""
+        self._untold += 1
+        self._in_a_row += 1
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
+
+    def went_through(self) -> None:
+        self._in_a_row = 0
+
+    def to_tell(self, now: float) -> int:
+        """How many to tell of now, at loop time `now`; 0 when it is too soon."""
+        if now - self._told < TOLD_SECONDS:
+            return 0
+        self._told, count = now, self._untold
+        self._untold = 0
+        return count
+
+
+def _same(batch: Batch) -> Batch:
+    return batch
