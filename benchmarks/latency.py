@@ -3,7 +3,7 @@
 Prints two tables, the time of one synchronisation and the share of time that replicas are blocked, and where the
 paper's factor of ten comes from; docs/latency.md discusses them. Ratios, for the most replicas asked for and each σ:
 `tree_to_pair_via_one`, `tree_to_pair_at_once`, `ring_to_pair_at_once`, `tree_to_slowest_pair` and
-`blocked_all_reduce_to_pair`, whose pairs are drawn anew for each round.
+`blocked_all_reduce_to_pair`, whose pairs are drawn again for each round.
 """
 
 from __future__ import annotations

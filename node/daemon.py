@@ -244,7 +244,7 @@ class Node:
         try:
             await self._serve(target, is_move=True)
         except NolocoError as failure:
-            events.warn(f"{failure} This node chooses a stage anew.", "move-failed", stage=target)
+            events.warn(f"{failure} This node chooses a stage again.", "move-failed", stage=target)
             if self._serving.is_announced:
                 await self._serving.withdraw()
             await self._give_up_stage()

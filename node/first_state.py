@@ -155,5 +155,5 @@ class FirstState:
             if self._holders() and await self._trainer.download():
                 return True
         if self._holders():
-            raise JoinError(f"The state of stage {self._context.stage} could not be had.")
+            raise JoinError(f"The state of stage {self._context.stage} could not be downloaded.")
         return False

@@ -9,7 +9,7 @@ Four ways to end a round:
 
 - all-reduce: everybody waits for the slowest replica, then for the all-reduce;
 - pair, one round: both started together; the faster waits for the slower, then both exchange;
-- pair, round after round: partners are drawn anew for each round, as in the paper's public code. Whoever waited
+- pair, round after round: partners are drawn again for each round, as in the paper's public code. Whoever waited
   makes its next partner wait, so this is more than one round shows, but it stops growing with N;
 - pair, training on: the faster replica goes on training until the slower is ready (`outer.window`), so that only
   the exchange itself blocks. Whoever hides that behind compute (`outer.overlap`) does not even wait for it.

@@ -98,7 +98,7 @@ async def _source(observer: Observer, order: ExportOrder, stage: int, partial: P
 async def _fetch(
     observer: Observer, order: ExportOrder, source: Source, partial: Path, tell: Tell, progress: StageProgress
 ) -> StageFile:
-    """All of a stage; anew when a replica's round ends meanwhile."""
+    """All of a stage; again when a replica's round ends meanwhile."""
     stage, run_id = source.stage, observer.signed.run_id
     for _ in range(TRIES):
         had_some = bool(earlier_donors(partial, run_id, stage))
@@ -107,7 +107,7 @@ async def _fetch(
         try:
             await fetch_stage(observer.rpc, file, lambda done, total: progress(stage, done, total))
         except RoundEnded as ended:
-            tell(f"Stage {stage}: {ended}; fetching it anew.")
+            tell(f"Stage {stage}: {ended}; fetching it again.")
             source = await _source(observer, order, stage, partial)
         else:
             return file
@@ -120,7 +120,7 @@ async def _fetch(
 def _went_on(file: StageFile, had_some: bool) -> str:
     if file.present:
         return f" {len(file.present)} of its {file.pieces} pieces are here already."
-    return " What was here is of other weights or damaged: started anew." if had_some else ""
+    return " What was here is of other weights or damaged: started again." if had_some else ""
 
 
 def _dtype(order: ExportOrder) -> torch.dtype:

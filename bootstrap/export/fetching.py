@@ -154,7 +154,7 @@ class StageFile:
     """Mutable state: the file, its journal, and which pieces are there."""
 
     def __init__(self, directory: Path, run_id: str, source: Source) -> None:
-        """Go on where an earlier fetch of the same weights stopped, else begin anew. Raises `OSError`."""
+        """Go on where an earlier fetch of the same weights stopped, else start again. Raises `OSError`."""
         self.path, self._journal = _paths(directory, source.stage)
         self.source = source
         self.pieces = -(-source.parameters // PIECE_PARAMETERS)

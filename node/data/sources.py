@@ -149,7 +149,7 @@ def _field_of_line(line: bytes, field: str, where: str) -> str | None:
         ) from None
     if not isinstance(contents, dict):
         raise DataError(
-            f"{where} is no JSON object. Each line must be one, with the text in field {field!r}."
+            f"{where} is not a JSON object. Each line must be one, with the text in field {field!r}."
         )
     if field not in contents:
         raise DataError(f"{where} has no field {field!r}. {_choice(contents)}")
@@ -168,7 +168,7 @@ def _parquet_rows(path: Path, field: str) -> Iterator[str | None]:
                     yield _checked(text, field, str(path))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path} is no parquet file that can be read ({str(error).strip().splitlines()[0][:100]}). "
+            f"{path} is not a readable parquet file ({str(error).strip().splitlines()[0][:100]}). "
             "Fetch it again, or leave it out."
         ) from None
 

@@ -29,7 +29,7 @@ from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 1  # of the store; another one is made anew
+_FORMAT = 1  # of the store; another one is made again
 _TEXT, _INDEX = "text.bin", "index.npy"
 _TELL_SECONDS = 10.0
 _FEISTEL_ROUNDS = 6

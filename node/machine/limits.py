@@ -132,7 +132,7 @@ _TAKEN_AT_A_TIME = 16 * MIB
 def keep_freed_memory() -> bool:
     """Let memory of tensors and messages that was freed stay with the process; False where that cannot be set.
 
-    glibc gives large blocks back to the system at once and takes them anew a moment later, page by page, each page
+    glibc gives large blocks back to the system at once and takes them again a moment later, page by page, each page
     filled with zeros: a sixth of the time of an exchange. The process then stays as large as it was at its largest.
     """
     libc = _glibc()
@@ -194,7 +194,7 @@ def parse_size(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
     unit = UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None or float(found[1]) * unit < 1:
-        raise ValueError(f"{text!r} is no amount of memory: write it as 4GiB, 800MiB or 6GB")
+        raise ValueError(f"{text!r} is not an amount of memory: write it as 4GiB, 800MiB or 6GB")
     return int(float(found[1]) * unit)
 
 

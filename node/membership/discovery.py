@@ -199,7 +199,7 @@ class Renewal:
             self._group.keep(self._name, self._run, "Others may take it for gone.")
 
     async def end(self) -> None:
-        """The record stands for up to a lifetime more. May be repeated, and begun anew."""
+        """The record stands for up to a lifetime more. May be repeated, and started again."""
         self._runs = False
         await self._group.close()
 

@@ -48,7 +48,7 @@ class Quarantine:
             return False
         record.until = now + min(MAX_QUARANTINE_SECONDS, QUARANTINE_SECONDS * 2.0**record.times)
         record.times += 1
-        record.meetings.clear()  # it begins anew afterwards
+        record.meetings.clear()  # it starts again afterwards
         return True
 
     def holds(self, peer: PeerId, now: float) -> bool:

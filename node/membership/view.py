@@ -56,7 +56,7 @@ class View:
         return gone
 
     def clock_jumped(self, seconds: float) -> None:
-        """The wall clock went ahead by so much: what was left of each record is left still, until it is read anew."""
+        """The wall clock jumped ahead by so much: each record keeps the time it had left, until it is read again."""
         for peer, member in self._members.items():
             self._members[peer] = replace(member, kept=member.kept + seconds)
 

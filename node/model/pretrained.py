@@ -64,7 +64,7 @@ class Pretrained:
         path = self._file(CONFIG)
         if path is None:
             raise self._missing(
-                f"{self.source} has no {CONFIG}: it is no Hugging Face checkpoint. Save one with "
+                f"{self.source} has no {CONFIG}: it is not a Hugging Face checkpoint. Save one with "
                 "model.save_pretrained(DIRECTORY)."
             )
         return self._json(path, MAX_CONFIG_BYTES)
@@ -126,7 +126,9 @@ class Pretrained:
                     "save the whole model with save_pretrained."
                 )
             if not isinstance(file, str) or Path(file).name != file:
-                raise CheckpointError(f"{INDEX} of {self.source} names {file!r}, which is no file beside it.")
+                raise CheckpointError(
+                    f"{INDEX} of {self.source} names {file!r}, which is not a file beside it."
+                )
         return {name: places[name] for name in shapes}
 
     def _no_weights(self) -> CheckpointError:
@@ -166,7 +168,7 @@ class Pretrained:
             return None
         except (HfHubHTTPError, HFValidationError, OSError) as error:
             raise CheckpointError(
-                f"{self.source} cannot be had from the hub ({type(error).__name__}). Check the name, and log in "
+                f"{self.source} cannot be fetched from the hub ({type(error).__name__}). Check the name, and log in "
                 "with `hf auth login` if it asks for that."
             ) from None
 
@@ -176,7 +178,7 @@ class Pretrained:
                 raise ValueError(f"it is larger than {most} bytes")
             contents = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(contents, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path.name} of {self.source} cannot be read ({error}). Get it again."

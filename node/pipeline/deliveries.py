@@ -125,7 +125,7 @@ class Deliveries:
         finally:
             delivery.askers -= 1
             if not delivery.askers and not delivery.task.done() and delivery.passage.give_up():
-                self._forget(name, delivery)  # delivered again, it begins anew
+                self._forget(name, delivery)  # delivered again, it starts again
                 delivery.task.cancel()
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
 """The next token for whoever asks: forward passes with the slow weights along a route that the asker chose.
 
 Keys and values of earlier tokens are kept between requests where they fit, so that one more token costs one token.
-They are a convenience: whoever asks can begin anew at any time, and is told to when they are gone.
+They are a convenience: whoever asks can start again at any time, and is told to when they are gone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Memories:
         if not position:
             return None
         if memory is None or memory.tokens != position:
-            raise Refused("forgotten", "begin anew with all tokens")
+            raise Refused("forgotten", "start again with all tokens")
         return memory
 
     def keep(self, key: Key, memory: Memory) -> None:

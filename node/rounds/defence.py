@@ -1,4 +1,4 @@
-"""The defence of the average: how far, and whither, one partner may pull this replica. Pure; clock passed in.
+"""The defence of the average: how far, and which way, one partner may pull this replica. Pure; clock passed in.
 
 Self-centred clipping in the manner of He et al., "Byzantine-robust decentralized learning via ClippedGossip"
 (arXiv 2202.01545), with a radius learned from history as in Karimireddy et al., "Learning from history"

@@ -4,7 +4,7 @@ A piece holds the same range of φ, δ and AdamW's moments of one replica and is
 a stage are near each other, so pieces of several of them together are a valid start (`download`): a donor that dies
 or moves on costs one piece, never the download, and no donor is locked.
 
-A replica of a stage that trains and one that began anew from the seed while it could not be seen hold unrelated
+A replica of a stage that trains and one that started again from the seed while it could not be seen hold unrelated
 weights; pieces of both are no model. So the donors of one download come from one group, of replicas that are about
 as far as each other: the largest one, and of two as large the one that is further. Replicas in their first rounds
 give theirs only where there are no others. What one of them alone says moves nothing: the median of the group counts.
@@ -36,7 +36,7 @@ PIECE_DEADLINE = 60.0
 INDEX_DEADLINE = 10.0
 PIECES_IN_FLIGHT = 4
 TRIES_PER_PIECE = 6
-FRESH_ROUNDS = 2  # a replica this young may have begun anew
+FRESH_ROUNDS = 2  # a replica this young may have started again
 NEAR_ROUNDS = 4  # between two of a group, or
 NEAR_SHARE = 0.25  # of their rounds: replicas of other speeds are further apart the older they are
 FASTEST_ROUND = 0.25  # seconds: a round's exchange takes longer on the links that downloads take

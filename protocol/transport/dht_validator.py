@@ -72,7 +72,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         super().__init__()
         self._now = now
-        self._bytes_at_most = 0  # grows with every store; counted anew when it reaches the limit
+        self._bytes_at_most = 0  # grows with every store; counted again when it reaches the limit
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         held = self.get(key)

@@ -201,7 +201,7 @@ class Libp2pTransport(Transport):
         return session
 
     async def _watch(self) -> None:
-        """For ever. May be begun anew at any point: it goes on with the p2pd that runs, or starts one."""
+        """For ever. May be started again at any point: it goes on with the p2pd that runs, or starts one."""
         while True:
             if self._session is None:
                 self._session = await self._revive()

@@ -1,4 +1,4 @@
-"""A download takes its pieces from replicas that belong together, whoever lies, dies or began anew."""
+"""A download takes its pieces from replicas that belong together, whoever lies, dies or started again."""
 
 from __future__ import annotations
 

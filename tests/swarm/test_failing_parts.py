@@ -100,7 +100,7 @@ def test_a_part_that_fails_is_told_and_started_again(
         parts = [
             p for node in swarm.nodes.values() for p in node.health()["parts"] if p["part"] == part.lower()
         ]
-        assert sum(p["restarts"] for p in parts) >= 1  # a node that has moved since begins anew
+        assert sum(p["restarts"] for p in parts) >= 1  # a node that has moved since starts again
         assert all(p["state"] == "running" for p in parts)
         await everyone_goes_on(swarm)
         await swarm.leave()

@@ -1,4 +1,4 @@
-"""The donors of one download are about as far as each other; one that lies or began anew is none of them."""
+"""The donors of one download are about as far as each other; one that lies or started again is none of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chosen(*rounds: int) -> list[int]:
     [
         ((14, 0, 13, 14), [13, 14, 14]),
         ((14, 0), [14]),
-        ((14, 0, 1, 2, 0), [14]),  # a half that began anew, while one of the old is left
+        ((14, 0, 1, 2, 0), [14]),  # a half that started again, while one of the old is left
         ((0, 1, 0), [0, 0, 1]),
         ((14, 13, 10**6), [13, 14]),
         ((86, 18, 18, 17), [17, 18, 18]),
@@ -44,7 +44,7 @@ def test_a_piece_must_follow_what_its_donor_told() -> None:
     told = DonorProgress(140, 14)
     assert follows(DonorProgress(140, 14), told, 0.0, LIMITS)
     assert follows(DonorProgress(165, 16), told, 1.0, LIMITS)
-    assert not follows(DonorProgress(130, 13), told, 1.0, LIMITS), "it began anew"
+    assert not follows(DonorProgress(130, 13), told, 1.0, LIMITS), "it started again"
     assert not follows(DonorProgress(0, 0), told, 100.0, LIMITS)
     assert not follows(DonorProgress(10**6, 10**5), told, 60.0, LIMITS)
     assert not follows(DonorProgress(10**6, 14), told, 1.0, LIMITS)

@@ -37,7 +37,7 @@ def test_the_limit_comes_from_flag_environment_or_file(tmp_path: Path) -> None:
     assert build_config({}, {"NOLOCO_MAX_MEMORY": "2GiB"}, file).most_memory == 2 * GIB
     assert build_config({"max_memory": "1GiB"}, {"NOLOCO_MAX_MEMORY": "2GiB"}).most_memory == GIB
     assert build_config({}, {}).most_memory == 0
-    with pytest.raises(UserError, match="--max-memory: 'lots' is no amount of memory: write it as 4GiB"):
+    with pytest.raises(UserError, match="--max-memory: 'lots' is not an amount of memory: write it as 4GiB"):
         build_config({"max_memory": "lots"}, {})
 
 

@@ -142,7 +142,7 @@ def test_one_that_does_as_asked_is_trusted_at_once() -> None:
     assert view.serving(0, 0.0) == [A]
     view.suspect(A)
     clock.now = SUSPECT_SECONDS
-    assert view.serving(0, 0.0) == [A]  # and begins anew
+    assert view.serving(0, 0.0) == [A]  # and starts again
 
 
 def test_nothing_is_kept_of_peers_that_are_gone() -> None:

@@ -31,7 +31,7 @@ def test_nonsense_in_the_environment_is_told_and_not_announced(host: str, port: 
     for environment in ({**RUNPOD, "RUNPOD_PUBLIC_IP": host}, {**RUNPOD, "RUNPOD_TCP_PORT_31337": port}):
         found = rented(31337, environment)
         assert found.address == ""
-        assert found.warning.endswith("Tell the right one with --announce.")
+        assert found.warning.endswith("Give the right one with --announce.")
 
 
 def test_elsewhere_the_environment_says_nothing() -> None:

@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "impossible heads": (change_config(num_key_value_heads=3), "model.heads 4 must be a multiple"),
     "no config": (lambda d: (d / "config.json").unlink(), "no config.json.*save_pretrained"),
     "broken config": (lambda d: (d / "config.json").write_text("{"), "config.json of .* cannot be read"),
-    "a list for a config": (lambda d: (d / "config.json").write_text("[]"), "it is no JSON object"),
+    "a list for a config": (lambda d: (d / "config.json").write_text("[]"), "it is not a JSON object"),
     "truncated": (truncate, "model.safetensors of .* is damaged or cut short.*Get it again"),
     "no tensors at all": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or cut short"),
     "pickled weights": (pickle, "pickled weights only.*save_pretrained writes safetensors"),
@@ -214,7 +214,7 @@ def test_a_wrong_checkpoint_is_refused_in_one_line(case: str, tmp_path: Path) ->
     ("damage", "words"),
     [
         (change_index(lambda places: places.__delitem__(NAME)), f"names no file for {NAME}"),
-        (change_index(lambda places: places.update({NAME: "../x.safetensors"})), "is no file beside it"),
+        (change_index(lambda places: places.update({NAME: "../x.safetensors"})), "is not a file beside it"),
         (
             change_index(lambda places: places.update({NAME: "gone.safetensors"})),
             "gone.safetensors is missing",
