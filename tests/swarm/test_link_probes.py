@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -52,13 +53,13 @@ class SeenLinks:
     def _watch(self, me: PeerId, node: Node) -> None:
         call = node.rpc.call
 
-        async def counted(peer: PeerId, traffic: Traffic, request: Any, *args: Any, **more: Any) -> Any:
-            if isinstance(request, Probe) and args[1:]:
-                nbytes = sum(tensor.nbytes for tensor in args[1])
+        async def counted(peer: PeerId, request: Any, tensors: Sequence[Encoded] = (), **more: Any) -> Any:
+            if isinstance(request, Probe):
+                nbytes = sum(tensor.nbytes for tensor in tensors)
                 self.bytes[me] = self.bytes.get(me, 0) + nbytes
                 seconds = nbytes / world(me, peer).bandwidth
                 self.busy[me, peer] = self.busy.get((me, peer), 0.0) + seconds
-            return await call(peer, traffic, request, *args, **more)
+            return await call(peer, request, tensors, **more)
 
         node.rpc.call = counted  # type: ignore[method-assign]
         visit = node.links.visit

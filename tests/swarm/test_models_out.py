@@ -216,7 +216,7 @@ def test_an_export_that_was_cut_short_goes_on_with_what_is_whole(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_a_damaged_piece_is_refused_and_a_round_that_ends_begins_the_stage_anew(tmp_path: Path) -> None:
+def test_a_damaged_piece_is_refused_and_a_round_that_ends_fetches_the_stage_again(tmp_path: Path) -> None:
     told: list[str] = []
 
     async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
@@ -231,18 +231,18 @@ def test_a_damaged_piece_is_refused_and_a_round_that_ends_begins_the_stage_anew(
         assert not (tmp_path / "config.json").exists()
 
         def end_round(request: Request, answer: Answer) -> Answer:
-            if request.message.index == 6 and not told_anew():
+            if request.message.index == 6 and not told_again():
                 last.replica.phi.mul_(1.01)
                 last.replica.round += 1
             return answer
 
-        def told_anew() -> bool:
-            return any("anew" in sentence for sentence in told)
+        def told_again() -> bool:
+            return any("fetching it again" in sentence for sentence in told)
 
         meddled(first, lambda request, answer: answer)
         meddled(last, end_round)
         await export(observer, ExportOrder(tmp_path), tell=told.append)
-        assert told_anew()
+        assert told_again()
         assert_exported(tmp_path, [first.replica, last.replica])
 
     visiting(1, look, inner__total_steps=6)

@@ -140,6 +140,7 @@ def test_training_that_is_ended_in_the_middle_of_a_step_leaves_no_microbatch_beh
     async def main() -> None:
         swarm = await training(2, step=3, inner__staleness=1, inner__total_steps=FOREVER, link=FAR)
         service: Any = swarm.nodes[0]._serving
+        owners = service._pipeline, service.trainer, service.trainer._draws
         in_step = asyncio.Event()
 
         async def never(*_: Any) -> None:
@@ -148,13 +149,13 @@ def test_training_that_is_ended_in_the_middle_of_a_step_leaves_no_microbatch_beh
 
         service.trainer._healing.step_done = never
         await in_step.wait()
-        ahead = tasks_of(service._pipeline, service.trainer)
+        ahead = tasks_of(*owners)
         for task in ahead:
             if "Trainer.run" in repr(task.get_coro()):
                 task.cancel()
                 await asyncio.wait([task])
         assert len(ahead) > 1
-        assert not tasks_of(service._pipeline, service.trainer)
+        assert not tasks_of(*owners)
         for number in list(swarm.nodes):
             swarm.kill(number)
         await swarm.leave()
