@@ -15,7 +15,7 @@ from protocol.channel import Channel
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Answer, Message, Progress, Status
-from protocol.request_limiter import RequestLimiter, places_for
+from protocol.peer_limits import RequestLimiter, places_for
 from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)

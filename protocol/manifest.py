@@ -1,10 +1,11 @@
 """The manifest: the immutable description of one run, and the only thing its members must agree on.
 
-TOML for people; peers get it signed, see `signed_manifest`.
+People read and write it as TOML; peers get it signed, see `signed_manifest`.
 """
 
 from __future__ import annotations
 
+import json
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -14,11 +15,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from protocol.cut import starts_of
 from protocol.errors import ManifestError
-from protocol.model import Model
-from protocol.section import Count, Positive, Section
-from protocol.stability import gamma_bound
+from protocol.model import Count, Model, Positive, Section
 
-PROTOCOL_VERSION = 1
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 
@@ -31,6 +29,15 @@ REMOVED = {  # settings and values that manifests may still name, and what to do
     'or what outer.pace "time" makes of them',
     "outer.overlap = late": '"late" was removed: use "phi-early" with wire.progress "int8", or "none"',
 }
+
+
+def gamma_bound(alpha: float, group_size: int = 2) -> float:
+    """The pull γ must stay below this for the replicas' spread to stay bounded in mean square (docs/noloco.md).
+
+    2n(1 − α²) / (n(1 − α) + 2α) for groups of n replicas out of many; for pairs it is 2(1 − α²).
+    """
+    n = group_size
+    return 2 * n * (1 - alpha**2) / (n * (1 - alpha) + 2 * alpha)
 
 
 class Start(Section):
@@ -58,9 +65,8 @@ class Data(Section):
     sequence_tokens: Annotated[int, Field(ge=2, le=1_048_576)]
     # The fraction of documents that nobody trains on. The hash of a document's text decides, so that all agree.
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    longest_document: Annotated[int, Field(ge=256, le=2**24)] = (
-        16_384  # bytes; longer texts are cut at line ends
-    )
+    # bytes; longer texts are cut at line ends
+    longest_document: Annotated[int, Field(ge=256, le=2**24)] = 16_384
 
     @model_validator(mode="after")
     def _texts_end(self) -> Self:
@@ -301,3 +307,25 @@ def _explain(problem: Any) -> str:
     removed = REMOVED.get(place) or REMOVED.get(f"{place} = {str(problem['input'])[:16]}")
     message = removed or str(problem["msg"]).removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
+
+
+def as_toml(manifest: Manifest) -> str:
+    """Every setting, defaults included; `manifest.load_toml` reads the same manifest from it."""
+    contents = manifest.model_dump(exclude_none=True)
+    top = {name: value for name, value in contents.items() if not isinstance(value, dict)}
+    sections = {name: value for name, value in contents.items() if isinstance(value, dict)}
+    blocks = [_settings(top), *(f"[{name}]\n{_settings(values)}" for name, values in sections.items())]
+    return "\n".join(blocks)
+
+
+def _settings(values: dict[str, Any]) -> str:
+    # JSON writes strings, numbers and lists of them as TOML does; tables within sections TOML writes inline
+    return "".join(f"{name} = {_value(value)}\n" for name, value in values.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_value(inner)}" for name, inner in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(inner) for inner in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from protocol.section import Positive, Section
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
@@ -26,6 +27,12 @@ ROPE_MAY: dict[RopeType, tuple[str, ...]] = {
 }
 ATTENTION_BIAS: tuple[Family, ...] = ("llama", "qwen3")  # that have the choice; Qwen2 always has its own
 SLIDING: tuple[Family, ...] = ("mistral", "qwen2", "qwen3")
+
+
+class Section(BaseModel):
+    """What every section of a manifest is made of."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Rope(Section):
@@ -79,7 +86,7 @@ class Model(Section):
     mlp_bias: bool = False
     sliding_window: Annotated[int, Field(ge=0, le=2**30)] = 0  # tokens that a token sees; 0: all before it
     full_layers: Annotated[int, Field(ge=0, le=1_024)] = (
-        0  # the first ones see all tokens whatever the window
+        0  # the first ones, which see all tokens all the same
     )
     max_positions: Annotated[int, Field(ge=0, le=2**30)] = 0  # 0: those of a training sequence
     rope_theta: Positive = 10_000.0

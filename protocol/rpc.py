@@ -15,7 +15,6 @@ from typing import TypeVar
 import torch
 
 from protocol.answering import Answering
-from protocol.bans import Bans
 from protocol.channel import Channel
 from protocol.codec import Encoded
 from protocol.errors import (
@@ -31,7 +30,7 @@ from protocol.messages import Asks, Done, Handler, Message, Status
 from protocol.messages import Request as Request
 from protocol.messages import Traffic as Traffic
 from protocol.patience import Patience
-from protocol.request_limiter import RequestLimiter
+from protocol.peer_limits import Bans, RequestLimiter
 from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Stream, Transport
 

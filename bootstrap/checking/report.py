@@ -22,8 +22,7 @@ from node.model.outer import OuterSettings, stationary_variance
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
-from protocol.manifest import Manifest
-from protocol.stability import gamma_bound
+from protocol.manifest import Manifest, gamma_bound
 
 TOLERABLE = 0.05  # of the time: what an exchange may block before the report calls for longer inner steps
 

@@ -21,8 +21,7 @@ from safetensors.torch import save_file
 from bootstrap.export.fetching import Source
 from node.model.flat import Slice, layout
 from node.model.stage import model_config, parameter_shapes
-from protocol.manifest import Manifest
-from protocol.manifest_text import as_toml
+from protocol.manifest import Manifest, as_toml
 
 PATTERN = "model{suffix}.safetensors"
 INDEX = "model.safetensors.index.json"

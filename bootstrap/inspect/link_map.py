@@ -18,8 +18,8 @@ from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting, visit
 from node.daemon import Node
 from node.model.stage import parameter_count
+from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.codec import nbytes_of
-from protocol.link_report import PEER_CHARACTERS, LinkReport
 from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
 

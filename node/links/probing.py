@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from node.links.links import LinkEstimate, Links
+from protocol.announcement import AT_LEAST
 from protocol.codec import Buffer, Encoded
 from protocol.errors import NolocoError, WireError
-from protocol.link_report import AT_LEAST
 from protocol.messages import MAX_PROBE_BYTES, Probe
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId

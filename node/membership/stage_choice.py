@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from node.membership.capacity import Capacities, Peer
-from protocol.link_report import PEER_CHARACTERS, LinkReport
+from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.transport.base import PeerId
 
 ALIKE = 1.08  # capacities within this factor count as equal: equal machines measure themselves that far apart

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.kernels import Floats, compiled
-from protocol.stability import gamma_bound as stability_bound
+from protocol.manifest import gamma_bound as stability_bound
 
 __all__ = [
     "OuterSettings",

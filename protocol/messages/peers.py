@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from protocol.link_report import ToldLinks
+from protocol.announcement import ToldLinks
 from protocol.messages.base import Asks, Fraction, Id, Message, Natural, Number, ShortText, Traffic
 
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s

@@ -23,8 +23,7 @@ from protocol.identity import Identity
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
-from protocol.transport.libp2p_session import Session
-from protocol.transport.libp2p_stream import Libp2pStream
+from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.p2pd import Libp2pConfig
 
 __all__ = ["Libp2pConfig", "Libp2pTransport"]

@@ -1,4 +1,4 @@
-"""One life of p2pd: the process, this peer's part of the DHT, and the socket for incoming streams."""
+"""One life of p2pd: the process, this peer's part of the DHT, and streams, for which p2pd hands over Unix sockets."""
 
 from __future__ import annotations
 
@@ -8,22 +8,96 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from protocol.addresses import check_address, is_loopback, peer_id_in
-from protocol.errors import NolocoError, PeerUnreachable, UserError
+from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError
 from protocol.supervision import Supervisor, all_of, cancelled
-from protocol.transport.base import PeerId
+from protocol.transport.base import Buffer, PeerId, Stream
 from protocol.transport.dht import Dht
 from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
-from protocol.transport.libp2p_stream import Libp2pStream
 from protocol.transport.p2pd import Libp2pConfig, P2pd
 from protocol.transport.p2pd_socket import P2pdSocket
 
 logger = logging.getLogger(__name__)
 
-_LOCAL_DEADLINE = (
-    10.0  # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
-)
-
+# seconds for what p2pd answers without asking another peer: milliseconds, when it is well
+_LOCAL_DEADLINE = 10.0
 _GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
+_SLICE = 4 << 20  # bytes handed to the socket at once; between two slices a closed stream is noticed
+_ACCEPTED = b"\x01"
+
+
+class Libp2pStream(Stream):
+    """Backpressure reaches from the remote reader through both p2pd to `write`; they buffer some MiB."""
+
+    def __init__(self, remote: PeerId, socket: P2pdSocket) -> None:
+        self.remote = remote
+        self._socket = socket
+        self._lock = asyncio.Lock()  # writes of several tasks do not mix
+
+    @property
+    def heard(self) -> float:
+        return self._socket.heard
+
+    @property
+    def wrote(self) -> float:
+        return self._socket.wrote
+
+    async def accept(self) -> None:
+        """Tell the opener that a handler has taken the stream."""
+        await self.write(_ACCEPTED)
+
+    async def accepted(self, deadline: float) -> None:
+        """Wait for `accept` at the other end.
+
+        p2pd opens streams of a protocol that it knows the peer to serve without asking the peer, even one
+        that is frozen. Raises as `Transport.open`.
+        """
+        try:
+            async with asyncio.timeout(deadline):
+                if await self.read(1) != _ACCEPTED:
+                    raise PeerUnreachable(f"{self.remote} speaks another protocol")
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{self.remote} did not accept the stream within {deadline:g} s"
+            ) from error
+
+    async def read(self, size: int) -> Buffer:
+        if self._socket.is_closing():
+            raise PeerUnreachable("the stream is closed")
+        try:
+            return await self._socket.readexactly(size)
+        except (OSError, EOFError) as error:
+            raise PeerUnreachable(f"the stream from {self.remote} ended") from error
+
+    async def write(self, *buffers: Buffer) -> None:
+        """As in `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
+        async with self._lock:
+            try:
+                for buffer in buffers:
+                    await self._write_one(buffer)
+            except (OSError, RuntimeError) as error:  # uvloop raises RuntimeError on a closed handle
+                raise PeerUnreachable(f"the stream to {self.remote} is closed") from error
+            except asyncio.CancelledError:
+                self._socket.abort()  # half a message was sent; the rest would be misread
+                raise
+
+    async def _write_one(self, buffer: Buffer) -> None:
+        view = memoryview(buffer)
+        if not view.nbytes:
+            return  # and could not be cast
+        view = view.cast("B")
+        for start in range(0, len(view), _SLICE):
+            if self._socket.is_closing():
+                raise ConnectionResetError
+            self._socket.write(view[start : start + _SLICE])
+            await self._socket.drain()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def break_off(self) -> None:
+        """Drop the connection with whatever was not sent yet."""
+        self._socket.abort()
+
 
 OnStream = Callable[[Libp2pStream, str], Awaitable[None]]  # (stream, protocol)
 

@@ -23,7 +23,7 @@ from typing import Any
 from protocol.errors import ResourceError, UserError
 from protocol.supervision import Supervisor, cancelled
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
-from protocol.transport.p2pd_control import P2pdControl
+from protocol.transport.p2pd_socket import P2pdControl
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from protocol.identity import Identity
 from protocol.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
-from protocol.transport import dht_validator
-from protocol.transport.dht_validator import RecordStorage, RecordValidator
+from protocol.transport import dht
+from protocol.transport.dht import RecordStorage, RecordValidator
 from protocol.transport.hivemind_api import DHTID, DHTRecord, MSGPackSerializer
 
 ALICE = Identity.from_seed("alice")
@@ -108,8 +108,8 @@ def test_a_merged_record_does_not_shorten_the_life_of_others(clock: list[float])
 
 
 def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_validator, "MAX_KEY_BYTES", 1000)
-    monkeypatch.setattr(dht_validator, "MAX_STORE_BYTES", 2500)
+    monkeypatch.setattr(dht, "MAX_KEY_BYTES", 1000)
+    monkeypatch.setattr(dht, "MAX_STORE_BYTES", 2500)
     storage = RecordStorage()
     assert sum(put(storage, f"peer {number}", bytes(100), 60) for number in range(30)) == 10
     assert not put(storage, "peer 0", bytes(200), 70)

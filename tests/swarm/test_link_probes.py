@@ -18,10 +18,10 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.links.links import DUTY, LEAST_PAUSE, LinkEstimate
 from node.links.probing import MOST_PROBES
-from protocol.bans import BAN_AFTER_STRIKES
 from protocol.codec import Encoded
 from protocol.errors import Refused
 from protocol.messages import MAX_PROBE_BYTES, Done, Probe, Probed
+from protocol.peer_limits import BAN_AFTER_STRIKES
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Link

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.membership.stage_choice import LinkTable, Volumes, excess_seconds
-from protocol.link_report import LinkReport
+from protocol.announcement import LinkReport
 from protocol.transport.base import PeerId
 
 VOLUMES = Volumes(activations=1_000, exchange=10_000, microbatches=1, inner_steps=5)

@@ -24,10 +24,9 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import Picture, headline
 from bootstrap.placement.scenario import read_scenario
 from node.membership.view import Member
-from protocol.announcement import Announcement
+from protocol.announcement import Announcement, LinkReport
 from protocol.errors import StateError
 from protocol.identity import Identity
-from protocol.link_report import LinkReport
 from protocol.manifest import load_preset
 from protocol.messages import NodeStats
 from protocol.transport.base import PeerId

@@ -25,9 +25,15 @@ from node.links.links import (
     pause_after,
 )
 from node.links.probing import MOST_PROBERS, MOST_PROBES, WINDOW_SECONDS, ProbeAllowance
-from protocol.announcement import Announcement, parse_announcement
+from protocol.announcement import (
+    AT_LEAST,
+    MOST_PUBLISHED,
+    MOST_TOLD,
+    Announcement,
+    LinkReport,
+    parse_announcement,
+)
 from protocol.errors import RecordError, WireError
-from protocol.link_report import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, LinkReport
 from protocol.messages import MAX_PROBE_BYTES, NodeStats
 from protocol.records import MAX_RECORD_BYTES
 from protocol.transport.base import PeerId, Record

@@ -22,8 +22,7 @@ from bootstrap.generation.swarm_answer import Sampler
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
 from protocol.errors import DataError, TokenizerError, UserError
-from protocol.manifest import PRESETS, load_preset, manifest_from
-from protocol.manifest_text import as_toml
+from protocol.manifest import PRESETS, as_toml, load_preset, manifest_from
 from protocol.transport.base import PeerId
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from protocol.request_limiter import BUDGET, FEWEST, MOST, RequestLimiter, places_for
+from protocol.peer_limits import BUDGET, FEWEST, MOST, RequestLimiter, places_for
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import logging
 import pytest
 import torch
 
-from protocol.bans import BAN_AFTER_STRIKES
 from protocol.codec import encode
 from protocol.errors import (
     PeerUnreachable,
@@ -16,7 +15,7 @@ from protocol.errors import (
     WireError,
 )
 from protocol.messages import Done, Forward, Gradient, Ready
-from protocol.request_limiter import MOST
+from protocol.peer_limits import BAN_AFTER_STRIKES, MOST
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual

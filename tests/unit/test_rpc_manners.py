@@ -8,7 +8,6 @@ import contextlib
 import pytest
 import torch
 
-from protocol.bans import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.codec import encode
 from protocol.errors import (
     CodecError,
@@ -19,6 +18,7 @@ from protocol.errors import (
 from protocol.frames import FrameType, read_frame, write_frame
 from protocol.identity import Identity
 from protocol.messages import Done, Ready
+from protocol.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
 from tests.unit.two_peers import Two, in_virtual_time, say_done, two_peers

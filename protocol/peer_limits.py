@@ -1,15 +1,25 @@
-"""How many requests of one peer and class are answered at once: the bound on the memory that it makes us hold."""
+"""What one peer may do here: how many of its requests are answered at once, and when it is ignored.
+
+The first bounds the memory that a peer can make this node hold; the second is for peers that break the protocol.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
 MOST = 64  # requests of a peer and class answered at once
-FEWEST = (
-    16  # even of the largest ones; two batches of eight, or the way to the next stage would not be hidden
-)
+# even of the largest ones; two batches of eight, or the way to the next stage would not be hidden
+FEWEST = 16
 BUDGET = 64 << 20  # bytes of requests of a peer and class, and as many of answers, unless `FEWEST` need more
+BAN_AFTER_STRIKES = 10
+BAN_SECONDS = 300.0
+MAX_OFFENDERS = 4_096  # remembered at once
 
 
 def places_for(max_payload: int) -> int:
@@ -55,3 +65,27 @@ class RequestLimiter:
                 first.set_result(None)
                 return
         self.taken -= 1
+
+
+class Bans:
+    """Mutable state: the strikes of each offender, and until when the worst are banned; `MAX_OFFENDERS` of each."""
+
+    def __init__(self) -> None:
+        self._strikes: dict[PeerId, int] = {}
+        self._banned_until: dict[PeerId, float] = {}
+
+    def strike(self, peer: PeerId, now: float) -> None:
+        """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`."""
+        if peer not in self._strikes and len(self._strikes) >= MAX_OFFENDERS:
+            self._strikes.pop(next(iter(self._strikes)))
+        self._strikes[peer] = self._strikes.get(peer, 0) + 1
+        if self._strikes[peer] >= BAN_AFTER_STRIKES:
+            del self._strikes[peer]
+            if len(self._banned_until) >= MAX_OFFENDERS:
+                self._banned_until.pop(next(iter(self._banned_until)))
+            self._banned_until[peer] = now + BAN_SECONDS
+            logger.warning("Peer %s broke the protocol too often and is ignored for a while", peer[-8:])
+
+    def is_banned(self, peer: PeerId, now: float) -> bool:
+        until = self._banned_until.get(peer)
+        return until is not None and now < until
