@@ -8,7 +8,7 @@ from node.context import Context
 from node.model.replica import Replica
 from node.watch.events import finite
 from protocol.announcement import Announcement, State
-from protocol.messages import MOST_TOLD_PEERS, NodeStats
+from protocol.messages.peers import MOST_TOLD_PEERS, NodeStats
 
 
 def announcement(

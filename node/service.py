@@ -35,7 +35,7 @@ from node.state.transfer import StateService
 from node.trainer import Trainer
 from protocol.announcement import Announcement, State
 from protocol.errors import Refused, UserError
-from protocol.messages import GetStats, NodeStats
+from protocol.messages.peers import GetStats, NodeStats
 from protocol.rpc import Answer, Request, Traffic
 from protocol.supervision import all_of
 

@@ -25,7 +25,7 @@ from node.model.stage import Stage, logits_through
 from protocol.codec import encode
 from protocol.errors import DataError, DeadlineExceeded, PeerUnreachable, Refused
 from protocol.manifest import Manifest
-from protocol.messages import Evaluate, Evaluated
+from protocol.messages.training import Evaluate, Evaluated
 from protocol.patience import Patience
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId

@@ -21,7 +21,7 @@ from bootstrap.inspect.observer import Observer
 from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
 from protocol.errors import JoinError, NolocoError
-from protocol.messages import GetStateIndex
+from protocol.messages.peers import GetStateIndex
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId

@@ -13,7 +13,7 @@ from bootstrap.generation.decoding import Decoding
 from bootstrap.inspect.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
-from protocol.messages import Predict
+from protocol.messages.training import Predict
 from protocol.patience import Patience
 from protocol.transport.base import PeerId
 

@@ -16,7 +16,7 @@ from node.membership.view import Member, View
 from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity
 from protocol.manifest import Manifest
-from protocol.messages import GetStats, NodeStats
+from protocol.messages.peers import GetStats, NodeStats
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of

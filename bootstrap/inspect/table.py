@@ -14,7 +14,7 @@ from rich.text import Text
 from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting, visit
 from node.links.links import median_round_trip
-from protocol.messages import NodeStats
+from protocol.messages.peers import NodeStats
 from protocol.transport.base import PeerId
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import percent
-from protocol.messages import NodeStats
+from protocol.messages.peers import NodeStats
 from protocol.transport.base import PeerId
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from node.data.datasets_library import HUB
 from protocol.errors import TokenizerError
 from protocol.manifest import BYTES, Manifest
-from protocol.messages import MAX_TOKENIZER_BYTES
+from protocol.messages.peers import MAX_TOKENIZER_BYTES
 
 Ids: TypeAlias = NDArray[np.int32]
 

@@ -14,7 +14,7 @@ from node.links.links import LinkEstimate, Links
 from protocol.announcement import AT_LEAST
 from protocol.codec import Buffer, Encoded
 from protocol.errors import NolocoError, WireError
-from protocol.messages import MAX_PROBE_BYTES, Probe
+from protocol.messages.peers import MAX_PROBE_BYTES, Probe
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId
 

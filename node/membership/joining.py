@@ -13,7 +13,7 @@ from node.membership.outside import inner_port, is_outside
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import ClockError, JoinError, NolocoError
-from protocol.messages import Hello, Welcome
+from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of

@@ -14,7 +14,7 @@ from node.membership.view import View
 from node.model.state_directory import StateDirectory
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.manifest import BYTES, Manifest
-from protocol.messages import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
+from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId

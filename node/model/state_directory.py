@@ -23,7 +23,7 @@ from node.machine.limits import advice_for
 from node.model.flat import StageState
 from protocol.errors import StateError
 from protocol.identity import Identity
-from protocol.messages import MAX_TOKENIZER_BYTES
+from protocol.messages.peers import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
 
 J = TypeVar("J")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 from protocol.errors import Refused
-from protocol.messages import Answer, Gradient, Progress, Status
+from protocol.messages import Answer, Progress, Status
+from protocol.messages.training import Gradient
 from protocol.supervision import Supervisor, cancelled
 
 P = ParamSpec("P")

@@ -6,7 +6,7 @@ from node.context import Context
 from node.model.compute import Priority
 from node.model.stage_work import StageWork
 from protocol.errors import Refused, WireError
-from protocol.messages import Evaluate, Evaluated
+from protocol.messages.training import Evaluate, Evaluated
 from protocol.patience import Patience
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId

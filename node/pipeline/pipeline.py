@@ -19,7 +19,7 @@ from node.pipeline.stage_client import Home, StageClient
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OutOfMemory, Refused
-from protocol.messages import Forward, Gradient, Return
+from protocol.messages.training import Forward, Gradient, Return
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 

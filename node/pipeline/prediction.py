@@ -18,7 +18,7 @@ from node.model.compute import Priority
 from node.model.replica import Replica
 from protocol.codec import encode
 from protocol.errors import Refused, WireError
-from protocol.messages import Predict, Predicted
+from protocol.messages.training import Predict, Predicted
 from protocol.patience import Patience
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId

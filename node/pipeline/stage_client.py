@@ -27,7 +27,7 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
-from protocol.messages import Forward, Return
+from protocol.messages.training import Forward, Return
 from protocol.patience import Patience
 from protocol.transport.base import PeerId
 

@@ -23,7 +23,7 @@ from node.model.outer import OuterSettings
 from node.model.replica import EVERYTHING, PIECE_PARAMETERS, Replica
 from protocol.codec import Encoded, add_scaled, as_read, encode, require_finite
 from protocol.manifest import Wire
-from protocol.messages import Part
+from protocol.messages.training import Part
 
 COMPRESSED = "int8"  # kept as it came until the end: a quarter of the memory, and half of the passes over it
 LOSSLESS = "fp32"

@@ -20,7 +20,7 @@ from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
-from protocol.messages import Contribute, Part
+from protocol.messages.training import Contribute, Part
 from protocol.rpc import Traffic
 from protocol.supervision import Supervisor, all_of, cancelled
 

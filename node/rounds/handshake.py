@@ -11,7 +11,8 @@ from statistics import median
 from node.links.deadlines import AdaptiveDeadline
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
-from protocol.messages import Asks, Propose, Ready, Release, SitOut, Timed
+from protocol.messages import Asks
+from protocol.messages.training import Propose, Ready, Release, SitOut, Timed
 from protocol.rpc import Reply, Rpc
 from protocol.transport.base import PeerId
 

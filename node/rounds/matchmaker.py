@@ -16,7 +16,8 @@ from node.rounds.meeting import Proposal, Refusal, RoundProgress
 from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
 from node.rounds.pairing import Pair, Pairing
 from protocol.errors import NolocoError, Refused
-from protocol.messages import Accept, Done, Propose, Ready, Release, SitOut
+from protocol.messages import Done
+from protocol.messages.training import Accept, Propose, Ready, Release, SitOut
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId

@@ -19,7 +19,8 @@ from node.rounds.pairing import Pair
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
-from protocol.messages import Contribute, Done
+from protocol.messages import Done
+from protocol.messages.training import Contribute
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 

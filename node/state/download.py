@@ -21,7 +21,7 @@ from node.state.transfer import (
     together,
 )
 from protocol.errors import CodecError, JoinError, NolocoError
-from protocol.messages import GetStateIndex
+from protocol.messages.peers import GetStateIndex
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId

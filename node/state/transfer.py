@@ -25,7 +25,7 @@ from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
 from protocol.codec import encode, require_finite
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.manifest import Manifest
-from protocol.messages import GetStateIndex, GetStatePiece, StateIndex, StatePiece
+from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex, StatePiece
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId

@@ -1,106 +1,164 @@
-"""The requests and replies that peers exchange, with the bounds that each field must keep.
+"""What a message is, what it asks for, and how a handler sees and answers it.
 
-A field that is missing, unknown or out of bounds is a `WireError` at the reader, before anything is done.
+A request names the class of traffic that it travels in and the type of its reply, so that neither a caller nor a
+handler has to. Tensors travel beside a message, not in it (see `protocol.frames`). A field that is missing, unknown
+or out of bounds is a `WireError` at the reader, before anything is done. The requests and replies themselves are in
+`protocol.messages.peers` and `protocol.messages.training`.
 """
 
-from protocol.messages.base import (
-    Answer,
-    Asks,
-    Done,
-    Handler,
-    Message,
-    Natural,
-    Number,
-    Progress,
-    Request,
-    Status,
-    Traffic,
-)
-from protocol.messages.peers import (
-    MAX_PROBE_BYTES,
-    MAX_TOKENIZER_BYTES,
-    MOST_TOLD_PEERS,
-    TOKENIZER_PIECE_BYTES,
-    GetStateIndex,
-    GetStatePiece,
-    GetStats,
-    GetTokenizer,
-    Hello,
-    NodeStats,
-    Probe,
-    Probed,
-    StateIndex,
-    StatePiece,
-    TokenizerPiece,
-    Welcome,
-)
-from protocol.messages.training import (
-    Accept,
-    Assemble,
-    Contribute,
-    Evaluate,
-    Evaluated,
-    Forward,
-    Gradient,
-    Part,
-    Predict,
-    Predicted,
-    Propose,
-    Ready,
-    Reduce,
-    Reduced,
-    Release,
-    Return,
-    RollCall,
-    SitOut,
-    Timed,
-)
+from __future__ import annotations
 
-__all__ = [
-    "MAX_PROBE_BYTES",
-    "MAX_TOKENIZER_BYTES",
-    "MOST_TOLD_PEERS",
-    "TOKENIZER_PIECE_BYTES",
-    "Accept",
-    "Answer",
-    "Asks",
-    "Assemble",
-    "Contribute",
-    "Done",
-    "Evaluate",
-    "Evaluated",
-    "Forward",
-    "GetStateIndex",
-    "GetStatePiece",
-    "GetStats",
-    "GetTokenizer",
-    "Gradient",
-    "Handler",
-    "Hello",
-    "Message",
-    "Natural",
-    "NodeStats",
-    "Number",
-    "Part",
-    "Predict",
-    "Predicted",
-    "Probe",
-    "Probed",
-    "Progress",
-    "Propose",
-    "Ready",
-    "Reduce",
-    "Reduced",
-    "Release",
-    "Request",
-    "Return",
-    "RollCall",
-    "SitOut",
-    "StateIndex",
-    "StatePiece",
-    "Status",
-    "Timed",
-    "TokenizerPiece",
-    "Traffic",
-    "Welcome",
-]
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.codec import Encoded
+from protocol.errors import WireError
+from protocol.frames import Frame
+from protocol.transport.base import PeerId
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+Id = Annotated[str, Field(min_length=1, max_length=64)]
+OptionalId = Annotated[str, Field(max_length=64)]
+ShortText = Annotated[str, Field(max_length=256)]
+
+
+class Traffic(StrEnum):
+    """The class of a message. Each has a stream of its own, so that a small message never waits behind bulk data."""
+
+    CONTROL = "control"
+    PIPELINE = "pipeline"
+    PAIRING = "pairing"
+    GOSSIP = "gossip"
+    STATE = "state"
+
+    @property
+    def protocol(self) -> str:
+        return f"/noloco/1/{self.value}"
+
+    @property
+    def is_work(self) -> bool:
+        """Whether answers take as long as computing does: meanwhile it is told how far they are, and the handler is
+        cancelled when its caller gives up.
+        """
+        return self is Traffic.PIPELINE
+
+
+class Message(BaseModel):
+    """Base of all messages. `kind` is its name on the wire."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    kind: ClassVar[str]
+
+    @classmethod
+    def parsed(cls, body: object) -> Self:
+        """Validate an untrusted body. Raises `WireError` that names the kind and the first bad field."""
+        try:
+            return cls.model_validate(body, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise WireError(f"malformed {cls.kind}: {place}: {first['msg']}") from None
+
+
+class Done(Message):
+    """A plain acknowledgement."""
+
+    kind: ClassVar[str] = "done"
+
+
+class Progress(Message):
+    """How far a request of the pipeline is, told every second or two until it is answered.
+
+    Silence then means that the peer is frozen or gone, and slow work is waited for. Not a request: it travels in a
+    frame of its own type.
+    """
+
+    kind: ClassVar[str] = "progress"
+    state: Literal["receiving", "queued", "computing", "onward"]  # onward: it waits for a later stage
+    ahead: Natural = 0  # microbatches before it in the queue there
+    done: Natural = 0  # grows whenever the request gets on, at a later stage too
+
+
+RECEIVING = Progress(state="receiving")
+M_co = TypeVar("M_co", bound=Message, covariant=True)
+Reply_co = TypeVar("Reply_co", bound=Message, covariant=True)
+
+
+class Status:
+    """How far a request is. Mutable state: where to look; its handler sets that when it knows."""
+
+    def __init__(self) -> None:
+        self.look: Callable[[], Progress] = lambda: RECEIVING
+
+
+@dataclass(frozen=True)
+class Request(Generic[M_co]):
+    """A checked request as its handler sees it."""
+
+    peer: PeerId
+    message: M_co
+    frame: Frame
+    status: Status = field(default_factory=Status)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return self.frame.tensors()
+
+    def encoded(self) -> list[Encoded]:
+        return self.frame.encoded()
+
+
+@dataclass(frozen=True)
+class Answer(Generic[Reply_co]):
+    """A reply with its tensors, already encoded for the wire."""
+
+    message: Reply_co
+    tensors: Sequence[Encoded] = ()
+
+
+Dispatch: TypeAlias = Callable[[PeerId, Frame, Status], Awaitable[Answer[Message]]]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """What answers the requests of one kind. `dispatch` checks a frame's body before anything is done."""
+
+    kind: str
+    traffic: Traffic
+    dispatch: Dispatch
+
+
+class Asks(Message, Generic[Reply_co]):
+    """Base of the requests that are answered by a `Reply_co`. `traffic` is the class whose stream it travels in."""
+
+    traffic: ClassVar[Traffic]
+    _reply: ClassVar[type[Message]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if arguments := cls.__pydantic_generic_metadata__["args"]:  # `Asks[…]` itself, the base of a request
+            cls._reply = arguments[0]
+
+    @classmethod
+    def reply(cls) -> type[Reply_co]:
+        """The type of message that answers this one."""
+        return cast("type[Reply_co]", cls._reply)
+
+    @classmethod
+    def answered_by(
+        cls, handler: Callable[[Request[Self]], Awaitable[Answer[Reply_co]]], traffic: Traffic | None = None
+    ) -> Handler:
+        """`handler`, for `Rpc.handle`; it may raise `Refused`. `traffic`: another class than the message's own."""
+
+        def dispatch(peer: PeerId, frame: Frame, status: Status) -> Awaitable[Answer[Message]]:
+            return handler(Request(peer, cls.parsed(frame.body), frame, status))
+
+        return Handler(cls.kind, traffic or cls.traffic, dispatch)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from protocol.announcement import ToldLinks
-from protocol.messages.base import Asks, Fraction, Id, Message, Natural, Number, ShortText, Traffic
+from protocol.messages import Asks, Fraction, Id, Message, Natural, Number, ShortText, Traffic
 
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from protocol.messages.base import Asks, Done, Id, Message, Natural, Number, OptionalId, Seconds, Traffic
+from protocol.messages import Asks, Done, Id, Message, Natural, Number, OptionalId, Seconds, Traffic
 
 Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 

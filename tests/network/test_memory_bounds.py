@@ -15,7 +15,8 @@ from test_libp2p_transport import OnLoopback, pid_of
 
 from protocol.codec import Encoded, encode
 from protocol.frames import FrameType, write_frame
-from protocol.messages import Done, Ready
+from protocol.messages import Done
+from protocol.messages.training import Ready
 from protocol.peer_limits import places_for
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream, Transport

@@ -16,7 +16,8 @@ from node.rounds.pairing import Pair
 from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
 from protocol.identity import Identity
-from protocol.messages import Accept, Contribute, Done, Propose
+from protocol.messages import Done
+from protocol.messages.training import Accept, Contribute, Propose
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport

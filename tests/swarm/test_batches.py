@@ -11,7 +11,7 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.codec import encode
 from protocol.errors import Refused
-from protocol.messages import Forward
+from protocol.messages.training import Forward
 from protocol.rpc import Rpc
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (

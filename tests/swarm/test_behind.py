@@ -14,7 +14,8 @@ from node.daemon import Node
 from node.model.compute import Priority
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import NolocoError, Refused
-from protocol.messages import GetStateIndex, Propose, StateIndex
+from protocol.messages.peers import GetStateIndex, StateIndex
+from protocol.messages.training import Propose
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import Record
 from tests.swarm.members import SOON

@@ -14,7 +14,7 @@ from node.state.download import State, WantedState, download_state
 from node.state.transfer import DonorProgress, RunLimits, StateService
 from protocol.errors import JoinError
 from protocol.identity import Identity
-from protocol.messages import GetStateIndex, GetStatePiece, StatePiece
+from protocol.messages.peers import GetStateIndex, GetStatePiece, StatePiece
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link

@@ -11,7 +11,7 @@ import pytest
 from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.announcement import parse_announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
-from protocol.messages import GetStats
+from protocol.messages.peers import GetStats
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     FOREVER,

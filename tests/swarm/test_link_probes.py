@@ -20,7 +20,8 @@ from node.links.links import DUTY, LEAST_PAUSE, LinkEstimate
 from node.links.probing import MOST_PROBES
 from protocol.codec import Encoded
 from protocol.errors import Refused
-from protocol.messages import MAX_PROBE_BYTES, Done, Probe, Probed
+from protocol.messages import Done
+from protocol.messages.peers import MAX_PROBE_BYTES, Probe, Probed
 from protocol.peer_limits import BAN_AFTER_STRIKES
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.base import PeerId

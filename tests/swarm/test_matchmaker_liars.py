@@ -10,7 +10,8 @@ import pytest
 
 from protocol.errors import NolocoError, Refused
 from protocol.identity import Identity
-from protocol.messages import Message, Propose, Ready, Release, SitOut
+from protocol.messages import Message
+from protocol.messages.training import Propose, Ready, Release, SitOut
 from protocol.rpc import Rpc
 from protocol.transport.memory import MemoryTransport
 from tests.swarm.members import EXCHANGE_SECONDS, SOON, Member, Stage, propose, stage_of

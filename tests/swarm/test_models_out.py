@@ -31,7 +31,8 @@ from node.model.replica import Replica
 from node.state.transfer import StateService
 from protocol.codec import encode
 from protocol.errors import JoinError, Refused
-from protocol.messages import GetStatePiece, Predict
+from protocol.messages.peers import GetStatePiece
+from protocol.messages.training import Predict
 from protocol.rpc import Answer, Request
 from tests.swarm.micro import micro_swarm, observer_of, peer_of, run_swarm, stage_nodes, until
 

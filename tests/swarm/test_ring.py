@@ -17,7 +17,7 @@ from node.model.flat import layout
 from node.model.stage import parameter_shapes
 from protocol.codec import encode
 from protocol.errors import Refused
-from protocol.messages import Return
+from protocol.messages.training import Return
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,

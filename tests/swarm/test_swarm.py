@@ -21,7 +21,7 @@ from node.daemon import Node
 from node.model.replica import Pieces, Replica, digest_of
 from node.rounds.pairing import Pair
 from protocol.identity import Identity
-from protocol.messages import Propose
+from protocol.messages.training import Propose
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -17,7 +17,7 @@ from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership.tokenizer_exchange import fetch_tokenizer
 from protocol.errors import TokenizerError
 from protocol.manifest import Manifest
-from protocol.messages import GetTokenizer, TokenizerPiece
+from protocol.messages.peers import GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import (

@@ -14,7 +14,7 @@ from bootstrap.local.summary import TokenCount
 from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.identity import Identity
-from protocol.messages import NodeStats
+from protocol.messages.peers import NodeStats
 
 STAGES = {f"s{stage}r{replica}": stage for stage in range(2) for replica in range(3)}
 CALM = Run(60_000, 60.0, 1.0, [(0, 5.0), (30_000, 3.0), (60_000, 2.0)])

@@ -10,7 +10,7 @@ import torch
 from node.model.replica import Replica
 from node.rounds.pairing import Pair
 from protocol.codec import encode
-from protocol.messages import Contribute
+from protocol.messages.training import Contribute
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, mean_delta, mean_phi, two_ends, whole_round
 

@@ -14,7 +14,7 @@ from node.model.replica import Replica
 from node.rounds.pairing import Pair
 from protocol.codec import encode
 from protocol.errors import CodecError, PeerUnreachable, Refused
-from protocol.messages import Contribute
+from protocol.messages.training import Contribute
 from protocol.rpc import Request
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, alone, assert_alone, two_ends, whole_round

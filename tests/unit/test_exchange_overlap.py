@@ -11,7 +11,7 @@ import torch
 
 from node.rounds.pairing import Pair
 from protocol.codec import Encoded, encode
-from protocol.messages import Contribute
+from protocol.messages.training import Contribute
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import run_swarm
 from tests.unit.two_ends import PIECE, End, agree, two_ends

@@ -18,27 +18,31 @@ from protocol.codec import CODECS, Encoded, encode
 from protocol.errors import PeerUnreachable, WireError
 from protocol.frames import MAGIC, MAX_HEADER_BYTES, MAX_TENSORS, Frame, FrameType, read_frame, write_frame
 from protocol.identity import Identity
-from protocol.messages import (
-    Accept,
-    Assemble,
-    Contribute,
-    Done,
-    Evaluate,
-    Evaluated,
-    Forward,
+from protocol.messages import Done, Message, Progress, peers, training
+from protocol.messages.peers import (
     GetStateIndex,
     GetStatePiece,
     GetStats,
     GetTokenizer,
-    Gradient,
     Hello,
-    Message,
     NodeStats,
-    Predict,
-    Predicted,
     Probe,
     Probed,
-    Progress,
+    StateIndex,
+    StatePiece,
+    TokenizerPiece,
+    Welcome,
+)
+from protocol.messages.training import (
+    Accept,
+    Assemble,
+    Contribute,
+    Evaluate,
+    Evaluated,
+    Forward,
+    Gradient,
+    Predict,
+    Predicted,
     Propose,
     Ready,
     Reduce,
@@ -47,10 +51,6 @@ from protocol.messages import (
     Return,
     RollCall,
     SitOut,
-    StateIndex,
-    StatePiece,
-    TokenizerPiece,
-    Welcome,
 )
 from protocol.transport.base import Buffer, Stream
 
@@ -158,11 +158,11 @@ def message_of(frame: Frame) -> Message:
 
 
 def test_there_is_an_example_of_every_kind_of_message() -> None:
-    kinds = [getattr(messages, name) for name in messages.__all__]
     kinds = [
         kind
-        for kind in kinds
-        if isinstance(kind, type) and "kind" in vars(kind) and issubclass(kind, Message)
+        for module in (messages, peers, training)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and "kind" in vars(kind) and kind.__module__ == module.__name__
     ]
     assert set(MESSAGES.values()) == set(kinds)
     assert len(MESSAGES) == len(EXAMPLES) == len(kinds)  # no two have the same name on the wire

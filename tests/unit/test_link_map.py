@@ -28,7 +28,7 @@ from protocol.announcement import Announcement, LinkReport
 from protocol.errors import StateError
 from protocol.identity import Identity
 from protocol.manifest import load_preset
-from protocol.messages import NodeStats
+from protocol.messages.peers import NodeStats
 from protocol.transport.base import PeerId
 
 TINY = load_preset("tiny")

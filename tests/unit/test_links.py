@@ -34,7 +34,7 @@ from protocol.announcement import (
     parse_announcement,
 )
 from protocol.errors import RecordError, WireError
-from protocol.messages import MAX_PROBE_BYTES, NodeStats
+from protocol.messages.peers import MAX_PROBE_BYTES, NodeStats
 from protocol.records import MAX_RECORD_BYTES
 from protocol.transport.base import PeerId, Record
 

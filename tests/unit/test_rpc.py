@@ -14,7 +14,8 @@ from protocol.errors import (
     Refused,
     WireError,
 )
-from protocol.messages import Done, Forward, Gradient, Ready
+from protocol.messages import Done
+from protocol.messages.training import Forward, Gradient, Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES, MOST
 from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.memory_link import Link

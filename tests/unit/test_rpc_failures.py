@@ -13,7 +13,7 @@ from protocol.errors import (
     PeerUnreachable,
     TransportDown,
 )
-from protocol.messages import Forward, Ready
+from protocol.messages.training import Forward, Ready
 from protocol.patience import FRAME_SECONDS
 from protocol.rpc import Traffic
 from protocol.transport.memory_link import Link

@@ -17,7 +17,8 @@ from protocol.errors import (
 )
 from protocol.frames import FrameType, read_frame, write_frame
 from protocol.identity import Identity
-from protocol.messages import Done, Ready
+from protocol.messages import Done
+from protocol.messages.training import Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport

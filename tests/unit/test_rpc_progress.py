@@ -11,7 +11,8 @@ from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, PeerUnreachable, WireError
 from protocol.frames import FrameType, read_frame, write_frame
 from protocol.identity import Identity
-from protocol.messages import Forward, Gradient, Progress, Ready
+from protocol.messages import Progress
+from protocol.messages.training import Forward, Gradient, Ready
 from protocol.patience import FRAME_SECONDS, Patience
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport

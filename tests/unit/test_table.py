@@ -15,7 +15,7 @@ from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.errors import WireError
 from protocol.identity import Identity
-from protocol.messages import NodeStats
+from protocol.messages.peers import NodeStats
 
 PEER = Identity.from_seed("table").peer_id
 

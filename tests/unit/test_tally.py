@@ -16,7 +16,7 @@ from node.node_statistics import statistics
 from node.watch.counting import MAX_COUNTED, Tally
 from protocol.frames import MAX_HEADER_BYTES
 from protocol.identity import Identity
-from protocol.messages import MOST_TOLD_PEERS, NodeStats
+from protocol.messages.peers import MOST_TOLD_PEERS, NodeStats
 from protocol.transport.base import PeerId
 
 PEERS = [Identity.from_seed("met", number).peer_id for number in range(5_000)]

@@ -7,7 +7,7 @@ import pytest
 from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import fetch_slow_weights
 from protocol.errors import JoinError
-from protocol.messages import GetStateIndex, StateIndex
+from protocol.messages.peers import GetStateIndex, StateIndex
 from protocol.rpc import Answer, Request
 from tests.unit.two_peers import in_virtual_time, two_peers
 

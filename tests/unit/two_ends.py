@@ -19,7 +19,7 @@ from node.rounds.pairing import Pair
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
 from protocol.identity import Identity
-from protocol.messages import Contribute
+from protocol.messages.training import Contribute
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport, memory_address

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.identity import Identity
-from protocol.messages import Done, Forward, Gradient, Ready
+from protocol.messages import Done
+from protocol.messages.training import Forward, Gradient, Ready
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
 from protocol.transport.memory import MemoryTransport
