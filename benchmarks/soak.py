@@ -111,7 +111,7 @@ class Soak:
         )
         surroundings = Surroundings(
             transport=transport,
-            compute=lambda: ComputeThread(1),
+            compute=lambda stage: ComputeThread(1),
             events=Events(transport.now, lines),
             rng=random.Random(number),
             state=state,

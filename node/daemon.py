@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from node.model.stage import parts_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import NodeResources, Surroundings
 from node.rounds.rounds import Rounds
-from node.service import Service, attempt
+from node.service import Service, attempt, taken_stage
 from node.state.checkpoints import Checkpoints
 from node.watch.health import parts_told, reached_at
 from protocol.announcement import State
@@ -57,6 +58,8 @@ class Node:
         rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
         self._member = NodeResources(config, surroundings, rpc, supervisor)
         self._service: Service | None = None
+        self._stage = AsyncExitStack()  # gives up what was taken
+        self._closing = ExitStack()  # what is open as long as the node lives
         self._leaving = asyncio.Event()
         self._patience = LEAVE_SECONDS
         self._plan: OwnersPlan
@@ -92,13 +95,13 @@ class Node:
         self._patience = patience
         self._member.leave_by = asyncio.get_running_loop().time() + patience
         self._leaving.set()
-        if self._service is not None and self._service.is_announced:
+        if self._service is not None:
             self._service.trainer.stop()
 
     def abandon(self) -> None:
         """For simulations of kill -9: whatever still runs of this node saves nothing any more."""
         self._member.surroundings = replace(self._member.surroundings, state=None)
-        if self._service is not None and self._service.is_announced:
+        if self._service is not None:
             self._service.checkpoints.stop()
 
     # --- joining ------------------------------------------------------------------------------
@@ -125,6 +128,7 @@ class Node:
         member.tokenizer = RunTokenizer(manifest, rpc, member.view, state, config.tokenizer)
         member.tokenizer.serve()
         member.data = DataSupply(config, manifest, state, member.events, around.corpus)
+        self._closing.callback(member.data.close)
         member.data.return_to(checkpoint.position if checkpoint else None)
         member.abilities = Abilities(config, manifest, state, member.data)
         await self._serve_where_needed(checkpoint)
@@ -135,15 +139,15 @@ class Node:
         async with found_stage(
             member.config, member.membership, self._plan, member.abilities.serveable, previous
         ) as stage:
-            await self._make_service(stage)
+            await self._take(stage)
         await self._serving.start(checkpoint)
 
-    async def _make_service(self, stage: int) -> None:
-        self._service = Service(self._member, stage, self._seconds_left())
-        await self._service.make()
+    async def _take(self, stage: int) -> None:
+        taken = taken_stage(self._member, stage, self._seconds_left())
+        self._service = await self._stage.enter_async_context(taken)
 
     async def _serve(self, stage: int, *, is_move: bool) -> None:
-        await self._make_service(stage)
+        await self._take(stage)
         await self._serving.start(is_move=is_move)
 
     def _seconds_left(self) -> float:
@@ -245,8 +249,8 @@ class Node:
             await self._serve(target, is_move=True)
         except NolocoError as failure:
             events.warn(f"{failure} This node chooses a stage again.", "move-failed", stage=target)
-            if self._serving.is_announced:
-                await self._serving.withdraw()
+            if self._service is not None:
+                await self._service.withdraw()
             await self._give_up_stage()
             if isinstance(failure, ResourceError):
                 await self._serve(source, is_move=False)
@@ -257,7 +261,8 @@ class Node:
         await attempt(self.checkpoints.save, "saving the state")
 
     async def _give_up_stage(self) -> None:
-        await self._serving.give_up()
+        await self._stage.aclose()
+        self._service = None
         gc.collect()  # the parts know each other
         if torch.device(self._member.config.device).type == "cuda":
             torch.cuda.empty_cache()
@@ -269,13 +274,12 @@ class Node:
         if self._mover is not None:
             await self._mover.let_go()
         if self._service is not None:
-            await self._service.end()
+            await self._service.leave()
         member = self._member
         await attempt(self.rpc.close, "closing the streams", member.time_to_end())
         await attempt(self.transport.close, "closing the network", member.time_to_end())
-        if self._service is not None:
-            await self._service.close()
-            self._member.data.close()
+        await self._stage.aclose()
+        self._closing.close()
         await attempt(member.supervisor.close, "ending what ran in the background", member.time_to_end())
 
     # --- for those who watch ------------------------------------------------------------------
@@ -284,7 +288,7 @@ class Node:
         """For whoever asks on this machine, see `node.watch.health`: well is a node that has its network."""
         report: dict[str, Any] = {"peer": self.transport.peer_id, "state": self.public_state}
         report["parts"] = parts_told(self._member.supervisor, asyncio.get_running_loop().time())
-        if self._service is not None and self._service.is_announced:
+        if self._service is not None:
             service = self._service
             report |= {"stage": service.stage, "step": service.replica.step, "round": service.replica.round}
         return report | reached_at(self.transport)
@@ -316,6 +320,11 @@ class Node:
     @property
     def public_state(self) -> State:
         return "joining" if self._service is None else self._service.public_state
+
+    @property
+    def stage(self) -> int | None:
+        """The stage that this node has taken; None between two stages."""
+        return None if self._service is None else self._service.stage
 
     @property
     def _serving(self) -> Service:

@@ -34,7 +34,7 @@ class Surroundings:
     """Everything that differs between a real node and a simulated one."""
 
     transport: Transport
-    compute: Callable[[], Compute]
+    compute: Callable[[int], Compute]  # of a stage
     events: Events
     rng: random.Random
     state: StateDirectory | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 
 import torch
@@ -37,103 +38,105 @@ from protocol.announcement import Announcement, State
 from protocol.errors import Refused, UserError
 from protocol.messages.peers import GetStats, NodeStats
 from protocol.rpc import Answer, Request, Traffic
-from protocol.supervision import all_of
+from protocol.supervision import Supervisor, all_of
 
 logger = logging.getLogger(__name__)
 
 
-class Service:
-    """Mutable state: the parts, made one after another by `make`, and what others are told of them."""
+@asynccontextmanager
+async def taken_stage(member: NodeResources, stage: int, seconds_left: float) -> AsyncIterator[Service]:
+    """The service of a stage with all its parts, not yet started.
 
-    def __init__(self, member: NodeResources, stage: int, seconds_left: float) -> None:
-        """`seconds_left` is what the volunteer still gives; 0 is no limit."""
-        self.stage = stage
+    `seconds_left` is what the volunteer still gives; 0 is no limit. Raises `UserError` with what to do. On the way
+    out, also from a failed beginning, everything that belongs to the stage is ended and its memory released, each
+    step whatever becomes of the others. Saving, and telling others, is `Service.leave`.
+    """
+    member.abilities.require(stage)
+    if stage == 0:
+        await _open_data(member)
+    async with AsyncExitStack() as ending:
+
+        def at_the_end(action: Callable[[], Awaitable[None]], doing: str) -> None:
+            ending.push_async_callback(lambda: attempt(action, doing, member.time_to_end()))
+
+        supervisor = member.supervisor.group()
+        at_the_end(supervisor.close, "ending what ran in the background")
+        compute = member.surroundings.compute(stage)
+        at_the_end(compute.close, "ending the compute thread")
+        context = _context_of(member, stage, compute, supervisor)
+        replica = await _replica_of(member, stage, compute)
+        service = Service(member, context, replica, seconds_left)
+        # behind all that was asked for
+        at_the_end(lambda: compute.run(Priority.SERVE, lambda: None), "finishing what is computed")
+        ending.push_async_callback(service.end)
+        yield service
+
+
+async def _open_data(member: NodeResources) -> None:
+    """Raises `UserError`; a node that came from another stage does not try this one again."""
+    try:
+        await member.tokenizer.get()
+        await member.data.open(member.tokenizer.raw)
+    except UserError:
+        member.abilities.may_serve.discard(0)
+        raise
+
+
+def _context_of(member: NodeResources, stage: int, compute: Compute, supervisor: Supervisor) -> Context:
+    trace = member.surroundings.trace
+    trace.name_process(f"stage {stage} …{member.transport.peer_id[-8:]}")
+    return Context(
+        me=member.transport.peer_id,
+        run_id=member.signed.run_id,
+        manifest=member.signed.manifest,
+        stage=stage,
+        transport=member.transport,
+        rpc=member.rpc,
+        view=member.view,
+        compute=compute,
+        events=member.events,
+        counters=Counters(),
+        trace=trace,
+        links=member.links,
+        supervisor=supervisor,
+    )
+
+
+async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Replica:
+    """The stage's replica, computing in the fastest way that fits. Raises `ResourceError` when none does."""
+    config, manifest, around = member.config, member.signed.manifest, member.surroundings
+    device = torch.device(config.device)
+    room = room_on(device, config.most_memory).free
+    execution = choose_execution(
+        manifest, stage, device, room, config.precision, config.recompute, config.compile
+    )
+    # nothing else waits yet; it is no training
+    replica = await compute.run(Priority.SERVE, around.replica, manifest, stage, config.device)
+    replica.passes.execute(execution)
+    told, measured = "", dict[str, int]()
+    if around.rehearses:
+        found = await compute.run(Priority.SERVE, rehearse, replica, config.recompute, config.most_memory)
+        told = f"; {found.described()}"
+        measured = {"peak": found.cost.peak, "kept": found.cost.kept, "room": found.room}
+    execution = replica.passes.execution  # the dry run may have changed it
+    sentence = f"Stage {stage} {described(execution, manifest, stage)}{told}."
+    member.events.say(sentence, "execution", **asdict(execution), **measured)
+    return replica
+
+
+class Service:
+    """Mutable state: what others are told of the parts, and whether the replica has its stage's state."""
+
+    def __init__(
+        self, member: NodeResources, context: Context, replica: Replica, seconds_left: float
+    ) -> None:
         self.public_state: State = "joining"
-        self.is_announced = False  # the parts exist, and others may know of this node's service
-        self.context: Context
-        self.replica: Replica
-        self.trainer: Trainer
-        self.rounds: Rounds
-        self.checkpoints: Checkpoints
-        self._pipeline: Pipeline
-        self._discovery: Discovery
+        self.context = context
+        self.replica = replica
         self._member = member
-        self._seconds_left = seconds_left
         self._since = member.transport.now()
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
-        self._compute: Compute | None = None
-        self._supervisor = member.supervisor.group()  # of all parts
-        self._background = self._supervisor.group()  # of those that run for ever
-
-    # --- taking the stage ---------------------------------------------------------------------
-
-    async def make(self) -> None:
-        """The stage's replica and all that works on it. Raises `UserError` with what to do."""
-        member, stage = self._member, self.stage
-        config, manifest, device = member.config, member.signed.manifest, torch.device(member.config.device)
-        member.abilities.require(stage)
-        if stage == 0:
-            await self._open_data()
-        room = room_on(device, config.most_memory).free
-        execution = choose_execution(
-            manifest, stage, device, room, config.precision, config.recompute, config.compile
-        )
-        self._compute = member.surroundings.compute()
-        self.context = self._make_context(self._compute)
-        # nothing else waits yet; it is no training
-        self.replica = await self._compute.run(
-            Priority.SERVE, member.surroundings.replica, manifest, stage, config.device
-        )
-        self.replica.passes.execute(execution)
-        await self._rehearse(self._compute)
-        self._make_parts()
-
-    async def _rehearse(self, compute: Compute) -> None:
-        """Find out and say how microbatches are computed. Raises `ResourceError` when they cannot be."""
-        member, replica = self._member, self.replica
-        told, measured = "", dict[str, int]()
-        if member.surroundings.rehearses:
-            config = member.config
-            rehearsed = await compute.run(
-                Priority.SERVE, rehearse, replica, config.recompute, config.most_memory
-            )
-            told = f"; {rehearsed.described()}"
-            measured = {"peak": rehearsed.cost.peak, "kept": rehearsed.cost.kept, "room": rehearsed.room}
-        execution = replica.passes.execution  # the rehearsal may have changed it
-        sentence = f"Stage {self.stage} {described(execution, replica.manifest, self.stage)}{told}."
-        member.events.say(sentence, "execution", **asdict(execution), **measured)
-
-    async def _open_data(self) -> None:
-        """Raises `UserError`; a node that came from another stage does not try this one again."""
-        member = self._member
-        try:
-            await member.tokenizer.get()
-            await member.data.open(member.tokenizer.raw)
-        except UserError:
-            member.abilities.may_serve.discard(0)
-            raise
-
-    def _make_context(self, compute: Compute) -> Context:
-        member, trace = self._member, self._member.surroundings.trace
-        trace.name_process(f"stage {self.stage} …{member.transport.peer_id[-8:]}")
-        return Context(
-            me=member.transport.peer_id,
-            run_id=member.signed.run_id,
-            manifest=member.signed.manifest,
-            stage=self.stage,
-            transport=member.transport,
-            rpc=member.rpc,
-            view=member.view,
-            compute=compute,
-            events=member.events,
-            counters=Counters(),
-            trace=trace,
-            links=member.links,
-            supervisor=self._supervisor,
-        )
-
-    def _make_parts(self) -> None:
-        member, context, replica = self._member, self.context, self.replica
+        self._background = context.supervisor.group()  # of those parts that run for ever
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
         sparing = sparing_for(replica, member.config.recompute, context.events)
         work = StageWork(context.manifest, replica.passes, copies_of(replica.device), sparing)
@@ -141,11 +144,14 @@ class Service:
         self.rounds = Rounds(context, replica, member.random())
         self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
         life = f"{member.surroundings.rng.getrandbits(32):08x}"
-        draws = Draws(context, self._pipeline, feed, life, self._seconds_left) if feed is not None else None
+        draws = Draws(context, self._pipeline, feed, life, seconds_left) if feed is not None else None
         self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, draws)
         self._serve(EvaluationService(context, work), PredictionService(context, replica))
         self._discovery = self._make_discovery()
-        self.is_announced = True
+
+    @property
+    def stage(self) -> int:
+        return self.context.stage
 
     def _position(self, step: int) -> Position | None:
         """In the data, after an inner step."""
@@ -165,8 +171,10 @@ class Service:
             part.serve(rpc)
         self._member.tokenizer.serve()
 
+    # --- beginning ----------------------------------------------------------------------------
+
     async def start(self, checkpoint: Checkpoint | None = None, is_move: bool = False) -> None:
-        """With all parts made: get the stage's state, then answer peers and say so in the DHT.
+        """Get the stage's state, then answer peers and say so in the DHT.
 
         Raises `UserError` with what to do. A node that moves does not begin with a state of its own where there
         are replicas to take it from: it raises `JoinError` instead.
@@ -238,8 +246,6 @@ class Service:
         return announcement(self.context, self.replica, self.public_state, self._since, may_serve)
 
     async def _on_stats(self, request: Request[GetStats]) -> Answer[NodeStats]:
-        if not self.is_announced:
-            raise Refused("moving", "this node is between two stages")
         return Answer(statistics(self.context, self.replica, self.public_state, self._member.since))
 
     # --- giving it up -------------------------------------------------------------------------
@@ -249,46 +255,37 @@ class Service:
         seconds = self._member.time_to_end()
         await attempt(lambda: self.announce("leaving"), "withdrawing the record", seconds)
 
+    async def leave(self) -> None:
+        """Save, withdraw, give up what is in flight. Each step is tried whatever becomes of the others."""
+        await self._stop_gossip()
+        unsaved = self._is_whole and self.public_state != "finished"
+        saving = (
+            [attempt(self.checkpoints.save, "saving the state", self._member.time_to_end())]
+            if unsaved
+            else []
+        )
+        await all_of(self.withdraw(), *saving)
+        await self._close_pipeline()
+        self.context.events.say("Left the swarm.", "left", step=self.replica.step, round=self.replica.round)
+
     async def end(self) -> None:
-        """For good: save, withdraw, finish what is in flight. Each step is tried whatever becomes of the others."""
-        if self.is_announced:
-            await self._background.close()
-            member = self._member
-            await attempt(self.rounds.close, "stopping the gossip", member.time_to_end())
-            unsaved = self._is_whole and self.public_state != "finished"
-            saving = (
-                [attempt(self.checkpoints.save, "saving the state", member.time_to_end())] if unsaved else []
-            )
-            await all_of(self.withdraw(), *saving)
-            await attempt(self._pipeline.close, "closing the pipeline", member.time_to_end())
-            replica = self.replica
-            self.context.events.say("Left the swarm.", "left", step=replica.step, round=replica.round)
-
-    async def close(self) -> None:
-        """End the compute thread; also after a start that failed."""
-        if self._compute is not None:
-            await attempt(self._compute.close, "ending the compute thread", self._member.time_to_end())
-        await attempt(self._supervisor.close, "ending what ran in the background", self._member.time_to_end())
-
-    async def give_up(self) -> None:
-        """To serve another stage: end everything that belongs to this one, and let go of its memory."""
-        if not self.is_announced:
-            await self.close()
-            return
-        await self._background.close()
-        self.is_announced = self._is_whole = False
-        await attempt(self.rounds.close, "stopping the gossip")
-        await attempt(self._pipeline.close, "closing the pipeline")
+        """Answer nobody any more, and end every part."""
+        await self._stop_gossip()
+        await self._close_pipeline()
         rpc = self._member.rpc
         rpc.stop_handling(Traffic.PIPELINE, Traffic.PAIRING, Traffic.GOSSIP, Traffic.STATE)
-        await attempt(self._finish_computing, "ending the compute thread")
-        await attempt(self._supervisor.close, "ending what ran in the background")
-        del self._pipeline, self.rounds, self.trainer, self.checkpoints, self.replica
+        rpc.handle(GetStats.answered_by(_between_stages))
 
-    async def _finish_computing(self) -> None:
-        assert self._compute is not None
-        await self._compute.run(Priority.SERVE, lambda: None)  # behind all that was asked for
-        await self._compute.close()
+    async def _stop_gossip(self) -> None:
+        await self._background.close()
+        await attempt(self.rounds.close, "stopping the gossip", self._member.time_to_end())
+
+    async def _close_pipeline(self) -> None:
+        await attempt(self._pipeline.close, "closing the pipeline", self._member.time_to_end())
+
+
+async def _between_stages(request: Request[GetStats]) -> Answer[NodeStats]:
+    raise Refused("moving", "this node is between two stages")
 
 
 async def attempt(

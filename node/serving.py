@@ -50,7 +50,7 @@ async def serve(config: NodeConfig) -> None:
     lines = JsonLines(state.path / "events.jsonl")
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda: make_compute(config, trace),
+        compute=lambda stage: make_compute(config, trace),
         events=Events(transport.now, lines),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,

@@ -117,7 +117,7 @@ def seen_in_simulation(nodes: Iterable[Node]) -> list[MappedNode]:
             ),
         )
         for node in nodes
-        if hasattr(node, "context")
+        if node.stage is not None
     ]
 
 

@@ -89,9 +89,7 @@ class SimulatedSwarm:
         state = self._open_state(number)
         surroundings = Surroundings(
             transport=transport,
-            compute=lambda: InlineCompute(
-                lambda priority: self.seconds(node.context.stage, priority) / speed
-            ),
+            compute=lambda stage: InlineCompute(lambda priority: self.seconds(stage, priority) / speed),
             events=Events(transport.now, lambda event: self._log(node, number, event)),
             rng=random.Random(f"{self.seed}/{number}/{life}"),
             state=state,

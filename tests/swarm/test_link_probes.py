@@ -95,7 +95,7 @@ async def measured(minutes: float, **settings: Any) -> tuple[SimulatedSwarm, See
     await swarm.seed_peer.start()
     for number in range(6):
         swarm.add(number, stage=number % 2, speed=0.1)
-    await until(lambda: all(hasattr(node, "context") for node in swarm.nodes.values()))
+    await until(lambda: all(node.stage is not None for node in swarm.nodes.values()))
     seen = SeenLinks(swarm)
     await asyncio.sleep(60 * minutes)
     return swarm, seen

@@ -41,7 +41,7 @@ def test_a_mover_that_dies_on_its_way_is_replaced_by_another() -> None:
         watch = asyncio.get_running_loop().create_task(never_empty(swarm))
         number = (await one_moves(swarm))["node"]
         mover = swarm.nodes[number]
-        await until(lambda: mover.context.stage == 1 and mover.public_state == "joining", 300, 0.01)
+        await until(lambda: mover.stage == 1 and mover.public_state == "joining", 300, 0.01)
         swarm.kill(number)
         assert not events_of(swarm, "moved")
         await somebody_moved(swarm)
@@ -172,7 +172,7 @@ def test_ctrl_c_on_the_way_to_another_stage_leaves_at_once(tmp_path: Path) -> No
             await node.checkpoints.save()
         number = (await one_moves(swarm))["node"]
         mover = swarm.nodes[number]
-        await until(lambda: mover.context.stage == 1 and mover.public_state == "joining", 300, 0.01)
+        await until(lambda: mover.stage == 1 and mover.public_state == "joining", 300, 0.01)
         mover.stop()
         await asyncio.wait_for(asyncio.shield(swarm.tasks[number]), 30)
         assert mover.surroundings.state is not None
