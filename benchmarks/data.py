@@ -22,9 +22,8 @@ from reporting.report import Report, arguments_of, parser_of, run
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from node.data.batches import TOKENISED_AT_ONCE, TokenisingTally, tokenised
-from node.data.documents import Split
+from node.data.documents import Split, stored_documents
 from node.data.sources import python_stdlib_files
-from node.data.store import stored_documents
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of
 from protocol.manifest import Manifest, manifest_from
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from node.machine.extras import optional
+from node.machine.limits import optional
 from protocol.errors import StateError, UserError
 
 

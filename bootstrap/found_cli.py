@@ -13,7 +13,7 @@ import typer
 from bootstrap.creating.init_cli import init
 from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import fail, run_async
-from node.machine.ports import require_port
+from node.machine.limits import require_port
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
 from protocol.errors import NolocoError

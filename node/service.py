@@ -14,7 +14,7 @@ from node.context import Context, Counters
 from node.data.batches import Position
 from node.first_state import FirstState
 from node.link_probes import LinkProbes
-from node.machine.ports import tcp_port
+from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
 from node.model.compute import Compute, Priority
 from node.model.dry_run import rehearse

@@ -8,7 +8,7 @@ import torch
 
 from node.config import NodeConfig
 from node.daemon import Node
-from node.machine.ports import port_is_free, require_port
+from node.machine.limits import port_is_free, require_port
 from node.machine.processes import PATIENCE, on_interrupt
 from node.membership.joining import NO_ADDRESS
 from node.membership.outside import announced
@@ -19,8 +19,7 @@ from node.node_resources import Surroundings
 from node.several import devices_of, run_several
 from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import health_served
-from node.watch.trace import NO_TRACE, Trace
-from node.watch.trace_file import TraceFile
+from node.watch.trace import NO_TRACE, Trace, TraceFile
 from protocol.errors import JoinError, UserError
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 

@@ -12,7 +12,7 @@ from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
 from bootstrap.display import writing
-from node.data.datasets_library import HUB
+from node.data.sources import HUB
 from node.data.tokenizer import (
     FILE_NAME,
     FileTokenizer,

@@ -15,10 +15,10 @@ from bootstrap.export.order import FACTS
 from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
 from bootstrap.generation.exported import load_exported
 from bootstrap.inspect.observer import visit
-from node.data.background import in_background
 from node.data.opening import LOCAL, DataPlan, open_data
 from node.data.sources import places_of
 from node.data.tokenizer import FILE_NAME
+from node.machine.processes import in_background
 from protocol.errors import DataError, ManifestError
 from protocol.manifest import BYTES, Manifest, manifest_from
 

@@ -25,9 +25,9 @@ from bootstrap.inspect.observer import Observer
 from bootstrap.inspect.spread import measure_spread
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.summary import Summary
-from node.data.background import in_background
 from node.data.batches import Position, TrainingData
 from node.data.opening import open_data
+from node.machine.processes import in_background
 from protocol.errors import NolocoError
 from protocol.manifest import BYTES, Manifest
 from protocol.transport.base import PeerId

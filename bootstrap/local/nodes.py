@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 
-from node.machine.processes import GRACE_SECONDS, die_with_parent
+from node.machine.processes import die_with_parent
 
 PRELOADED = "bootstrap.local.preloaded"
 POLL_SECONDS = 0.05
+GRACE_SECONDS = 30.0  # for nodes that were asked to leave
 
 _context = multiprocessing.get_context("forkserver")
 

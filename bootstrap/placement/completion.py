@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bootstrap.placement.kernels import Floats
-from node.machine.extras import optional
+from node.machine.limits import optional
 
 minimize = optional("scipy.optimize", "plan").minimize
 

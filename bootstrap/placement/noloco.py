@@ -24,7 +24,7 @@ import numpy as np
 from bootstrap.placement.kernels import Flags, Floats, Integers
 from bootstrap.placement.noloco_step import CostArrays, MoveAnnealer, combined, grouped, step_time, terms_of
 from bootstrap.placement.scenario import Scenario
-from node.machine.extras import optional
+from node.machine.limits import optional
 from protocol.errors import ScenarioError
 
 linear_sum_assignment = optional("scipy.optimize", "plan").linear_sum_assignment

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bootstrap.placement.kernels import Floats
-from node.machine.extras import optional
+from node.machine.limits import optional
 
 networkx = optional("networkx", "plan")
 

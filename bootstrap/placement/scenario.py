@@ -23,7 +23,7 @@ import numpy as np
 
 from bootstrap.placement.completion import complete_bandwidth, complete_latency
 from bootstrap.placement.kernels import Floats, Integers
-from node.machine.extras import optional
+from node.machine.limits import optional
 from protocol.errors import ScenarioError
 
 connected_components = optional("scipy.sparse.csgraph", "plan").connected_components

@@ -1,27 +1,47 @@
-"""What a document is to every volunteer alike: how long at most, and whether it is held out.
+"""What a document is to every volunteer alike, how long at most and whether it is held out; a corpus of them.
 
 Both follow from a document's text alone. So all volunteers agree on what nobody trains on without knowing each
-other's files, and copies of a document, in one file or in many, are on the same side. Documents are kept by
-`node.data.store`, or streamed.
+other's files, and copies of a document, in one file or in many, are on the same side.
+
+A corpus is streamed from the Hub, or kept on disk, memory-mapped: the text of all documents once more, and where each
+of them is. That store is made once from the files that --data names, in one pass that holds no more than a document
+in memory. Its documents are in the order of their hashes, the held-out ones first, so neither the names nor the
+format of the files matter. Each epoch reads them in a random order that is computed, not kept.
 """
 
 from __future__ import annotations
 
+import array
+import fcntl
 import hashlib
-from collections.abc import Iterable, Iterator
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from pathlib import Path
+from typing import IO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from node.data.datasets_library import HubStream
+from node.data.sources import HubStream, documents_of, places_of
+from node.machine.limits import advice_for
+from protocol.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 HASHES = 2**64
-BUFFER = (
-    10_000  # examples that are shuffled among each other; the order of the dataset's files is random, too
-)
+BUFFER = 10_000  # examples shuffled among each other; the order of the dataset's files is random, too
+_FORMAT = 1  # of the store; another one is made again
+_TEXT, _INDEX = "text.bin", "index.npy"
+_TELL_SECONDS = 10.0
+_FEISTEL_ROUNDS = 6
+_ODD = 0x9E3779B97F4A7C15  # 2^64 by the golden ratio, as splitmix64 mixes with
+_MASK = 2**64 - 1
 
 
 class Documents(Protocol):
@@ -120,3 +140,148 @@ class StreamedDocuments:
             for piece in cut((text.encode("utf-8", errors="replace"),), self._longest) if text else ():
                 if self._split.holds_out(piece) == held_out:
                     yield piece.decode("utf-8")
+
+
+class StoredDocuments:
+    """The documents of a store: `index` is uint64 [documents, 3], their hashes ascending, starts and ends."""
+
+    def __init__(self, directory: Path, split: Split) -> None:
+        self._index: NDArray[np.uint64] = np.load(directory / _INDEX, mmap_mode="r", allow_pickle=False)
+        self._text: NDArray[np.uint8] = np.memmap(directory / _TEXT, np.uint8, mode="r")
+        self._held_out = int(np.searchsorted(self._index[:, 0], np.uint64(split.bound)))
+        self.identity = identity_of(self._index[:, 0])
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
+        count = len(self) - self._held_out
+        order = DocumentOrder(count, (*seed, epoch))
+        return (self._read(self._held_out + order[place]) for place in range(first, count))
+
+    def held_out(self) -> Iterator[str]:
+        return (self._read(number) for number in range(self._held_out))
+
+    def _read(self, number: int) -> str:
+        _, start, end = self._index[number].tolist()
+        return bytes(self._text[start:end]).decode("utf-8")
+
+
+def stored_documents(
+    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path
+) -> StoredDocuments:
+    """The documents of what --data names, from the store in `cache`, which is made when there is none yet.
+
+    Documents are cut at `longest` bytes. Raises `DataError` with what to do; then no store is left behind.
+    Processes that want the same store at the same time wait for the first one's.
+    """
+    places = places_of(entries)
+    directory = cache / _name(places, field, longest)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _locked(directory.with_suffix(".lock")):
+            if not (directory / _INDEX).exists():
+                _make(places, field, longest, directory)
+        return StoredDocuments(directory, split)
+    except OSError as error:
+        advice = advice_for(error)
+        raise DataError(
+            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another --data-cache."
+        ) from None
+
+
+def _name(places: Sequence[Path], field: str, longest: int) -> str:
+    """By all that the store is made from; a file that was changed since gives another name."""
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    described = json.dumps([_FORMAT, field, longest, facts])
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> None:
+    beside = directory.with_suffix(".new")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    try:
+        with (beside / _TEXT).open("wb") as text:
+            hashes, ends = _write(places, field, longest, text)
+        if not hashes:
+            raise DataError(
+                f"There is no text in {', '.join(map(str, places[:3])) or 'nothing'}. Name files with text in them."
+            )
+        np.save(beside / _INDEX, _index_of(hashes, ends), allow_pickle=False)
+        beside.replace(directory)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(
+    places: Sequence[Path], field: str, longest: int, text: IO[bytes]
+) -> tuple[array.array[int], array.array[int]]:
+    """All documents into `text`, one after another. Returns their hashes and where each ends."""
+    hashes, ends = array.array("Q"), array.array("Q")
+    end, told = 0, time.monotonic()
+    for place in places:
+        for document in documents_of(place, field):
+            for piece in cut(document, longest):
+                text.write(piece)
+                end += len(piece)
+                hashes.append(content_hash(piece))
+                ends.append(end)
+            if time.monotonic() - told > _TELL_SECONDS:
+                told = time.monotonic()
+                logger.info("Reading the data: %s documents, %.1f GB so far.", f"{len(ends):,}", end / 1e9)
+    return hashes, ends
+
+
+def _index_of(hashes: array.array[int], ends: array.array[int]) -> NDArray[np.uint64]:
+    ascending = np.frombuffer(hashes, np.uint64)
+    stops = np.frombuffer(ends, np.uint64)
+    starts = np.concatenate([np.zeros(1, np.uint64), stops[:-1]])
+    by_hash = np.argsort(ascending, kind="stable")
+    return np.stack([ascending[by_hash], starts[by_hash], stops[by_hash]], axis=1)
+
+
+class DocumentOrder:
+    """A permutation of the numbers below `count`, the same one for the same `seed`; it takes no memory.
+
+    A Feistel network permutes the numbers below a power of four; what falls beyond the count is permuted again
+    until it falls within (cycle walking, Black and Rogaway 2002). So an order may begin anywhere, at once.
+    """
+
+    def __init__(self, count: int, seed: tuple[object, ...]) -> None:
+        self._count = count
+        self._half = max(1, ((count - 1).bit_length() + 1) // 2)
+        digest = hashlib.shake_256(repr(seed).encode()).digest(8 * _FEISTEL_ROUNDS)
+        self._keys = [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
+
+    def __getitem__(self, place: int) -> int:
+        """What stands at `place`, both below the count."""
+        if not 0 <= place < self._count:
+            raise IndexError(place)
+        place = self._permuted(place)
+        while place >= self._count:  # the power is below 4 · count: four times on average at most
+            place = self._permuted(place)
+        return place
+
+    def _permuted(self, number: int) -> int:
+        low = (1 << self._half) - 1
+        left, right = number >> self._half, number & low
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right, key) & low)
+        return left << self._half | right
+
+
+def _mixed(number: int, key: int) -> int:
+    """64 bits that depend on all of both (the finaliser of splitmix64)."""
+    mixed = (number * _ODD + key) & _MASK
+    mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ mixed >> 31

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.data.batches import TrainingData
-from node.data.datasets_library import HUB, HubStream
-from node.data.documents import Documents, Split, StreamedDocuments
-from node.data.store import stored_documents
+from node.data.documents import Documents, Split, StreamedDocuments, stored_documents
+from node.data.sources import HUB, HubStream
 from node.data.tokenizer import load_tokenizer
 from protocol.errors import DataError
 from protocol.manifest import BYTES, Manifest

@@ -9,8 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from node.data.background import BackgroundThread
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
+from node.machine.processes import BackgroundThread
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest

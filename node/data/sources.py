@@ -1,7 +1,10 @@
-"""Documents from what --data names: text files, globs, JSON lines, parquet and local dataset directories.
+"""Documents from what --data names: text files, globs, JSON lines, parquet, dataset directories, and the Hub.
 
 A document is an iterable of blocks of its UTF-8 bytes, so that a text file larger than memory is one, too. A
 text file is one document; a line, a row or an example is one, and an empty one is passed over.
+
+Datasets are read by Hugging Face's library. No code of a dataset is run: the library reads data files only (its
+loading scripts are gone since version 4).
 """
 
 from __future__ import annotations
@@ -13,12 +16,11 @@ import json
 import os
 import sysconfig
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import Protocol, TypeAlias
 
-from node.data.datasets_library import examples_of, is_dataset_directory
-from node.machine.extras import optional
+from node.machine.limits import optional
 from protocol.errors import DataError
 
 Document: TypeAlias = Iterable[bytes]
@@ -30,7 +32,11 @@ _BLOCK_BYTES = 2**20
 _LONGEST_LINE = 2**26  # bytes of a JSON line: more is no document but a mistake
 _ROWS_AT_ONCE = 256
 _LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-_PARQUET = (".parquet",)
+_PARQUET = ".parquet"
+HUB = "hub:"  # before the name of something on the Hugging Face Hub
+_SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
+_DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".gz", ".zst")
+_WANTED_SPLIT = "train"
 
 
 def python_stdlib_files() -> list[Path]:
@@ -88,7 +94,8 @@ def documents_of(place: Path, field: str) -> Iterator[Document]:
     """
     name = place.name.lower()
     if place.is_dir():
-        texts: Iterable[str | None] = examples_of(place, field)
+        dataset = _opened(str(place), str(place), is_saved=_is_saved(place))
+        texts: Iterable[str | None] = _texts(dataset, field, str(place))
     elif name.endswith(_LINES):
         texts = _json_lines(place, field)
     elif name.endswith(_PARQUET):
@@ -123,19 +130,13 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str | None]:
-    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     try:
-        with opened(path, "rb") as file:
-            for number, line in enumerate(_lines(file), 1):
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
                 if not line.isspace():
                     yield _field_of_line(line, field, f"{path}:{number}")
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from None
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(_LONGEST_LINE):
-        yield line
 
 
 def _field_of_line(line: bytes, field: str, where: str) -> str | None:
@@ -188,3 +189,94 @@ def _choice(names: Iterable[str]) -> str:
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"Cannot read {path} ({error}). Check the file and its permissions.")
+
+
+def is_dataset_directory(path: Path) -> bool:
+    """Whether the library would find examples here. Folders of plain text are none: it would take lines for texts."""
+    if not path.is_dir():
+        return False
+    return _is_saved(path) or any(
+        found.name.endswith(_DATA_FILES) for found in path.rglob("*") if not found.name.startswith(".")
+    )
+
+
+def _is_saved(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _SAVED)
+
+
+class _Dataset(Protocol):
+    """What of the library's datasets is used here."""
+
+    def __iter__(self) -> Iterator[Mapping[str, object]]: ...
+
+    def shuffle(self, *, seed: int, buffer_size: int) -> _Dataset: ...
+
+
+class HubStream:
+    """A dataset of the Hub, NAME or NAME:CONFIG or NAME:CONFIG:SPLIT, read from the network as it is needed.
+
+    A directory in the Hub's layout may stand for the name.
+    """
+
+    def __init__(self, name: str, field: str) -> None:
+        self.name = name
+        self._field = field
+        place, config, split, *_ = [*name.split(":"), "", ""]
+        self._dataset = _opened(name, place, config or None, split or None)
+
+    def texts(self, seed: int | None = None, buffer: int = 0) -> Iterator[str | None]:
+        """The text of each example; with a seed in the order of the library's bounded shuffle.
+
+        The same seed gives the same order each time.
+        """
+        dataset = self._dataset
+        if seed is not None:
+            dataset = dataset.shuffle(seed=seed, buffer_size=buffer)
+        yield from _texts(dataset, self._field, self.name)
+
+
+def _opened(
+    name: str, place: str, config: str | None = None, split: str | None = None, *, is_saved: bool = False
+) -> _Dataset:
+    """The split to train on where there are several: "train", or the only one. Raises `DataError`."""
+    datasets = optional("datasets", "data")  # not earlier: it takes a second, and most nodes need none of it
+    try:
+        if is_saved:
+            opened = datasets.load_from_disk(place)
+        else:
+            opened = datasets.load_dataset(place, config, split=split, streaming=True)
+    except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
+        raise DataError(
+            f"Cannot read the dataset {name!r} ({_reason(error)}). Check its name (hub:NAME:CONFIG:SPLIT) and "
+            "the connection, or name files on this machine with --data."
+        ) from None
+    splits = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
+    found: _Dataset | None = splits.get(_WANTED_SPLIT)
+    if found is None and len(splits) == 1:
+        (found,) = splits.values()
+    if found is None:
+        raise DataError(
+            f"The dataset {name!r} has no split 'train', but {', '.join(map(str, splits))}. "
+            f"Name one: --data {HUB}{name}::SPLIT."
+        )
+    return found
+
+
+def _texts(dataset: _Dataset, field: str, name: str) -> Iterator[str | None]:
+    for example in _examples(dataset, name):
+        if field not in example:
+            raise DataError(f"The dataset {name!r} has no column {field!r}. {_choice(example)}")
+        yield _checked(example[field], field, f"The dataset {name!r}")
+
+
+def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:
+    try:
+        yield from dataset
+    except Exception as error:  # noqa: BLE001  as above: damaged files, broken connections
+        raise DataError(
+            f"The dataset {name!r} cannot be read on ({_reason(error)}). Check its files and the connection."
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

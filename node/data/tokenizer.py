@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from node.data.datasets_library import HUB
+from node.data.sources import HUB
 from protocol.errors import TokenizerError
 from protocol.manifest import BYTES, Manifest
 from protocol.messages.peers import MAX_TOKENIZER_BYTES

@@ -1,4 +1,4 @@
-"""How much memory and disk this process may take, what it keeps of freed memory, and amounts as people write them.
+"""What this process may use of its machine: memory, disk, ports, optional packages; and amounts as people write them.
 
 A process in a container sees the memory of the whole machine and is killed at the container's limit, so the limits
 of its control groups are read, of both versions (Linux's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
@@ -9,16 +9,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import importlib
 import re
 import resource
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 
 import psutil
 
-from protocol.errors import ResourceError
+from protocol.errors import ResourceError, UserError
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -66,13 +70,10 @@ def require_room_to_start() -> None:
 
 def taken() -> int:
     """Bytes of memory that this process and its child, p2pd, hold now."""
-    process = psutil.Process()
-    total: int = process.memory_info().rss
-    for child in process.children():
-        try:
-            total += child.memory_info().rss
-        except psutil.NoSuchProcess:  # it has just ended
-            continue
+    process, total = psutil.Process(), 0
+    for each in (process, *process.children()):
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            total += each.memory_info().rss
     return total
 
 
@@ -153,11 +154,7 @@ def give_back_freed_memory() -> None:
 
 def freed_memory() -> int:
     """Bytes that were freed and may be used again without asking the system; 0 where glibc does not tell."""
-    libc = _glibc()
-    try:
-        tell = libc.mallinfo2 if libc is not None else None  # since 2.33
-    except AttributeError:
-        return 0
+    tell = getattr(_glibc(), "mallinfo2", None)  # since 2.33
     if tell is None:
         return 0
     tell.restype = _HeapFigures
@@ -210,3 +207,44 @@ def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:
     if error.errno == errno.EFBIG:
         return "Raise the limit on the size of files (ulimit -f)"
     return otherwise
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a program could listen on `port` of the address `host` now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def require_port(host: str, port: int) -> None:
+    """Raises `ResourceError` unless a program could listen on `port`; 0 is whichever is free."""
+    if port and not port_is_free(host, port):
+        raise ResourceError(
+            f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
+        )
+
+
+def tcp_port(addresses: list[str]) -> int:
+    """The first TCP port in a list of multiaddresses; 0 when there is none."""
+    for address in addresses:
+        parts = address.split("/")
+        if "tcp" in parts[:-1]:
+            return int(parts[parts.index("tcp") + 1])
+    return 0
+
+
+def optional(module: str, extra: str) -> ModuleType:
+    """The module, which `pip install 'noloco-node[extra]'` brings. Raises `UserError` that says so."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.split(".")[0]
+        if (error.name or "").split(".")[0] != package:
+            raise
+        raise UserError(
+            f"This needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
+        ) from None

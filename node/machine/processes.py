@@ -2,7 +2,7 @@
 
 A second signal ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes from a
 machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that, the
-process ends, whatever is still to be done.
+process ends, whatever is still to be done. Nor does it wait for a `BackgroundThread`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NoReturn
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from protocol.supervision import all_of
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-GRACE_SECONDS = 30.0
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
+PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5}  # seconds that a graceful end may take
+LAST_MOMENT = 9.0  # seconds after SIGTERM: what is not done by now is left undone
 
 
 def die_with_parent() -> None:
@@ -32,15 +37,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Child:
     name: str
-    log: Path | None
     process: asyncio.subprocess.Process
-
-    @property
-    def is_running(self) -> bool:
-        return self.process.returncode is None
 
 
 class Children:
@@ -49,60 +49,25 @@ class Children:
     def __init__(self) -> None:
         self.all: list[Child] = []
 
-    async def start(
-        self,
-        name: str,
-        command: list[str],
-        log: Path | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> Child:
-        """Start a command. Its output goes to `log`, without one to where the parent's goes; its environment is the
-        parent's unless one is given. A session of its own: a Ctrl-C does not reach it.
-        """
-        with nullcontext() if log is None else log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-        child = Child(name, log, process)
-        self.all.append(child)
-        return child
+    async def start(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        """Start a command in a session of its own, where no Ctrl-C reaches it. Its output goes where ours does."""
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        self.all.append(Child(name, process))
 
-    def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
-        """Ask all to leave, by Ctrl-C or as whoever asked this process: see `on_interrupt`."""
+    def interrupt(self, number: signal.Signals) -> None:
+        """Ask all to leave as whoever asked this process: see `on_interrupt`."""
         for child in self.all:
-            self._signal(child, number)
-
-    async def stop(self) -> None:
-        """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""
-        self.interrupt()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_SECONDS):
-                await self._ended()
-        self.kill()
-        await self._ended()
-
-    async def _ended(self) -> None:
-        await all_of(*(child.process.wait() for child in self.all))
+            if child.process.returncode is None:
+                child.process.send_signal(number)
 
     def kill(self) -> None:
-        for child in self.all:
-            self._signal(child, signal.SIGKILL)
-
-    def _signal(self, child: Child, number: signal.Signals) -> None:
-        if child.is_running:
-            child.process.send_signal(number)
-
-
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
-PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5}  # seconds that a graceful end may take
-LAST_MOMENT = 9.0  # seconds after SIGTERM: what is not done by now is left undone
+        self.interrupt(signal.SIGKILL)
 
 
 def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
@@ -145,3 +110,51 @@ def _exit_in_the_end() -> None:
 def _exit(sentence: str, code: int) -> None:
     print(sentence, file=sys.stderr)
     os._exit(code)  # p2pd notices the closed pipe and ends by itself
+
+
+class BackgroundThread(Executor):
+    """A thread that does one thing after another, and that nobody waits for at the end of the process.
+
+    What makes microbatches may wait for the network for minutes, and to read a large corpus for the first time takes
+    as long; `ThreadPoolExecutor`, which `asyncio.to_thread` uses, would keep a node that leaves.
+
+    Mutable state: the work that waits, and the thread, which begins with the first of it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        self._work.put((future, partial(work, *args, **kwargs)))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End after the work that waits; whoever does not want that has cancelled it."""
+        self._work.put(None)
+        if wait and self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (piece := self._work.get()) is not None:
+            future, work = piece
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except Exception as error:  # noqa: BLE001  it belongs to whoever asked
+                future.set_exception(error)
+
+
+async def in_background(name: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `asyncio.to_thread`, in a thread called `name`; when this is cancelled, nobody waits for it to end."""
+    thread = BackgroundThread(name)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, partial(work, *args, **kwargs))
+    finally:
+        thread.shutdown(wait=False)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.config import NodeConfig
-from node.data.background import in_background
 from node.data.batches import Position, TrainingData
 from node.data.opening import DataPlan, open_data
 from node.data.prefetch import Feed
+from node.machine.processes import in_background
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.manifest import Manifest

@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 logger = logging.getLogger("noloco")
 
@@ -16,19 +15,20 @@ logger = logging.getLogger("noloco")
 class Events:
     """The structured event stream. `clock` gives the wall time in seconds; `sink` takes each event."""
 
-    def __init__(self, clock: Callable[[], float], sink: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, clock: Callable[[], float], sink: Callable[[dict[str, object]], None]) -> None:
         self._clock = clock
         self._sink = sink
 
-    def emit(self, event: str, **fields: Any) -> None:
-        self._sink({"time": round(self._clock(), 6), "event": event, **finite_only(fields)})
+    def emit(self, event: str, **fields: object) -> None:
+        finite_fields = {name: finite_only(value) for name, value in fields.items()}
+        self._sink({"time": round(self._clock(), 6), "event": event, **finite_fields})
 
-    def say(self, sentence: str, event: str, **fields: Any) -> None:
+    def say(self, sentence: str, event: str, **fields: object) -> None:
         """Tell the volunteer and record the event."""
         logger.info(sentence)
         self.emit(event, **fields)
 
-    def warn(self, sentence: str, event: str, **fields: Any) -> None:
+    def warn(self, sentence: str, event: str, **fields: object) -> None:
         logger.warning(sentence)
         self.emit(event, **fields)
 
@@ -46,7 +46,7 @@ class JsonLines:
         self._problem = ""
         self._is_torn = False
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: dict[str, object]) -> None:
         line = json.dumps(event, allow_nan=False).encode() + b"\n"
         if self._is_torn:
             line = b"\n" + line
@@ -72,7 +72,7 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def finite_only(value: Any) -> Any:
+def finite_only(value: object) -> object:
     """The same with None in the place of NaN and infinity, at any depth."""
     if isinstance(value, float):
         return finite(value)

@@ -29,9 +29,8 @@ SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listen
 _PREFIX = "noloco-health-"
 MAX_ANSWER = 64 * 1024
 MAX_FAILURE = 300  # characters told of what a part failed with
-Report = dict[
-    str, Any
-]  # "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
+# "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
+Report = dict[str, Any]
 
 
 class Unwell(Exception):

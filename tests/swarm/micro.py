@@ -17,8 +17,7 @@ from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import Batch, TrainingData
-from node.data.documents import Split, content_hash
-from node.data.store import DocumentOrder
+from node.data.documents import DocumentOrder, Split, content_hash
 from node.data.tokenizer import ByteTokenizer
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from

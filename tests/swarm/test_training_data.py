@@ -11,8 +11,7 @@ import pytest
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.data.batches import Batch, Position, TrainingData
-from node.data.documents import Split
-from node.data.store import stored_documents
+from node.data.documents import Split, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership.tokenizer_exchange import fetch_tokenizer
 from protocol.errors import TokenizerError

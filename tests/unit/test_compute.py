@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from node.model.compute import ComputeThread, Priority, job_name
-from node.watch.trace_file import TraceFile
+from node.watch.trace import TraceFile
 
 
 def _work_outer_step(seconds: float) -> None:

@@ -17,10 +17,9 @@ import torch
 from bootstrap.evaluation.losses import MeasuredText
 from bootstrap.local.measuring import entropies_of
 from node.data.batches import Position, TrainingData
-from node.data.documents import Split
+from node.data.documents import DocumentOrder, Split, stored_documents
 from node.data.opening import DataPlan, open_data
 from node.data.sources import files_of, places_of, python_stdlib_files
-from node.data.store import DocumentOrder, stored_documents
 from node.data.tokenizer import ByteTokenizer
 from protocol.errors import DataError
 from protocol.manifest import load_preset

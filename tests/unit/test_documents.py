@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.data.batches import Position, TokenisingTally, packed_once, sequences
-from node.data.documents import Split, content_hash, cut
+from node.data.documents import DocumentOrder, Split, StoredDocuments, content_hash, cut, stored_documents
 from node.data.opening import DataPlan, open_data
-from node.data.store import DocumentOrder, StoredDocuments, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of, load_tokenizer
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest

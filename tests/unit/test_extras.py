@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from node.machine.extras import optional
+from node.machine.limits import optional
 from protocol.errors import UserError
 
 OPTIONAL = ("networkx", "matplotlib", "datasets", "pyarrow")
@@ -58,7 +58,7 @@ def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
         (
             "datasets",
             "data",
-            "from node.data.datasets_library import HubStream; HubStream('some/name', 'text')",
+            "from node.data.sources import HubStream; HubStream('some/name', 'text')",
         ),
     ],
 )

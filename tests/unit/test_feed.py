@@ -132,7 +132,7 @@ async def test_data_that_break_off_say_why() -> None:
 
 def test_work_that_waits_for_its_source_keeps_no_process() -> None:
     code = (
-        "import time; from node.data.background import BackgroundThread; thread = BackgroundThread('data'); "
+        "import time; from node.machine.processes import BackgroundThread; thread = BackgroundThread('data'); "
         "assert thread.submit(int, '7').result() == 7; "
         "thread.submit(time.sleep, 3600); thread.shutdown(wait=False)"
     )

@@ -15,7 +15,7 @@ from rich.console import Console
 from bootstrap.local.plan import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
-from node.data.background import in_background
+from node.machine.processes import in_background
 from protocol.manifest import load_preset
 
 LONG = 60.0  # seconds that the reading would take: the test would time out

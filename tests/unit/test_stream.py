@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from node.data.batches import Position
-from node.data.datasets_library import HubStream
 from node.data.documents import Split, StreamedDocuments
 from node.data.opening import DataPlan, open_data
+from node.data.sources import HubStream
 from protocol.errors import DataError
 from tests.swarm.micro import micro_manifest
 from tests.unit.corpora import as_hub_layout, made_up

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from bootstrap.traces.merge import read_trace
-from node.watch import trace_file as module
-from node.watch.trace import NO_TRACE, Track
-from node.watch.trace_file import TraceFile
+from node.watch import trace as module
+from node.watch.trace import NO_TRACE, TraceFile, Track
 from protocol.errors import StateError
 from protocol.transport.base import PeerId
 

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
 from bootstrap.traces.report import Idle, common, length, merged, time_of_nodes, without
-from node.watch.trace import Track
-from node.watch.trace_file import TraceFile
+from node.watch.trace import TraceFile, Track
 from protocol.errors import StateError
 
 SPANS = st.lists(
