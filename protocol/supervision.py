@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from protocol.errors import NodeFailed, NolocoError
 
@@ -24,13 +24,14 @@ LONGEST_PAUSE = 60.0
 STEADY_SECONDS = 120.0  # a part that ran this long has recovered: its next pause is the first one again
 CANCEL_SECONDS = 0.5  # in Python 3.11 asyncio.wait_for may swallow a cancellation: it is repeated after these
 
+Work: TypeAlias = Coroutine[Any, Any, T]  # what an `async def` returns
 PartState = Literal["running", "failed", "ended"]
 
 
 class Tell(Protocol):
     """As `Events.warn`: a sentence for the volunteer, the name of the event, its fields for programs."""
 
-    def __call__(self, sentence: str, event: str, **fields: Any) -> None: ...
+    def __call__(self, sentence: str, event: str, **fields: object) -> None: ...
 
 
 @dataclass
@@ -51,14 +52,16 @@ class Supervisor:
     def __init__(
         self,
         tell: Tell | None = None,
-        end: Callable[[NodeFailed], None] | None = None,
+        end: Callable[[NodeFailed], None] = lambda _: None,
         parent: Supervisor | None = None,
     ) -> None:
         """`tell` reports failures; `end` is called once an essential part has failed, to end the node."""
         self._tell = tell or _log
         self._end = end
         self._parent = parent
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # a dict keeps their order: closing is deterministic
+        self._tasks: dict[
+            asyncio.Task[object], None
+        ] = {}  # a dict keeps their order: closing is deterministic
         self._parts: dict[str, Part] = {}
         self._groups: dict[Supervisor, None] = {}
 
@@ -68,7 +71,7 @@ class Supervisor:
 
     # --- starting -----------------------------------------------------------------------------
 
-    def start(self, work: Coroutine[Any, Any, T], name: str = "") -> asyncio.Task[T]:
+    def start(self, work: Work[T], name: str = "") -> asyncio.Task[T]:
         """A task whose result its caller awaits: a failure is the caller's to see."""
         task = asyncio.get_running_loop().create_task(work, name=name or None)
         self._tasks[task] = None
@@ -82,25 +85,20 @@ class Supervisor:
             self._parent._groups[self] = None
             self._parent._join_parent()
 
-    def spawn(self, work: Coroutine[Any, Any, T], name: str, stops: str = "") -> asyncio.Task[T]:
+    def spawn(self, work: Work[T], name: str, stops: str = "") -> asyncio.Task[T]:
         """A task that nobody awaits. An exception is told, with what it `stops`, and nothing is repeated."""
         task = self.start(work, name)
 
-        def tell(done: asyncio.Task[Any]) -> None:
+        def tell(done: asyncio.Task[T]) -> None:
             error = None if done.cancelled() else done.exception()
             if isinstance(error, Exception):
                 _show_bug(name, error)
-                consequence = f" {stops}" if stops else ""
-                self._tell(
-                    f"{_capital(name)} failed ({_named(error)}).{consequence}", "task-failed", part=name
-                )
+                self._tell(_sentence(name, error, stops), "task-failed", part=name)
 
         task.add_done_callback(tell)
         return task
 
-    def keep(
-        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], stops: str, essential: bool = False
-    ) -> None:
+    def keep(self, name: str, work: Callable[[], Work[None]], stops: str, essential: bool = False) -> None:
         """Run `work()` until it returns. When it raises, that is told and it is started again after a pause.
 
         An `essential` part is not started again: the node ends with a sentence, as it cannot go on without.
@@ -108,21 +106,20 @@ class Supervisor:
         part = self._parts[name] = Part(name, stops, asyncio.get_running_loop().time())
         self.start(self._keep(part, work, essential), name)
 
-    async def _keep(self, part: Part, work: Callable[[], Coroutine[Any, Any, None]], essential: bool) -> None:
+    async def _keep(self, part: Part, work: Callable[[], Work[None]], essential: bool) -> None:
         loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
         while True:
             part.since, part.state = loop.time(), "running"
             try:
                 await work()
+                part.state = "ended"
+                return
             except Exception as error:  # noqa: BLE001  told, and the part is started again
                 if loop.time() - part.since >= STEADY_SECONDS:
                     pause = FIRST_PAUSE
                 self._note_failure(part, error, pause, essential)
                 if essential:
                     return
-            else:
-                part.state = "ended"
-                return
             await asyncio.sleep(pause)
             pause = min(LONGEST_PAUSE, 2 * pause)
             part.restarts += 1
@@ -130,20 +127,16 @@ class Supervisor:
     def _note_failure(self, part: Part, error: Exception, pause: float, essential: bool) -> None:
         is_new = _named(error) != part.failure
         part.state, part.failure = "failed", _named(error)
-        if not essential:
-            if is_new:
-                _show_bug(part.name, error)
-            self._tell(
-                f"{_capital(part.name)} failed ({part.failure}). {part.stops} It is started again in {pause:.0f} s.",
-                "part-failed",
-                part=part.name,
-                failure=part.failure,
-                restarts=part.restarts,
-            )
-        elif self._end is not None:
+        if essential:
             self._end(node_failed(part.name, error, part.stops))
+            return
+        if is_new:
+            _show_bug(part.name, error)
+        sentence = f"{_sentence(part.name, error, part.stops)} It is started again in {pause:.0f} s."
+        fields = {"part": part.name, "failure": part.failure, "restarts": part.restarts}
+        self._tell(sentence, "part-failed", **fields)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled():
             task.exception()  # seen: whoever awaits it is told, and one that is dropped has nobody to tell
@@ -171,7 +164,7 @@ class Supervisor:
             self._parent._groups.pop(self, None)
 
 
-async def all_of(*work: Coroutine[Any, Any, T]) -> list[T]:
+async def all_of(*work: Work[T]) -> list[T]:
     """Run them at once; their results. When one fails the others are cancelled; none runs when this returns."""
     tasks = [asyncio.get_running_loop().create_task(coroutine) for coroutine in work]
     try:
@@ -180,7 +173,7 @@ async def all_of(*work: Coroutine[Any, Any, T]) -> list[T]:
         await cancelled(tasks)
 
 
-async def until_event(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T | None:
+async def until_event(work: Work[T], *events: asyncio.Event) -> T | None:
     """The result of `work`, or None when one of the events came first: the work is cancelled then."""
     loop = asyncio.get_running_loop()
     task, watching = loop.create_task(work), [loop.create_task(event.wait()) for event in events]
@@ -191,7 +184,7 @@ async def until_event(work: Coroutine[Any, Any, T], *events: asyncio.Event) -> T
         await cancelled([task, *watching])
 
 
-async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+async def cancelled(tasks: Iterable[asyncio.Task[object]]) -> None:
     """Cancel them and return when they have ended; what they raise is dropped."""
     tasks = list(tasks)
     pending = {task for task in tasks if not task.done()}
@@ -207,11 +200,8 @@ async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
 def node_failed(what: str, error: Exception, stops: str) -> NodeFailed:
     """The error that ends a node which cannot go on without `what`."""
     _show_bug(what, error)
-    consequence = f" {stops}" if stops else ""
-    return NodeFailed(
-        f"{_capital(what)} failed ({_named(error)}).{consequence} This node ends; start it again to go on from "
-        "its last checkpoint."
-    )
+    ends = "This node ends; start it again to go on from its last checkpoint."
+    return NodeFailed(f"{_sentence(what, error, stops)} {ends}")
 
 
 def _show_bug(name: str, error: Exception) -> None:
@@ -225,9 +215,9 @@ def _named(error: Exception) -> str:
     return text if isinstance(error, NolocoError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
-def _capital(name: str) -> str:
-    return name[:1].upper() + name[1:]
+def _sentence(name: str, error: Exception, stops: str) -> str:
+    return f"{name[:1].upper()}{name[1:]} failed ({_named(error)}). {stops}".rstrip()
 
 
-def _log(sentence: str, event: str, **fields: Any) -> None:
+def _log(sentence: str, event: str, **fields: object) -> None:
     logger.warning("%s", sentence)
