@@ -20,9 +20,8 @@ from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_SECONDS = (
-    1.5  # between two signs of life; a round trip and one that is late are still below five seconds
-)
+# between two signs of life; a round trip and one that is late are still below five seconds
+PROGRESS_SECONDS = 1.5
 QUEUED = Progress(state="queued")
 
 
@@ -54,11 +53,10 @@ class Answering:
         self._underway: dict[int, Underway] = {}
         self._tells = False
 
-    async def take(self, max_payload: int, tells: bool, answered: Callable[[], None]) -> None:
+    async def take(self, max_payload: int, tells: bool) -> None:
         """The next frame of the stream. Nothing more is read while all places are taken, so the peer has to wait.
 
-        With `tells` it is told how far the request is, and may give it up. `answered` is called when the place is
-        free again. Raises as `read_frame`.
+        With `tells` it is told how far the request is, and may give it up. Raises as `read_frame`.
         """
         frame = await self._channel.read(max_payload, self._began_to_come if tells else lambda *_: None)
         if frame.type is FrameType.CANCEL:
@@ -72,12 +70,7 @@ class Answering:
             self._underway.pop(frame.request_id, None)
             raise
         underway.task = self._supervisor.spawn(self._answer(frame, underway.status), "answering a request")
-
-        def ended(_: asyncio.Task[None]) -> None:
-            self._places.give_back()
-            answered()
-
-        underway.task.add_done_callback(ended)
+        underway.task.add_done_callback(lambda _: self._places.give_back())
 
     def end(self) -> None:
         """The stream has ended: nobody waits for what was asked with `tells`."""

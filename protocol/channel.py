@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from protocol.codec import Encoded
@@ -120,13 +120,9 @@ class Channel:
             began, start = self.watch.now(), asyncio.get_running_loop().time()
             try:
                 async with _limit(patience, lambda lasting: lasting.frame_due(start, self._moved())):
+                    body = message.model_dump()
                     nbytes = await write_frame(
-                        self.stream,
-                        frame_type,
-                        request_id,
-                        message.kind,
-                        message.model_dump(),
-                        tensors,
+                        self.stream, frame_type, request_id, message.kind, body, tensors
                     )
             except BaseException:
                 self.fail(PeerUnreachable("the stream broke while sending"))
@@ -188,11 +184,8 @@ class Channel:
         self.waiting.clear()
 
 
-@asynccontextmanager
-async def _limit(patience: Patience | None, due: Callable[[Patience], float]) -> AsyncIterator[None]:
+def _limit(
+    patience: Patience | None, due: Callable[[Patience], float]
+) -> AbstractAsyncContextManager[None, bool | None]:
     """As `until`; what nobody waits for has no limit."""
-    if patience is None:
-        yield
-        return
-    async with until(lambda: due(patience)):
-        yield
+    return nullcontext() if patience is None else until(lambda: due(patience))

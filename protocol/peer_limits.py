@@ -30,17 +30,12 @@ def places_for(max_payload: int) -> int:
 class RequestLimiter:
     """The places of one peer and class, shared by all of its streams and kept until its last request is answered.
 
-    Mutable state: how many are taken, who waits for one, how many streams there are.
+    Mutable state: how many are taken, and who waits for one.
     """
 
     def __init__(self) -> None:
         self.taken = 0
-        self.streams = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def is_unused(self) -> bool:
-        return not self.taken and not self.streams
 
     async def take(self, places: int) -> None:
         """Wait until fewer than `places` are taken, in the order of asking."""

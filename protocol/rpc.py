@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 
 from protocol.answering import Answering
 from protocol.channel import Channel
 from protocol.codec import Encoded
-from protocol.errors import (
-    DeadlineExceeded,
-    PeerUnreachable,
-    Refused,
-    TransportDown,
-    WireError,
-)
+from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Answer as Answer
 from protocol.messages import Asks, Done, Handler, Message, Status
@@ -37,19 +32,7 @@ from protocol.transport.base import PeerId, Stream, Transport
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS_PER_PEER = 8
-
-
 DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
-
-
-@dataclass
-class _Opening:
-    """Those who wait for the same stream. Mutable state: how many, the one that opens it included."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    callers: int = 0
-
-
 Reply = TypeVar("Reply", bound=Message)
 
 
@@ -77,9 +60,12 @@ class Rpc:
         self._payloads = DEFAULT_PAYLOADS | (payloads or {})
         self._handlers: dict[tuple[Traffic, str], Handler] = {}
         self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
-        self._opening: dict[tuple[PeerId, Traffic], _Opening] = {}
-        self._streams_from: dict[PeerId, int] = {}
-        self._places: dict[tuple[PeerId, Traffic], RequestLimiter] = {}
+        # for as long as somebody waits for the channel
+        self._opening = WeakValueDictionary[tuple[PeerId, Traffic], asyncio.Lock]()
+        self._streams_from = Counter[PeerId]()
+        # for as long as a stream or an answer under way holds them: a peer that closes its streams and comes back
+        # finds no fresh places
+        self._places = WeakValueDictionary[tuple[PeerId, Traffic], RequestLimiter]()
         self._bans = Bans()
 
     def handle(self, *handlers: Handler) -> None:
@@ -140,22 +126,11 @@ class Rpc:
             raise
 
     async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
-        key = (peer, traffic)
-        channel = self._channels.get(key)
-        if channel is not None and not channel.broken:
+        async with self._opening.setdefault((peer, traffic), asyncio.Lock()):
+            channel = self._channels.get((peer, traffic))
+            if channel is None or channel.broken:
+                channel = await self._open(peer, traffic, deadline)
             return channel
-        opening = self._opening.setdefault(key, _Opening())
-        opening.callers += 1
-        try:
-            async with opening.lock:
-                channel = self._channels.get(key)  # opened meanwhile
-                if channel is None or channel.broken:
-                    channel = await self._open(peer, traffic, deadline)
-                return channel
-        finally:
-            opening.callers -= 1
-            if not opening.callers:  # nothing is kept for peers that were called once
-                del self._opening[key]
 
     async def _open(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
         key = (peer, traffic)
@@ -168,11 +143,8 @@ class Rpc:
 
     def _give_up(self, traffic: Traffic, channel: Channel, number: int) -> None:
         if traffic.is_work:
-            self._supervisor.spawn(
-                channel.tell(FrameType.CANCEL, number, Done()),
-                "giving a request up",
-                "It is computed in vain.",
-            )
+            telling = channel.tell(FrameType.CANCEL, number, Done())
+            self._supervisor.spawn(telling, "giving a request up", "It is computed in vain.")
 
     def _drop(self, key: tuple[PeerId, Traffic], channel: Channel) -> None:
         """The stream ended: keep nothing for a peer that may never come back."""
@@ -190,48 +162,29 @@ class Rpc:
 
     async def _serve(self, traffic: Traffic, stream: Stream) -> None:
         peer = stream.remote
-        if self.is_banned(peer) or self._streams_from.get(peer, 0) >= MAX_STREAMS_PER_PEER:
+        if self.is_banned(peer) or self._streams_from[peer] >= MAX_STREAMS_PER_PEER:
             return
-        self._streams_from[peer] = self._streams_from.get(peer, 0) + 1
-        places = self._places.setdefault((peer, traffic), RequestLimiter())
-        places.streams += 1
+        self._streams_from[peer] += 1
+        answering = Answering(
+            Channel(stream, traffic, self._watch),
+            partial(self._dispatch, peer, traffic),
+            partial(self.strike, peer),
+            self._places.setdefault((peer, traffic), RequestLimiter()),
+            self._supervisor,
+        )
         try:
-            await self._read_requests(traffic, stream, places)
+            while not self.is_banned(peer):
+                await answering.take(self._payloads[traffic], tells=traffic.is_work)
         except WireError as error:
             logger.warning("Peer %s sent something malformed: %s", peer[-8:], error)
             self.strike(peer)
         except PeerUnreachable:
             logger.debug("Peer %s closed its %s stream", peer[-8:], traffic)
         finally:
+            answering.end()
             self._streams_from[peer] -= 1
             if not self._streams_from[peer]:
                 del self._streams_from[peer]
-            places.streams -= 1
-            self._drop_places(peer, traffic)
-
-    async def _read_requests(self, traffic: Traffic, stream: Stream, places: RequestLimiter) -> None:
-        """Until the stream ends."""
-        peer = stream.remote
-        answering = Answering(
-            Channel(stream, traffic, self._watch),
-            partial(self._dispatch, peer, traffic),
-            partial(self.strike, peer),
-            places,
-            self._supervisor,
-        )
-        try:
-            while not self.is_banned(peer):
-                await answering.take(
-                    self._payloads[traffic], traffic.is_work, partial(self._drop_places, peer, traffic)
-                )
-        finally:
-            answering.end()
-
-    def _drop_places(self, peer: PeerId, traffic: Traffic) -> None:
-        """Not before the last answer: a peer that closes its streams and comes back finds no fresh places."""
-        places = self._places.get((peer, traffic))
-        if places is not None and places.is_unused:
-            del self._places[peer, traffic]
 
     async def _dispatch(
         self, peer: PeerId, traffic: Traffic, frame: Frame, status: Status

@@ -29,7 +29,7 @@ async def test_who_waits_gets_the_next_place_in_turn() -> None:
 
     await asyncio.gather(*(one(number) for number in range(10)))
     assert order == list(range(10))
-    assert places.is_unused
+    assert not places.taken
 
 
 async def test_who_stops_waiting_takes_no_place_along() -> None:

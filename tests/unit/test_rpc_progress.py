@@ -114,7 +114,7 @@ async def test_what_was_asked_on_a_stream_that_ended_is_not_done() -> None:
         two.caller.forget(two.address)
         with pytest.raises(PeerUnreachable):
             await asking
-        await asyncio.sleep(1)
+        await asyncio.sleep(2)
         assert watched.cancelled == [1]
         assert not two.server._places
 
