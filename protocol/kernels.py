@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.int32]
 Bytes = NDArray[np.int8]
 Codes = NDArray[np.uint8]
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 BLOCK = 256  # values that share a scale
 _HALF = BLOCK // 2
@@ -32,7 +32,7 @@ _MAGNITUDE = np.int32(0x7FFFFFFF)  # all bits but the sign
 _EXPONENT = np.int32(0x7F800000)  # alone, the bits of a power of two
 
 
-def compiled(kernel: Kernel, **more: Any) -> Kernel:
+def compiled(kernel: Kernel, **more: object) -> Kernel:
     """`kernel` in machine code, made at its first call and kept on disk where that can be written to."""
     settings = {"nogil": True, "error_model": "numpy", **more}
     try:

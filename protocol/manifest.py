@@ -9,9 +9,10 @@ import json
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from protocol.cut import starts_of
 from protocol.errors import ManifestError
@@ -253,7 +254,7 @@ class Manifest(Section):
         return self.inner.sequences * self.data.sequence_tokens
 
 
-def manifest_from(contents: Any) -> Manifest:
+def manifest_from(contents: object) -> Manifest:
     """Validate untrusted contents. Raises `ManifestError` that names each bad setting."""
     try:
         return Manifest.model_validate(contents)
@@ -267,13 +268,12 @@ def load_toml(path: Path) -> Manifest:
     return _named(toml_contents(path), str(path))
 
 
-def toml_contents(path: Path) -> dict[str, Any]:
+def toml_contents(path: Path) -> dict[str, object]:
     """What is written there, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return _parsed(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"Cannot read the manifest {path}: {error}. Check the path.") from None
-    return _parsed(text, str(path))
 
 
 def load_preset(name: str) -> Manifest:
@@ -288,24 +288,24 @@ def preset_text(name: str) -> str:
     return resources.files("protocol").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
+def _parsed(text: str, where: str) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ManifestError(f"{where} is not valid TOML: {error}.") from None
 
 
-def _named(contents: dict[str, Any], where: str) -> Manifest:
+def _named(contents: dict[str, object], where: str) -> Manifest:
     try:
         return manifest_from(contents)
     except ManifestError as error:
         raise ManifestError(f"{where}: {error}") from None
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: ErrorDetails) -> str:
     place = ".".join(str(part) for part in problem["loc"])
     removed = REMOVED.get(place) or REMOVED.get(f"{place} = {str(problem['input'])[:16]}")
-    message = removed or str(problem["msg"]).removeprefix("Value error, ")
+    message = removed or problem["msg"].removeprefix("Value error, ")
     return f"{place}: {message}" if place else message
 
 
@@ -318,12 +318,12 @@ def as_toml(manifest: Manifest) -> str:
     return "\n".join(blocks)
 
 
-def _settings(values: dict[str, Any]) -> str:
+def _settings(values: dict[str, object]) -> str:
     # JSON writes strings, numbers and lists of them as TOML does; tables within sections TOML writes inline
     return "".join(f"{name} = {_value(value)}\n" for name, value in values.items())
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{name} = {_value(inner)}" for name, inner in value.items()) + " }"
     if isinstance(value, list | tuple):

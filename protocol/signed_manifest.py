@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgpack
 
@@ -67,5 +66,5 @@ def canonical_bytes(manifest: Manifest) -> bytes:
     return packed
 
 
-def _sorted(value: Any) -> Any:
+def _sorted(value: object) -> object:
     return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, cast
+from typing import Annotated, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -142,7 +142,7 @@ class Asks(Message, Generic[Reply_co]):
     _reply: ClassVar[type[Message]]
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
         super().__pydantic_init_subclass__(**kwargs)
         if arguments := cls.__pydantic_generic_metadata__["args"]:  # `Asks[…]` itself, the base of a request
             cls._reply = arguments[0]

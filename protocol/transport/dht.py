@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgpack
 
 from protocol.errors import RecordError
 from protocol.records import CLOCK_SLACK, authenticate, check_lifetime, is_in_reach, key_digest
-from protocol.supervision import Supervisor
+from protocol.supervision import Supervisor, Work
 from protocol.transport.base import PeerId, Record
 from protocol.transport.hivemind_api import (
     DHTID,
+    P2P,
     DHTLocalStorage,
     DHTNode,
     DHTRecord,
@@ -41,7 +42,7 @@ class Dht:
 
     def __init__(
         self,
-        node: Any,
+        node: DHTNode,
         client_only: bool,
         validator: RecordValidator,
         now: Callable[[], float],
@@ -55,7 +56,7 @@ class Dht:
 
     @classmethod
     async def create(
-        cls, p2p: Any, peer: PeerId, client_only: bool, now: Callable[[], float], supervisor: Supervisor
+        cls, p2p: P2P, peer: PeerId, client_only: bool, now: Callable[[], float], supervisor: Supervisor
     ) -> Dht:
         """A DHT of one, until `join` meets others. The node id follows from the peer id, so that a peer that
         restarts is found where it was."""
@@ -104,7 +105,7 @@ class Dht:
         now = self._now()
         return [found[peer] for peer in sorted(found) if found[peer].expires > now]
 
-    async def _within(self, deadline: float, work: Coroutine[Any, Any, T], name: str) -> T | None:
+    async def _within(self, deadline: float, work: Work[T], name: str) -> T | None:
         """The result of `work`, or None after `deadline` seconds: it then ends by itself, as its requests run out.
 
         hivemind's searches leave tasks behind when they are cancelled, which asyncio complains of on the screen.

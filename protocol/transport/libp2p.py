@@ -12,16 +12,16 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from protocol.addresses import check_address, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
-from protocol.supervision import Supervisor
+from protocol.supervision import Supervisor, Work
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.p2pd import Libp2pConfig
@@ -274,7 +274,7 @@ class Libp2pTransport(Transport):
         if self._session is not session or session.exited.done():
             raise TransportDown("p2pd stopped during the call")
 
-    async def _while_up(self, session: Session, call: Coroutine[Any, Any, T]) -> T:
+    async def _while_up(self, session: Session, call: Work[T]) -> T:
         """The result of `call`; `TransportDown` as soon as p2pd dies, when hivemind would wait on."""
         task = self._supervisor.start(call)
         try:

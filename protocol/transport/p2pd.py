@@ -18,7 +18,6 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from protocol.errors import ResourceError, UserError
 from protocol.supervision import Supervisor, cancelled
@@ -54,7 +53,7 @@ class Libp2pConfig:
 class P2pd:
     """One running p2pd. `P2pd.start` makes it; `exited` tells when it is gone; `stop` ends it."""
 
-    def __init__(self, p2p: Any, directory: Path, supervisor: Supervisor) -> None:
+    def __init__(self, p2p: P2P, directory: Path, supervisor: Supervisor) -> None:
         self.p2p = p2p  # hivemind's handle, which its DHT needs
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]))
@@ -77,7 +76,7 @@ class P2pd:
         directory = Path(
             tempfile.mkdtemp(prefix=f"noloco-{os.getpid()}-{pids_known()}-", dir=_short_directory())
         )
-        handles: list[Any] = []
+        handles: list[P2P] = []
 
         class Handle(P2P):  # type: ignore[misc] # hivemind has no types
             """Keeps its sockets in the private directory, and is known even if it never gets ready.
@@ -93,7 +92,7 @@ class P2pd:
                 handles.append(self)
 
             @staticmethod
-            def _make_process_args(*arguments: Any, **flags: Any) -> list[str]:
+            def _make_process_args(*arguments: object, **flags: object) -> list[str]:
                 command: list[str] = P2P._make_process_args(*arguments, noise=False, **flags)
                 return [*_OWN_SESSION, *command]
 
@@ -156,7 +155,7 @@ def _forget_failure(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-async def _end(p2p: Any) -> None:
+async def _end(p2p: P2P) -> None:
     p2p._terminate()
     child = p2p._child
     if child is None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class P2pdControl:
             return connection
         raise AssertionError("unreachable")
 
-    async def _ask(self, request: Any, deadline: float) -> Any:
+    async def _ask(self, request: p2pd_pb2.Request, deadline: float) -> p2pd_pb2.Response:
         async with _converted_errors(deadline):
             reader, writer = await asyncio.open_unix_connection(self._socket)
             try:
@@ -103,8 +103,10 @@ class P2pdControl:
 
 
 async def _exchange(
-    reader: asyncio.StreamReader | P2pdSocket, writer: asyncio.StreamWriter | P2pdSocket, request: Any
-) -> Any:
+    reader: asyncio.StreamReader | P2pdSocket,
+    writer: asyncio.StreamWriter | P2pdSocket,
+    request: p2pd_pb2.Request,
+) -> p2pd_pb2.Response:
     await write_pbmsg(writer, request)
     answer = p2pd_pb2.Response()
     await read_pbmsg_safe(reader, answer)
@@ -134,7 +136,7 @@ def _raw(peer: PeerId) -> bytes:
     return raw
 
 
-def _texts(addresses: Any) -> list[str]:
+def _texts(addresses: Iterable[bytes]) -> list[str]:
     return [str(Multiaddr(address)) for address in addresses]
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from protocol.supervision import Work
 
 T = TypeVar("T")
 
@@ -23,7 +25,7 @@ class Deadlock(RuntimeError):
     """All tasks wait, and no timer is left that could wake one of them."""
 
 
-def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+def run_virtual(main: Work[T]) -> T:
     """Run `main` to its end under a virtual clock that starts at 0, and return its result.
 
     Raises `Deadlock` when it can never end, naming what the tasks wait for. Tasks that are left over are
@@ -54,8 +56,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         # nanosecond to it would change nothing.
         self._clock_resolution = math.ulp(self._virtual_now)
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[..., T], *args: object
     ) -> asyncio.Future[T]:
         """Run `func` at once: another thread would finish at a moment that no virtual clock knows."""
         future: asyncio.Future[T] = self.create_future()
@@ -79,17 +81,15 @@ class _TimeJumper(selectors.SelectSelector):
         return []
 
 
-def _describe(tasks: set[asyncio.Task[Any]]) -> str:
-    waiting = sorted(_where(task) for task in tasks if not task.done())
-    shown = waiting[:_TASKS_SHOWN] + [f"and {len(waiting) - _TASKS_SHOWN} more"] * (
-        len(waiting) > _TASKS_SHOWN
-    )
-    return "virtual time cannot advance: no timer is set, and these tasks wait for ever:\n  " + "\n  ".join(
-        shown
-    )
+def _describe(tasks: set[asyncio.Task[object]]) -> str:
+    lines = sorted(_where(task) for task in tasks if not task.done())
+    if len(lines) > _TASKS_SHOWN:
+        lines[_TASKS_SHOWN:] = [f"and {len(lines) - _TASKS_SHOWN} more"]
+    why = "virtual time cannot advance: no timer is set, and these tasks wait for ever:"
+    return "\n  ".join([why, *lines])
 
 
-def _where(task: asyncio.Task[Any]) -> str:
+def _where(task: asyncio.Task[object]) -> str:
     frames = task.get_stack(limit=1)
     place = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else "an unknown place"
     return f"{task.get_name()} in {task.get_coro().__qualname__} at {place}"  # type: ignore[union-attr]
