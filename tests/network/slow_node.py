@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from node import cli, service
-from node.model.stage_work import Learned, Load, PendingResult, StageWork
+from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
 
 SECONDS = 90.0
 
@@ -13,11 +13,11 @@ SECONDS = 90.0
 class SlowStageWork(StageWork):
     """Slow in training alone: the dry step before it takes as long as ever."""
 
-    def last_stage(self, load: Load) -> PendingResult[Learned]:
+    def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
         time.sleep(SECONDS)
         return super().last_stage(load)
 
 
 if __name__ == "__main__":
-    service.StageWork = SlowStageWork  # type: ignore[misc]
+    service.StageWork = SlowStageWork  # type: ignore[misc, attr-defined]
     cli.main()

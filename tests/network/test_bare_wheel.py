@@ -12,10 +12,11 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
-from daemons import NodeDaemon, SeedDaemon
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.network.daemons import NodeDaemon, SeedDaemon
 
 ROOT = Path(__file__).parent.parent.parent
 # pip brings networkx, too, since torch requires it; a node does without. scipy is not here: hivemind imports it.

@@ -12,11 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pipelines.chain import Chain, manifest_of
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from pipelines.chain import Chain, manifest_of  # noqa: E402
 
 PATIENCE = 240.0  # seconds, on a busy machine; on two idle cores the slowest takes half a minute
 QUICK = ("codecs", "latency", "pairing", "placement")  # the others are marked as long

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from daemons import Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
+
+from tests.network.daemons import Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 CABLE = {"noloco-a": "10.77.0.1", "noloco-b": "10.77.0.2"}
 

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from daemons import wait_until
 from transformers import AutoModelForCausalLM
 
 from bootstrap.simulation.learning import text_of
 from protocol.manifest import load_preset
+from tests.network.daemons import wait_until
 from tests.pretrained import saved_model
 
 COMMAND = [sys.executable, "-m", "bootstrap.tools_cli", "swarm"]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, NodeDaemon, SeedDaemon, run_tool
-from mapped_network import OUTSIDE, ROUTER, MappedNetwork, why_unavailable
+
+from tests.network.daemons import Daemon, NodeDaemon, SeedDaemon, run_tool
+from tests.network.mapped_network import OUTSIDE, ROUTER, MappedNetwork, why_unavailable
 
 RENTED, SAME = 41337, 31338  # the router's ports: another than the node's, and the same
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import torch
 import uvloop
-from test_libp2p_transport import OnLoopback, pid_of
 
 from protocol.codec import Encoded, encode
 from protocol.frames import FrameType, write_frame
@@ -20,6 +19,7 @@ from protocol.messages.training import Ready
 from protocol.peer_limits import places_for
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream, Transport
+from tests.network.test_libp2p_transport import OnLoopback, pid_of
 
 PAYLOAD = 4 << 20
 STREAMS = 4

@@ -15,9 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
-from daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 from protocol.manifest import preset_text
+from tests.network.daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 MIB = 2**20
 CHANGES = {

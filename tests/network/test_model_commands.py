@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from daemons import NodeDaemon, SeedDaemon, run_tool
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
 from protocol.manifest import preset_text
+from tests.network.daemons import NodeDaemon, SeedDaemon, run_tool
 
 PROMPT = "def __init__(self"
 TOKENS = 40

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
+
+from tests.network.daemons import Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 MANIFEST = """
 name = "moving"

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from daemons import NodeDaemon, SeedDaemon, run_tool
-from test_wrong_inputs import assert_refused, run
 
+from tests.network.daemons import NodeDaemon, SeedDaemon, run_tool
+from tests.network.test_wrong_inputs import assert_refused, run
 from tests.unit.corpora import as_hub_layout, as_jsonl, made_up
 from tests.unit.tokenizers_made_here import bpe
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from test_libp2p_transport import OnLoopback, pid_of
 
 from protocol.errors import PeerUnreachable, TransportDown
 from protocol.transport.base import PeerId, Transport
 from protocol.transport.libp2p import WATCHDOG, Libp2pTransport
 from protocol.transport.libp2p_session import Session
+from tests.network.test_libp2p_transport import OnLoopback, pid_of
 from tests.transport_network import ECHO, KEY, SOON, ask, eventually
 
 

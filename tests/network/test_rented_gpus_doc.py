@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-from daemons import Daemon, wait_until
-from mapped_network import OUTSIDE, MappedNetwork, why_unavailable
+
+from tests.network.daemons import Daemon, wait_until
+from tests.network.mapped_network import OUTSIDE, MappedNetwork, why_unavailable
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "rented-gpus.md"
 ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
@@ -85,7 +87,7 @@ def test_a_new_user_gets_from_text_to_a_model_that_writes(tmp_path: Path, termin
             "A": Machine(tmp_path / "A", network.outside),
             "B": Machine(tmp_path / "B", network.inside),
         }
-        join, nodes = "", []
+        join, nodes = "", list[Any]()
         for block in blocks():
             text = "exec " * block.stays + block.text.replace(ADDRESS, join).replace(*MINUTES)
             if "noloco export" in text:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
 
 from node.machine.processes import EXIT_INTERRUPTED
+from tests.network.daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
 
 
 @pytest.fixture

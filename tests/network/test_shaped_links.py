@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-
-from benchmarks.shaping.links import Shape, ShapedLinks, why_unavailable
+from shaping.links import Shape, ShapedLinks, why_unavailable
 
 SHAPE = Shape(100.0, 0.05)
 PEERS = 4

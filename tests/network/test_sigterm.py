@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
+
+from tests.network.daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
 
 DOCKER_PATIENCE = 10.0  # seconds until `docker stop` kills
 

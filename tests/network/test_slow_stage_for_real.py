@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from daemons import NodeDaemon, SeedDaemon
-from slow_node import SECONDS
+
+from tests.network.daemons import NodeDaemon, SeedDaemon
+from tests.network.slow_node import SECONDS
 
 STEPS = 2
 MANIFEST = f"""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from daemons import PATIENCE, SeedDaemon
+
+from tests.network.daemons import PATIENCE, SeedDaemon
 
 CTRL_C = b"\x03"
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from node.model.replica import Replica, StepReport
+from node.model.inner import StepReport
+from node.model.replica import Replica
 from protocol.manifest import Manifest
 
 Place = Literal["activations", "gradients", "loss", "weights", "norms"]

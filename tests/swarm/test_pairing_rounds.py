@@ -6,9 +6,8 @@ from itertools import combinations
 from random import Random
 
 import pytest
+from partners.simulated_stage import PairingResult, PairingSetting, SimulatedStage
 from scipy.stats import chisquare
-
-from benchmarks.partners.simulated_stage import PairingResult, PairingSetting, SimulatedStage
 
 UNEVEN = (4.0, 3.4, 2.8, 2.2, 1.6, 1.3, 1.0)
 

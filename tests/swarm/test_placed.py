@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from placements.trial import Trial, link_between, tokens_per_second
 
-from benchmarks.placements.trial import Trial, link_between, tokens_per_second
 from bootstrap.placement.scenario import Scenario, scenario_from
 
 TRIAL = Trial(microbatches=4, warm_up_steps=1, steps=2)

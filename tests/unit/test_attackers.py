@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from poisoning.attackers import KINDS, Attack, Attacker, Kind
+from poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
 
-from benchmarks.poisoning.attackers import KINDS, Attack, Attacker, Kind
-from benchmarks.poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
 from bootstrap.simulation.learning import text_of
 from node.model.replica import EVERYTHING, Replica
 from node.rounds.defence import blocks_of

@@ -17,7 +17,8 @@ OF_ASYNCIO = {"gather", "TaskGroup"}
 
 def starters(source: str) -> list[tuple[int, str]]:
     """(line, name) of everything in a module that starts a task, called or passed on."""
-    return sorted((node.lineno, name) for node in ast.walk(ast.parse(source)) for name in _started_by(node))
+    found = ast.walk(ast.parse(source))
+    return sorted((getattr(node, "lineno", 0), name) for node in found for name in _started_by(node))
 
 
 def _started_by(node: ast.AST) -> list[str]:

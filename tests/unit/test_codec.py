@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import (
-    BLOCK,
     CODECS,
     Encoded,
     TensorSpec,
@@ -29,6 +28,7 @@ from protocol.codec import (
     require_finite_values,
 )
 from protocol.errors import CodecError
+from protocol.kernels import BLOCK
 
 EXACT = {
     "fp32": torch.float32,

@@ -16,8 +16,9 @@ from scipy.linalg import hadamard
 from scipy.stats import norm
 
 from protocol import eden
-from protocol.codec import BLOCK, Encoded, as_read, encode, nbytes_of, require_finite_values
+from protocol.codec import Encoded, as_read, encode, nbytes_of, require_finite_values
 from protocol.errors import CodecError
+from protocol.kernels import BLOCK
 
 # codec: squared error by squared norm expected of a block, and at most in a block made against the fixed rotation
 ERRORS = {"eden4": (0.0096, 0.564), "eden2": (0.1332, 23.1)}

@@ -9,25 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import latency
 import numpy as np
 import pytest
-
-from protocol.errors import UserError
-
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
-sys.path.append(str(BENCHMARKS))
-
-import latency  # noqa: E402
-from reporting.report import run as run_benchmark  # noqa: E402
-from synchronising import sync_times  # noqa: E402
-from synchronising.idle import Round, blocked  # noqa: E402
-from synchronising.sync_times import (  # noqa: E402
+from reporting.report import run as run_benchmark
+from synchronising import sync_times
+from synchronising.idle import Round, blocked
+from synchronising.sync_times import (
     SyncTimes,
     expected_sync,
     simulate_sync,
     slower_of_two,
     slowest_of,
 )
+
+from protocol.errors import UserError
 
 # N, σ, tree, pair via one, pair at once, ratios, slowest pair: the project's reference, by Monte Carlo elsewhere
 REFERENCE = [

@@ -100,11 +100,12 @@ def test_a_replica_without_a_partner_feels_no_pull(settings: OuterSettings, seed
 
 @given(settings=settings_strategy, seed=seeds, order=st.permutations(range(5)))
 def test_permuting_replicas_permutes_the_result(settings: OuterSettings, seed: int, order: list[int]) -> None:
-    state = random_state(seed, 5)
-    permuted = tuple([part[i] for i in order] for part in state)
-    for original, other in zip(
-        step_in_production_form(*state, settings), step_in_production_form(*permuted, settings), strict=True
-    ):
+    phi, theta, delta = random_state(seed, 5)
+    permuted = ([part[i] for i in order] for part in (phi, theta, delta))
+    after = step_in_production_form(phi, theta, delta, settings)
+    a, b, c = permuted
+    of_permuted = step_in_production_form(a, b, c, settings)
+    for original, other in zip(after, of_permuted, strict=True):
         assert_close([original[i] for i in order], other)
 
 
@@ -177,7 +178,7 @@ def test_fast_weights_of_lower_precision_are_averaged_in_float32() -> None:
 
 
 # Standard deviations of φ over replicas in units of s, α = 0.5, β = γ = 0.7, by Monte Carlo
-TABLE = {
+TABLE: dict[float, dict[int | None, float]] = {
     0.0: {4: 0.655, 8: 0.900, 16: 1.023, 64: 1.115, None: 1.146},
     0.1: {4: 0.617, 8: 0.823, 16: 0.922, 64: 0.994},
 }

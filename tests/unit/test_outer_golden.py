@@ -176,9 +176,8 @@ def production_step(group: Sequence[State], settings: OuterSettings) -> None:
 
 
 def reference_step(group: Sequence[State], settings: OuterSettings) -> None:
-    slow, momentum = outer_step_reference(
-        *([getattr(state, name) for state in group] for name in ("slow", "fast", "momentum")), settings
-    )
+    before, fast, kept = ([getattr(state, name) for state in group] for name in ("slow", "fast", "momentum"))
+    slow, momentum = outer_step_reference(before, fast, kept, settings)
     for state, new_slow, new_momentum in zip(group, slow, momentum, strict=True):
         state.slow, state.momentum = new_slow, new_momentum
         state.fast.copy_(new_slow)

@@ -6,8 +6,8 @@ from statistics import mean
 
 import numpy as np
 import pytest
+from placements.batch_time import Batch, batch_seconds, pipeline_ends
 
-from benchmarks.placements.batch_time import Batch, batch_seconds, pipeline_ends
 from bootstrap.placement.anneal import anneal
 from bootstrap.placement.dtfm import dtfm_problem
 from bootstrap.placement.search import Budget, run_search

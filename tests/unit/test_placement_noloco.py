@@ -71,7 +71,7 @@ def by_loops(scenario: Scenario, stages: list[list[int]], training: Training) ->
                 received[i] += seconds
                 sites = set() if scenario.site is None else {int(scenario.site[i]), int(scenario.site[j])}
                 for site in sites - {-1} if len(sites) == 2 else ():
-                    crossing[site] += share * 8 * c_a / scenario.uplinks[site]
+                    crossing[site] += share * 8 * c_a / scenario.uplinks[site]  # type: ignore[index]
         hops.append(hop)
     compute = [sum(q[i] / tau[i] for i in g) if tau is not None else 0.0 for g in stages]
     busy = [q[i] / tau[i] for i in q] if tau is not None else []
