@@ -27,7 +27,7 @@ import torch
 import uvloop
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.creating.seed_peer import SeedPeer
+from bootstrap.creating.run import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
 from node.machine.limits import keep_freed_memory

@@ -64,8 +64,7 @@ def bootstrap(
     if context.invoked_subcommand is not None:
         return
     from bootstrap.creating.choosing import RunOptions
-    from bootstrap.creating.run import found
-    from bootstrap.creating.seed_peer import keep_seed_peer
+    from bootstrap.creating.run import found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
     set_up_logging(verbose)

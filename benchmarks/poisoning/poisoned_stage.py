@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bootstrap.inspect.spread import squared_deviation
+from bootstrap.inspect.observer import squared_deviation
 from bootstrap.simulation.learning import loss_along, text_of
 from node.data.batches import Batch, Position, TrainingData
 from node.model.replica import Replica

@@ -1,87 +1,79 @@
-"""How fast named devices would train a stage, from their published numbers; or this machine, measured.
-
-A token costs 6 operations for each multiplication of the forward pass: a multiplication and an addition, three times.
-An inner step also reads and writes the stage's weights, gradients and moments, eight float32 passes in all.
-"""
+"""Devices by name, with the numbers that their makers publish; and this machine, measured."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+from protocol.errors import UserError
 
-from bootstrap.checking.known_devices import GB, Device
-from node.model.memory_model import (
-    MicrobatchBytes,
-    estimated,
-    least_in_flight,
-    memory_of_buffers,
-    memory_of_state,
-)
-from node.model.resources import least_memory, room_on
-from node.model.stage import Stage, work_of
-from protocol.manifest import Manifest
+if TYPE_CHECKING:  # names of devices are needed before a command imports torch
+    import torch
 
-OPTIMIZER_PASSES = 8
-# A GPU takes so long to start a kernel, and a layer forward and backward is about so many: small models wait for
-# that. Assumptions, too.
-LAUNCH_SECONDS = 5e-6
-KERNELS_PER_LAYER = 100
+    from protocol.manifest import Manifest
+
+# Of the published arithmetic, what training a Llama reaches: an assumption, not a measurement of ours. Megatron-LM
+# reports 44 to 52 % (arXiv 2104.04473, table 1) with long tuning; unfused kernels and small microbatches reach less.
+EFFICIENCY = 0.35
+GB = 10**9
 MEASURED_TOKENS = 256  # in a layer of this machine's measurement; more changes little
 
 
 @dataclass(frozen=True)
-class Speed:
-    """One stage on one device: how it fits, and tokens a second of one replica that never waits for another."""
+class Device:
+    """`tflops` of bf16 with float32 sums, without sparsity; gigabytes a second; gigabytes; a GPU has its own."""
 
-    stage: int
-    fits: str  # "whole", "smaller" or "no"
-    tokens_per_second: float
-
-
-@dataclass(frozen=True)
-class DeviceReport:
-    device: Device
-    stages: tuple[Speed, ...]
-
-    @property
-    def slowest(self) -> float:
-        """Of a pipeline with such a device at each stage; 0 when one of them does not fit."""
-        return min(0.0 if stage.fits == "no" else stage.tokens_per_second for stage in self.stages)
+    name: str
+    tflops: float
+    bandwidth: float
+    memory: float
+    is_gpu: bool = True
+    efficiency: float = EFFICIENCY
 
 
-def report_of(manifest: Manifest, device: Device) -> DeviceReport:
-    return DeviceReport(device, tuple(speed_of(manifest, stage, device) for stage in range(manifest.stages)))
-
-
-def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
-    work = 6 * work_of(manifest, stage) / (device.tflops * 1e12 * device.efficiency)
-    tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
-    weights = memory_of_state(manifest, stage) / 6
-    stepping = weights * OPTIMIZER_PASSES / (device.bandwidth * GB) / tokens
-    launches = KERNELS_PER_LAYER * len(manifest.layers_of(stage)) if device.is_gpu else 0
-    starting = launches * LAUNCH_SECONDS / manifest.tokens_per_microbatch
-    return Speed(stage, fit_of(manifest, stage, device), 1 / (max(work, starting) + stepping))
-
-
-def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
-    """By formula: "whole" microbatches with nothing computed twice, "smaller" ones, or "no"."""
-    memory = device.memory * GB
-    if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
-        return "no"
-    cost: MicrobatchBytes = estimated(
-        manifest, stage, manifest.inner.sequences, False, "bf16" if device.is_gpu else "fp32"
+# NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10 and RTX A6000, halved where they count with sparsity, and
+# the white papers of GA102 and Ada for 3090, 4080 and 4090. The processor: 8 cores at 3 GHz, 32 float32 operations a
+# cycle each (two AVX2 units), and two channels of DDR4-3200.
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("a100", 312, 2039, 80),
+        Device("a100-40", 312, 1555, 40),
+        Device("h100", 989, 3350, 80),
+        Device("h200", 989, 4800, 141),
+        Device("l40s", 362, 864, 48),
+        Device("l4", 121, 300, 24),
+        Device("a10", 125, 600, 24),
+        Device("a6000", 155, 768, 48),
+        Device("4090", 165, 1008, 24),
+        Device("4080", 97.5, 717, 16),
+        Device("3090", 71, 936, 24),
+        Device("cpu", 0.77, 51, 32, is_gpu=False),
     )
-    whole = memory_of_state(manifest, stage) + cost.of(least_in_flight(manifest, stage)) / 0.8
-    if not device.is_gpu:
-        whole += memory_of_buffers(manifest, stage).total
-    return "whole" if whole <= memory else "smaller"
+}
+
+
+def named(names: str) -> list[Device]:
+    """Of "a100,4090". Raises `UserError` for an unknown one."""
+    devices = []
+    for name in filter(None, (part.strip().lower() for part in names.split(","))):
+        if name not in DEVICES:
+            raise UserError(
+                f"There are no numbers for the device {name!r} here. Known: {', '.join(DEVICES)}."
+            )
+        devices.append(DEVICES[name])
+    return devices
 
 
 def measured_here(manifest: Manifest) -> Device:
     """This machine: one layer of the model forward and backward, and a pass over memory. Takes seconds."""
+    import torch
+
+    from node.model.resources import room_on
+    from node.model.stage import Stage, work_of
+
     cuda = torch.cuda.is_available()
     where = torch.device("cuda" if cuda else "cpu")
     layer = manifest.model_copy(
@@ -105,7 +97,9 @@ def measured_here(manifest: Manifest) -> Device:
 
 
 def _fastest(work: Callable[[], object], where: torch.device) -> float:
-    """Of three, after one that warms up."""
+    """Seconds of the fastest of three, after one that warms up."""
+    import torch
+
     seconds = []
     for _ in range(4):
         began = time.perf_counter()

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 from pydantic import BaseModel, ValidationError
 
-from bootstrap.checking.known_devices import DEVICES, named
+from bootstrap.checking.devices import DEVICES, measured_here, named
 from node.command import fail
 from protocol.errors import ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
@@ -52,8 +52,7 @@ def check(
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
     except UserError as error:
         fail(error)
-    from bootstrap.checking.devices import measured_here, report_of
-    from bootstrap.checking.report import AssumedLinks, report_on
+    from bootstrap.checking.report import AssumedLinks, report_of, report_on
 
     links = AssumedLinks(mbit, latency_ms / 1000)
     report = report_on(chosen, replicas, links)

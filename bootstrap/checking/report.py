@@ -1,4 +1,9 @@
-"""What a manifest means in numbers: memory, bytes, seconds, stability. Nothing here needs a network or a GPU."""
+"""What a manifest means in numbers: memory, bytes, seconds, stability, and how fast devices would train a stage.
+
+Nothing here needs a network or a GPU. A token costs 6 operations for each multiplication of the forward pass: a
+multiplication and an addition, three times. An inner step also reads and writes the stage's weights, gradients and
+moments, eight float32 passes in all.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootstrap.checking.devices import GB, Device
 from bootstrap.simulation.front import citation
 from node.model.memory_model import (
     LABEL_BYTES,
@@ -20,11 +26,17 @@ from node.model.memory_model import (
 )
 from node.model.outer import OuterSettings, stationary_variance
 from node.model.resources import least_memory, memory_needed
-from node.model.stage import parameter_count
+from node.model.stage import parameter_count, work_of
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest, gamma_bound
 
 TOLERABLE = 0.05  # of the time: what an exchange may block before the report calls for longer inner steps
+
+OPTIMIZER_PASSES = 8
+# A GPU takes so long to start a kernel, and a layer forward and backward is about so many: small models wait for
+# that. Assumptions, too.
+LAUNCH_SECONDS = 5e-6
+KERNELS_PER_LAYER = 100
 
 
 @dataclass(frozen=True)
@@ -249,3 +261,51 @@ def _notes(manifest: Manifest) -> list[str]:
     if outer.overlap != "phi-early" and wire.progress != "fp32":
         notes.append('wire.progress has no effect without outer.overlap "phi-early".')
     return notes
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One stage on one device: how it fits, and tokens a second of one replica that never waits for another."""
+
+    stage: int
+    fits: str  # "whole", "smaller" or "no"
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    device: Device
+    stages: tuple[Speed, ...]
+
+    @property
+    def slowest(self) -> float:
+        """Of a pipeline with such a device at each stage; 0 when one of them does not fit."""
+        return min(0.0 if stage.fits == "no" else stage.tokens_per_second for stage in self.stages)
+
+
+def report_of(manifest: Manifest, device: Device) -> DeviceReport:
+    return DeviceReport(device, tuple(speed_of(manifest, stage, device) for stage in range(manifest.stages)))
+
+
+def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
+    work = 6 * work_of(manifest, stage) / (device.tflops * 1e12 * device.efficiency)
+    tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
+    weights = memory_of_state(manifest, stage) / 6
+    stepping = weights * OPTIMIZER_PASSES / (device.bandwidth * GB) / tokens
+    launches = KERNELS_PER_LAYER * len(manifest.layers_of(stage)) if device.is_gpu else 0
+    starting = launches * LAUNCH_SECONDS / manifest.tokens_per_microbatch
+    return Speed(stage, fit_of(manifest, stage, device), 1 / (max(work, starting) + stepping))
+
+
+def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
+    """By formula: "whole" microbatches with nothing computed twice, "smaller" ones, or "no"."""
+    memory = device.memory * GB
+    if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
+        return "no"
+    cost: MicrobatchBytes = estimated(
+        manifest, stage, manifest.inner.sequences, False, "bf16" if device.is_gpu else "fp32"
+    )
+    whole = memory_of_state(manifest, stage) + cost.of(least_in_flight(manifest, stage)) / 0.8
+    if not device.is_gpu:
+        whole += memory_of_buffers(manifest, stage).total
+    return "whole" if whole <= memory else "smaller"

@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.checking.devices import DeviceReport
-from bootstrap.checking.known_devices import EFFICIENCY
-from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, MemoryFigures, Report
+from bootstrap.checking.devices import EFFICIENCY
+from bootstrap.checking.report import TOLERABLE, AssumedLinks, DeviceReport, Hop, MemoryFigures, Report
 from bootstrap.display import plain_table
 from node.machine.limits import size
 from node.model.memory_model import (

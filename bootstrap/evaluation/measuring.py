@@ -1,29 +1,51 @@
-"""What `noloco eval` does: the text to measure on, the losses on it, and what is said of them."""
+"""What `noloco eval` does: the text to measure on; the losses of a swarm, of its first weights or of a checkpoint."""
 
 from __future__ import annotations
 
+import asyncio
+import codecs
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from transformers import PreTrainedTokenizerBase
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from bootstrap.display import bars
-from bootstrap.evaluation.losses import MeasuredText, evaluate_route, held_out_text, model_loss, text_of_files
-from bootstrap.export.order import FACTS
-from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
+from bootstrap.export.export_cli import FACTS
+from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, transformers_tokenizer
 from bootstrap.generation.exported import load_exported
-from bootstrap.inspect.observer import visit
+from bootstrap.inspect.observer import Observer, visit
+from node.data.batches import TrainingData
 from node.data.opening import LOCAL, DataPlan, open_data
-from node.data.sources import places_of
+from node.data.sources import Document, documents_of, places_of
 from node.data.tokenizer import FILE_NAME
 from node.machine.processes import in_background
-from protocol.errors import DataError, ManifestError
+from node.model.stage import Stage, logits_through
+from protocol.codec import encode
+from protocol.errors import DataError, DeadlineExceeded, ManifestError, PeerUnreachable, Refused
 from protocol.manifest import BYTES, Manifest, manifest_from
+from protocol.messages.training import Evaluate, Evaluated
+from protocol.patience import Patience
+from protocol.supervision import all_of
+from protocol.transport.base import PeerId
 
 HELD_OUT_SEQUENCES = 256
 AT_ONCE = 8  # sequences that an export computes together
+EVALUATION_DEADLINE = 60.0  # of silence: a slow stage that trains says that it will come to it
+EVALUATION_STANDSTILL = 1_200.0  # longer than the nodes wait for each other
+IN_FLIGHT = 4
+TRIES = 3
+
+Progress: TypeAlias = Callable[[int, int], None]  # (sequences done, of how many)
+Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -107,3 +129,207 @@ def _manifest_of(directory: Path) -> Manifest | None:
 
 def _short(route: Sequence[str]) -> str:
     return " → ".join(peer[-8:] for peer in route)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross-entropy in nats a token, over how many tokens, of how many bytes of text."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats, 700.0))  # beyond that there is no float
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers: what coding a byte of the text costs."""
+        return self.nats * self.tokens / (math.log(2) * max(1, self.bytes))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nats:.4f} nats per token, perplexity {self.perplexity:,.3f}, "
+            f"{self.bits_per_byte:.4f} bits per byte, on {self.tokens:,} tokens ({self.bytes:,} bytes)"
+        )
+
+
+async def evaluate_route(
+    observer: Observer,
+    text: MeasuredText,
+    route: Sequence[PeerId],
+    progress: Progress = lambda done, total: None,
+) -> Loss:
+    """The loss of one replica of each stage, with their slow weights.
+
+    Raises `PeerUnreachable`, `DeadlineExceeded` or `Refused` when a replica of the route fails for good.
+    """
+    slots = asyncio.Semaphore(IN_FLIGHT)
+    done = 0
+
+    async def one(inputs: torch.Tensor, labels: torch.Tensor) -> Evaluated:
+        nonlocal done
+        async with slots:
+            evaluated = await _evaluate(observer, route, inputs, labels)
+            done += inputs.shape[0]
+            progress(done, text.sequences)
+            return evaluated
+
+    results = await all_of(*(one(inputs, labels) for inputs, labels in text.batches))
+    return _mean([(result.loss_sum, result.tokens) for result in results], text)
+
+
+async def _evaluate(
+    observer: Observer, route: Sequence[PeerId], inputs: torch.Tensor, labels: torch.Tensor
+) -> Evaluated:
+    tensors = [encode(inputs.to(torch.int32), "int32"), encode(labels.to(torch.int32), "int32")]
+    back = route[:1] if observer.manifest.is_ring else []
+    request = Evaluate(stage=0, route=[*route[1:], *back])
+    for attempt in range(TRIES):
+        try:
+            evaluated, _ = await observer.rpc.call(
+                route[0],
+                request,
+                tensors,
+                deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL),
+            )
+            return evaluated
+        except (PeerUnreachable, DeadlineExceeded, Refused):
+            if attempt == TRIES - 1:
+                raise
+            await asyncio.sleep(0.5)
+    raise AssertionError("the loop returns or raises")
+
+
+@torch.no_grad()
+def starting_loss(manifest: Manifest, text: MeasuredText) -> Loss:
+    """The loss of the weights that every run of this manifest starts from, computed here."""
+    stages = [Stage(manifest, index) for index in range(manifest.stages)]
+    sums = [
+        (_loss_sum(logits_through(stages, inputs), labels), labels.numel()) for inputs, labels in text.batches
+    ]
+    return _mean(sums, text)
+
+
+@torch.no_grad()
+def model_loss(
+    model: PreTrainedModel, text: MeasuredText, progress: Progress = lambda done, total: None
+) -> Loss:
+    """The loss of a causal language model of transformers."""
+    sums, done = [], 0
+    for inputs, labels in text.batches:
+        logits = model(input_ids=inputs.to(model.device)).logits
+        sums.append((_loss_sum(logits, labels.to(model.device)), labels.numel()))
+        done += inputs.shape[0]
+        progress(done, text.sequences)
+    return _mean(sums, text)
+
+
+def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
+    """The loss of a checkpoint, a directory's or the hub's, by plain transformers code in float32."""
+    disable_progress_bar()  # ours is the only one on the screen
+    return model_loss(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), text)
+
+
+def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum").item()
+
+
+def _mean(sums: Sequence[tuple[float, int]], text: MeasuredText) -> Loss:
+    tokens = sum(count for _, count in sums)
+    return Loss(sum(total for total, _ in sums) / tokens, tokens, text.bytes)
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """`batches` of inputs and labels [sequences, tokens]; a model predicts the labels, which are `bytes` of text."""
+
+    batches: Sequence[Batch]
+    bytes: int
+
+    @property
+    def sequences(self) -> int:
+        return sum(inputs.shape[0] for inputs, _ in self.batches)
+
+
+def held_out_text(
+    manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
+) -> MeasuredText:
+    """The same held-out sequences whoever asks, in microbatches of the run's size."""
+    batches = data.validation_batches(
+        manifest.data.sequence_tokens, manifest.inner.sequences, limit=sequences
+    )
+    return measured(list(batches), tokenizer)
+
+
+def text_of_files(
+    places: Sequence[Path],
+    field: str,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: int,
+    at_once: int,
+    limit: int | None = None,
+) -> MeasuredText:
+    """Each document in windows of `tokens`, one after another, the last one shorter; `at_once` windows make a batch.
+
+    A text file is one document; JSONL, parquet and datasets have theirs in `field`. Every token but a document's
+    first is predicted once, from what is before it in its window. With `limit` no more windows than that. Raises
+    `DataError` when there is nothing to predict, or a file cannot be read.
+    """
+    batches: list[Batch] = []
+    done = 0
+    for document in (document for place in places for document in documents_of(place, field)):
+        if limit is not None and done >= limit:
+            break
+        most = None if limit is None else (limit - done) * tokens + 1
+        batches += _windows(_ids_of(document, tokenizer, most), tokens, at_once)
+        done = sum(inputs.shape[0] for inputs, _ in batches)
+    if not batches:
+        raise DataError(f"There is nothing to predict in {', '.join(map(str, places))}. Name longer texts.")
+    return measured(batches, tokenizer)
+
+
+def measured(batches: list[Batch], tokenizer: PreTrainedTokenizerBase) -> MeasuredText:
+    """With the bytes of all labels counted."""
+    rows = (row.tolist() for _, labels in batches for row in labels)
+    return MeasuredText(batches, sum(byte_count(tokenizer, row) for row in rows))
+
+
+def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, most: int | None) -> NDArray[np.int32]:
+    """The tokens of the document, the first `most` of them."""
+    parts: list[NDArray[np.int32]] = []
+    count = 0
+    for text in _lines(document):
+        parts.append(np.array(ids_of(tokenizer, text), np.int32))
+        count += parts[-1].size
+        if most is not None and count >= most:
+            break
+    return np.concatenate(parts)[:most] if parts else np.empty(0, np.int32)
+
+
+def _lines(document: Document) -> Iterator[str]:
+    """The document in parts that end with a line, so that no token lies across them."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    rest = ""
+    for block in document:
+        text = rest + decoder.decode(block)
+        end = text.rfind("\n") + 1
+        if end:
+            yield text[:end]
+        rest = text[end:]
+    if rest:
+        yield rest
+
+
+def _windows(ids: NDArray[np.int32], tokens: int, at_once: int) -> Iterator[Batch]:
+    """Batches of whole windows, then what is left as a window of its own."""
+    stream = torch.from_numpy(ids.astype(np.int64))
+    whole = max(0, len(stream) - 1) // tokens
+    inputs = stream[: whole * tokens].view(whole, tokens)
+    labels = stream[1 : whole * tokens + 1].view(whole, tokens)
+    for first in range(0, whole, at_once):
+        yield inputs[first : first + at_once], labels[first : first + at_once]
+    rest = stream[whole * tokens :]
+    if len(rest) > 1:
+        yield rest[None, :-1], rest[None, 1:]

@@ -21,6 +21,7 @@ from bootstrap.export.checkpoint import (
     weights_of,
     write_shards,
 )
+from bootstrap.export.export_cli import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
 from bootstrap.export.fetching import (
     RoundEnded,
     Source,
@@ -30,7 +31,6 @@ from bootstrap.export.fetching import (
     earlier_donors,
     fetch_stage,
 )
-from bootstrap.export.order import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
 from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
 from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained

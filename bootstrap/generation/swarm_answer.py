@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from bootstrap.generation.decoding import Decoding
+from bootstrap.generation.generate_cli import Decoding
 from bootstrap.inspect.observer import Observer
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError

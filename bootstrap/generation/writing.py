@@ -9,8 +9,8 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from bootstrap.export.tokenizer import ids_of, tokenizer_file, transformers_tokenizer
-from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
+from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.inspect.observer import visit
 from protocol.errors import DataError

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from node.frame_limits import payload_limits
 from node.membership.discovery import read_stage
 from node.membership.joining import DIAL_DEADLINE, greet
 from node.membership.view import Member, View
+from node.model.stage import parameter_count
+from node.state.transfer import fetch_slow_weights
 from protocol.errors import JoinError, NolocoError, Refused
 from protocol.identity import Identity
 from protocol.manifest import Manifest
@@ -134,3 +139,28 @@ async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
         finally:
             await rpc.close()
             await transport.close()
+
+
+async def measure_spread(observer: Observer) -> float:
+    """Root mean squared deviation of φ from its mean, over the replicas and parameters of all stages.
+
+    Fetches every replica's state: for small models and swarms. Raises `JoinError` when one goes away.
+    """
+    squares, entries = 0.0, 0
+    for stage in range(observer.manifest.stages):
+        parameters = parameter_count(observer.manifest, stage)
+        replicas = [
+            (await fetch_slow_weights(observer.rpc, stage, parameters, peer))[0]
+            for peer in observer.view.holding(stage, observer.transport.now())
+        ]
+        squares += squared_deviation(replicas)
+        entries += sum(replica.numel() for replica in replicas)
+    return math.sqrt(squares / entries) if entries else 0.0
+
+
+def squared_deviation(replicas: Sequence[torch.Tensor]) -> float:
+    """Sum over replicas and parameters of the squared difference to the replicas' mean."""
+    if not replicas:
+        return 0.0
+    mean = torch.stack(list(replicas)).double().mean(0)
+    return float(sum((replica.double() - mean).square().sum() for replica in replicas))

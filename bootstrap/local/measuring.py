@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bootstrap.evaluation.losses import (
+from bootstrap.evaluation.measuring import (
     Loss,
     MeasuredText,
     checkpoint_loss,
@@ -18,12 +18,11 @@ from bootstrap.evaluation.losses import (
     held_out_text,
     starting_loss,
 )
+from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
-from bootstrap.inspect.observer import Observer
-from bootstrap.inspect.spread import measure_spread
-from bootstrap.local.plan import LocalPlan
+from bootstrap.inspect.observer import Observer, measure_spread
+from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.summary import Summary
 from node.data.batches import Position, TrainingData
 from node.data.opening import open_data

@@ -1,5 +1,6 @@
-"""The node processes of a local swarm. They are forked from one process that has imported torch and compiled once.
+"""What `noloco swarm` was asked for, and its node processes.
 
+They are forked from one process that has imported torch and compiled the kernels once.
 Six processes that each import for themselves take a minute of two cores; forked ones begin to join at once.
 """
 
@@ -13,32 +14,67 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 
+from bootstrap.traces.merge import FILE_NAME
+from node.data.opening import DataPlan
+from node.data.sources import DEFAULT_FIELD
 from node.machine.processes import die_with_parent
+from protocol.manifest import Manifest
 
-PRELOADED = "bootstrap.local.preloaded"
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 30.0  # for nodes that were asked to leave
 
 _context = multiprocessing.get_context("forkserver")
 
 
-def begin_preloading(*before: str) -> None:
-    """Start the process that nodes will be forked from; it imports the modules `before` and `PRELOADED`.
+@dataclass(frozen=True)
+class LocalPlan:
+    """`minutes` is the time that each node trains at most."""
 
-    Returns at once. To be called before this process imports anything large, so that both import at the same time.
-    """
-    os.environ.setdefault(
-        "OPENBLAS_NUM_THREADS", "1"
-    )  # nodes of one thread; a process with threads must not fork
-    _context.set_forkserver_preload([*before, PRELOADED])
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: a Ctrl-C is for this process alone
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    manifest: Manifest
+    replicas: int
+    directory: Path
+    minutes: float
+    validation_sequences: int
+    summary: Path
+    picture: Path | None = None
+    trace: Path | None = None  # of all nodes
+    data: tuple[str, ...] = ()  # as --data; none is the run's own
+    text_field: str = DEFAULT_FIELD
+    tokenizer: bytes | None = None  # the run's tokenizer.json
+    from_checkpoint: str | None = None  # the first replicas' weights; a directory or a name on the hub
+    checkpoint_minutes: float | None = None  # None is the node's own
+    ends_by_clock: bool = False  # after `minutes` of all nodes together, whatever they are doing then
+
+    @property
+    def data_plan(self) -> DataPlan:
+        """All nodes and the evaluation share one store of documents."""
+        return DataPlan(self.data, self.text_field, self.directory / "documents")
+
+    def names(self) -> dict[str, int]:
+        """The stage of each node, by its name; a replica of every stage first, so that training can begin."""
+        stages = range(self.manifest.stages)
+        return {f"s{stage}r{replica}": stage for replica in range(self.replicas) for stage in stages}
+
+    def arguments(self, name: str, address: str) -> list[str]:
+        """Of the node's `noloco-node`, which joins at `address`."""
+        stage, state = self.names()[name], self.directory / name
+        arguments = [
+            "--join", address, "--stage", str(stage), "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay",
+            "--threads", "1", "--device", "cpu",
+        ]  # fmt: skip
+        if stage == 0:
+            arguments += self.data_plan.flags()
+            if not self.ends_by_clock:  # the others end when the first stage has
+                arguments += ["--max-minutes", str(self.minutes)]
+        if self.from_checkpoint is not None:
+            arguments += ["--from-checkpoint", self.from_checkpoint]
+        if self.trace is not None:
+            arguments += ["--trace", str(state / FILE_NAME)]
+        if self.checkpoint_minutes is not None:
+            arguments += ["--checkpoint-minutes", str(self.checkpoint_minutes)]
+        return arguments
 
 
 @dataclass

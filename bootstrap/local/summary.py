@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import percent
 from protocol.messages.peers import NodeStats
 from protocol.transport.base import PeerId
+
+Curve: TypeAlias = Sequence[tuple[int, float]]  # tokens, nats
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Summary:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     chaos: dict[str, Any] | None = None  # of `--chaos`: the disturbed run beside the undisturbed one
 
-    def add_node(self, name: str, peer: str, stats: NodeStats, names: dict[Any, str]) -> None:
+    def add_node(self, name: str, peer: str, stats: NodeStats, names: Mapping[PeerId, str]) -> None:
         self.nodes[name] = {
             "peer": peer,
             "stage": stats.stage,
@@ -41,8 +43,8 @@ class Summary:
             "rounds": stats.round,
             "pair_averagings": stats.pair_averagings,
             "distinct_partners": len(stats.partners),
-            "partners": {names.get(partner, partner): n for partner, n in stats.partners.items()},
-            "sent": {names.get(receiver, receiver): n for receiver, n in stats.sent.items()},
+            "partners": {names.get(PeerId(partner), partner): n for partner, n in stats.partners.items()},
+            "sent": {names.get(PeerId(receiver), receiver): n for receiver, n in stats.sent.items()},
             "received": stats.received,
             "resends": stats.resends,
             "tokens_per_second": round(stats.tokens / stats.uptime, 1) if stats.uptime else 0.0,
@@ -133,3 +135,17 @@ class TokenCount:
         if tokens < last / 2:  # a checkpoint is not that old
             self._before[peer] = self._before.get(peer, 0) + last
         self._said[peer] = tokens
+
+
+@dataclass(frozen=True)
+class Run:
+    """`tokens` trained in `seconds`, from the moment that all trained; `present` is the mean share of nodes there."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    present: float = 1.0
+    losses: Curve = ()
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0

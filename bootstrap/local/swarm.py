@@ -10,16 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from bootstrap.creating.run import Founded, found
-from bootstrap.creating.seed_peer import SeedPeer
+from bootstrap.creating.run import Founded, SeedPeer, found
 from bootstrap.inspect.observer import Observer, Sighting
 from bootstrap.inspect.table import Picture, display, save_svg
-from bootstrap.local.chaos.report import Run
 from bootstrap.local.measuring import Measuring
-from bootstrap.local.nodes import LocalNode, LocalNodes
-from bootstrap.local.plan import LocalPlan
+from bootstrap.local.nodes import LocalNode, LocalNodes, LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
-from bootstrap.local.summary import Summary, TokenCount
+from bootstrap.local.summary import Run, Summary, TokenCount
 from bootstrap.traces.merge import FILE_NAME, merge_traces, require_writable
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,13 +31,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bootstrap.creating.choosing import RunOptions
-    from bootstrap.local.plan import LocalPlan
+    from bootstrap.local.nodes import LocalPlan
     from bootstrap.local.progress import StatusLine
     from protocol.manifest import Manifest
 
 STEPS = 1000
 CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
-DISTURBED = "bootstrap.local.chaos.faults"  # imported first of all: see there
+PRELOADED = "bootstrap.local.preloaded"
+DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 
 
 Stages = Annotated[
@@ -89,7 +93,7 @@ def swarm(
         import torch
 
         from bootstrap.creating.choosing import RunOptions
-        from bootstrap.local.plan import LocalPlan
+        from bootstrap.local.nodes import LocalPlan
 
         torch.set_num_threads(1)  # the nodes need the cores
         steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
@@ -109,16 +113,31 @@ def _started(chaos: int | None) -> Iterator[tuple[Console, StatusLine]]:
     """Say the first words, and start the process that nodes are forked from: it imports torch meanwhile."""
     from rich.console import Console
 
-    from bootstrap.local.nodes import begin_preloading
     from bootstrap.local.progress import StatusLine
 
     console = Console()
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
-    begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
+    _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     with StatusLine(say) as progress:
         progress.doing("importing torch and transformers")
         yield console, progress
+
+
+def _begin_preloading(*before: str) -> None:
+    """Start the process that nodes will be forked from; it imports the modules `before` and `PRELOADED`.
+
+    Returns at once. To be called before this process imports anything large, so that both import at the same time.
+    """
+    from multiprocessing import forkserver
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a process with threads must not fork
+    multiprocessing.set_forkserver_preload([*before, PRELOADED])
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: a Ctrl-C is for this process alone
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _resolved(options: RunOptions) -> tuple[Manifest, bytes | None]:
@@ -133,7 +152,7 @@ def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int |
     from bootstrap.local.swarm import run_swarm
 
     if chaos is not None:
-        from bootstrap.local.chaos.comparing import run_both
+        from bootstrap.local.chaos import run_both
 
         report = run_async(run_both(plan, console, progress, chaos))
         console.print("\n".join(report.lines()), soft_wrap=True, highlight=False, markup=False)

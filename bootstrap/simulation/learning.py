@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bootstrap.inspect.spread import squared_deviation
+from bootstrap.inspect.observer import squared_deviation
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import TrainingData

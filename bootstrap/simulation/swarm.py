@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bootstrap.creating.seed_peer import SeedPeer
+from bootstrap.creating.run import SeedPeer
 from node.config import NodeConfig
 from node.daemon import Node
 from node.data.batches import TrainingData

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from bootstrap.creating.choosing import model_of, unread_start, with_digests
-from bootstrap.evaluation.losses import (
+from bootstrap.evaluation.measuring import (
     MeasuredText,
     checkpoint_loss,
     evaluate_route,
     held_out_text,
     model_loss,
 )
+from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained

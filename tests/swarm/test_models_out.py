@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bootstrap.export.fetching
 import node.model.replica
 import node.state.transfer
-from bootstrap.evaluation.losses import checkpoint_loss, evaluate_route, held_out_text, text_of_files
+from bootstrap.evaluation.measuring import checkpoint_loss, evaluate_route, held_out_text, text_of_files
 from bootstrap.export.checkpoint import weights_of
+from bootstrap.export.export_cli import PARTIAL, ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.order import PARTIAL, ExportOrder
 from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
-from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
+from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.writing import TextStream, first_tokens
 from bootstrap.inspect.observer import Observer

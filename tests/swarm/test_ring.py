@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.evaluation.losses import MeasuredText, checkpoint_loss, evaluate_route, held_out_text
+from bootstrap.evaluation.measuring import MeasuredText, checkpoint_loss, evaluate_route, held_out_text
+from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.discovery import LONELY_SECONDS

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bootstrap.inspect.observer import Sighting
-from bootstrap.local.chaos.disturber import KINDS, SECONDS, Schedule
-from bootstrap.local.chaos.report import ChaosReport, Run, SeenFault, loss_at
+from bootstrap.local.chaos import ChaosReport, Run, SeenFault, loss_at
+from bootstrap.local.disturber import KINDS, SECONDS, Schedule
 from bootstrap.local.summary import TokenCount
 from node.membership.view import Member
 from protocol.announcement import Announcement

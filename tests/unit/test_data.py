@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bootstrap.evaluation.losses import MeasuredText
+from bootstrap.evaluation.measuring import MeasuredText
 from bootstrap.local.measuring import entropies_of
 from node.data.batches import Position, TrainingData
 from node.data.documents import DocumentOrder, Split, stored_documents

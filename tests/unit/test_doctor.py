@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.inspect.doctor import examine
+from bootstrap.inspect.inspect_cli import examine
 from node.watch.health import health_served, parts_told
 from protocol.errors import Refused
 from protocol.supervision import Supervisor

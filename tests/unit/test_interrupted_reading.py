@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bootstrap.local.plan import LocalPlan
+from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
 from node.machine.processes import in_background

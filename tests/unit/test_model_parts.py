@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from bootstrap.evaluation.losses import Loss, text_of_files
+from bootstrap.evaluation.measuring import Loss, text_of_files
 from bootstrap.export.checkpoint import Facts, model_card
+from bootstrap.export.export_cli import shard_bytes
 from bootstrap.export.fetching import Donor, Source, choose
-from bootstrap.export.order import shard_bytes
 from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
-from bootstrap.generation.decoding import Decoding
+from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import Sampler
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of

@@ -16,8 +16,7 @@ from typing import Literal, get_args
 
 import psutil
 
-from bootstrap.local.chaos import faults
-from bootstrap.local.chaos.report import SeenFault
+from bootstrap.local import faults
 from bootstrap.local.nodes import LocalNode
 from bootstrap.local.swarm import LocalSwarm
 from node.watch.health import SOCKET_FILE
@@ -37,6 +36,19 @@ SECONDS: dict[Kind, tuple[float, float]] = {  # how long each lasts, from and to
     "nan": (20.0, 20.0),
 }
 CLOCK_HOURS = 2.0  # forward or back
+WORDS = 16 * 1024  # bytes that a node may say while its disk is full
+WATCH_SECONDS = 1.0
+AFTERMATH_SECONDS = 5.0  # after a fault, until it is noted what the swarm showed of it
+
+WHAT = {
+    "kill": "is killed by kill -9 and started again {seconds:.0f} s later",
+    "freeze": "is frozen for {seconds:.0f} s",
+    "p2pd": "has its p2pd killed",
+    "cut": "is cut off: its p2pd is frozen for {seconds:.0f} s",
+    "disk": "has a full disk for {seconds:.0f} s",
+    "clock": "has a clock that is {hours:+.0f} h off for {seconds:.0f} s",
+    "nan": "computes losses that are NaN for {seconds:.0f} s",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,18 @@ class Fault:
     node: str
     seconds: float
     hours: float = 0.0
+
+
+@dataclass
+class SeenFault:
+    """A fault that began `seconds` after all were training and `lasted` seconds, and what was seen of it."""
+
+    seconds: float
+    kind: str
+    node: str
+    lasted: float
+    answering: int = 0  # nodes, a moment after it
+    warning: str = ""  # the last one in the node's log
 
 
 class Schedule:
@@ -84,21 +108,6 @@ class Schedule:
         if not self._bag:
             self._bag = self._rng.sample(KINDS, len(KINDS))
         return self._bag.pop()
-
-
-WORDS = 16 * 1024  # bytes that a node may say while its disk is full
-WATCH_SECONDS = 1.0
-AFTERMATH_SECONDS = 5.0  # after a fault, until it is noted what the swarm showed of it
-
-WHAT = {
-    "kill": "is killed by kill -9 and started again {seconds:.0f} s later",
-    "freeze": "is frozen for {seconds:.0f} s",
-    "p2pd": "has its p2pd killed",
-    "cut": "is cut off: its p2pd is frozen for {seconds:.0f} s",
-    "disk": "has a full disk for {seconds:.0f} s",
-    "clock": "has a clock that is {hours:+.0f} h off for {seconds:.0f} s",
-    "nan": "computes losses that are NaN for {seconds:.0f} s",
-}
 
 
 @dataclass

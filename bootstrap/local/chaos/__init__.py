@@ -1,1 +1,0 @@
-"""Faults on purpose: `noloco swarm --chaos SEED`."""
