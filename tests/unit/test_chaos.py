@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bootstrap.inspect.observer import Sighting
-from bootstrap.local.chaos import ChaosReport, Run, SeenFault, loss_at
-from bootstrap.local.disturber import KINDS, SECONDS, Schedule
-from bootstrap.local.summary import TokenCount
+from bootstrap.local.chaos import ChaosReport, loss_at
+from bootstrap.local.disturber import KINDS, SECONDS, Schedule, SeenFault
+from bootstrap.local.summary import Run, TokenCount
 from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.identity import Identity
