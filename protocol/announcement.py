@@ -5,13 +5,13 @@ Announcements are signed and expire: see `protocol.records`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
-from protocol.transport.base import PeerId, Record
+from protocol.transport.base import Record
 
 PEER_CHARACTERS = 16  # the end of a peer id: 93 bits of its key, too many to look for one that ends alike
 MOST_PUBLISHED = 8  # links in a record, of some 45 bytes each
@@ -40,10 +40,26 @@ PublishedLinks = Annotated[list[LinkReport], Field(max_length=MOST_PUBLISHED)]
 ToldLinks = Annotated[list[LinkReport], Field(max_length=MOST_TOLD)]
 
 
-class Announcement(BaseModel):
-    """A node's record. Readers get enough to route to it, to pair with it and to show it to people."""
+class Entry(BaseModel):
+    """What a record's value holds, as msgpack."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later version may say more
+
+    def to_bytes(self) -> bytes:
+        packed: bytes = msgpack.packb(self.model_dump())
+        return packed
+
+    @classmethod
+    def read(cls, record: Record) -> Self:
+        """Raises `RecordError` when the signed contents are something else."""
+        try:
+            return cls.model_validate(msgpack.unpackb(record.value))
+        except (ValueError, msgpack.UnpackException) as error:
+            raise RecordError(f"malformed {cls.__name__.lower()} of {record.subkey}") from error
+
+
+class Announcement(Entry):
+    """A node's record. Readers get enough to route to it, to pair with it and to show it to people."""
 
     stage: Natural
     state: State
@@ -57,9 +73,14 @@ class Announcement(BaseModel):
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
     links: PublishedLinks = []  # measured lately, from this node to others
 
-    def to_bytes(self) -> bytes:
-        packed: bytes = msgpack.packb(self.model_dump())
-        return packed
+
+class Claim(Entry):
+    """A peer's lease to move. The earliest one holds while it stands, and nobody else begins to."""
+
+    since: Number  # wall clock at which the peer claimed it
+    source: Natural
+    target: Natural
+    withdrawn: bool = False  # a record cannot be taken back before it expires
 
 
 def stage_key(run_id: str, stage: int) -> str:
@@ -75,34 +96,3 @@ def joining_key(run_id: str) -> str:
 def moving_key(run_id: str) -> str:
     """The DHT key under which a peer says that it is about to move to another stage."""
     return f"noloco/{run_id}/moving"
-
-
-class Claim(BaseModel):
-    """A peer's lease to move. The earliest one holds while it stands, and nobody else begins to."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    since: Number  # wall clock at which the peer claimed it
-    source: Natural
-    target: Natural
-    withdrawn: bool = False  # a record cannot be taken back before it expires
-
-    def to_bytes(self) -> bytes:
-        packed: bytes = msgpack.packb(self.model_dump())
-        return packed
-
-
-def parse_claim(record: Record) -> tuple[PeerId, Claim]:
-    """Raises `RecordError` when the signed contents are not a claim."""
-    try:
-        return record.subkey, Claim.model_validate(msgpack.unpackb(record.value))
-    except (ValueError, ValidationError, msgpack.UnpackException) as error:
-        raise RecordError(f"malformed claim of {record.subkey}") from error
-
-
-def parse_announcement(record: Record) -> tuple[PeerId, Announcement]:
-    """Raises `RecordError` when the signed contents are not an announcement."""
-    try:
-        return record.subkey, Announcement.model_validate(msgpack.unpackb(record.value))
-    except (ValueError, ValidationError, msgpack.UnpackException) as error:
-        raise RecordError(f"malformed announcement of {record.subkey}") from error

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -60,8 +59,7 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # a subnormal scale would los
 # times 127 it is still finite
 _LARGEST_SCALE = float(np.nextafter(np.float32(np.finfo(np.float32).max / 127), 0))
 _NOT_FINITE = "NaN or infinite values cannot be sent as int8"
-_ROWS = 1024  # blocks worked on at a time: the float32 temporaries of 1 MiB stay in the cache
-_rooms = threading.local()
+_PART = 1 << 22  # values worked on at a time on another device: 16 MiB for each float32 temporary
 
 
 @dataclass(frozen=True)
@@ -262,31 +260,29 @@ def _quantise(flat: Tensor) -> tuple[memoryview, memoryview]:
     """Scales and signed bytes of a one-dimensional tensor, computed where it is: a GPU hands over less."""
     if not flat.is_floating_point():
         raise CodecError(f"int8 carries floating-point tensors, not {flat.dtype}")
-    values = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
-    scales = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32, device=flat.device)
-    if flat.device.type == "cpu":
-        whole = flat.to(torch.float32).contiguous().numpy()
-        if not quantise(whole, scales.numpy(), values.numpy(), _SMALLEST_SCALE, _LARGEST_SCALE):
-            raise CodecError(_NOT_FINITE)
-        return _bytes_of(scales), _bytes_of(values)
-    return _quantise_there(flat, scales, values)
+    if flat.device.type != "cpu":
+        return _quantise_there(flat)
+    values = torch.empty(flat.numel(), dtype=torch.int8)
+    scales = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32)
+    whole = flat.to(torch.float32).contiguous().numpy()
+    if not quantise(whole, scales.numpy(), values.numpy(), _SMALLEST_SCALE, _LARGEST_SCALE):
+        raise CodecError(_NOT_FINITE)
+    return _bytes_of(scales), _bytes_of(values)
 
 
-def _quantise_there(flat: Tensor, scales: Tensor, values: Tensor) -> tuple[memoryview, memoryview]:
-    """The same on another device, bit for bit; `scales` and `values` are there too."""
-    work = _scratch(min(flat.numel(), _ROWS * BLOCK), flat.device)
-    for start, end, width in _runs(flat.numel()):
-        rows = flat[start:end].to(torch.float32).view(-1, width)
-        room = work[: end - start].view(-1, width)
-        scale = torch.abs(rows, out=room).amax(dim=1, keepdim=True).div_(127)
+def _quantise_there(flat: Tensor) -> tuple[memoryview, memoryview]:
+    """The same in torch's operations for another device, bit for bit; part by part, as temporaries are float32."""
+    scales, values = [], []
+    for part in torch.split(flat, _PART):
+        rows = torch.nn.functional.pad(part.to(torch.float32), (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+        scale = rows.abs().amax(dim=1, keepdim=True).div_(127)
         if not torch.isfinite(scale).all():
             raise CodecError(_NOT_FINITE)
-        scale.clamp_(max=_LARGEST_SCALE)
-        first = start // BLOCK
-        scales[first : first + len(rows)] = scale.where(scale >= _SMALLEST_SCALE, 0).view(-1)
+        scale = scale.clamp_(max=_LARGEST_SCALE)
+        scales.append(scale.where(scale >= _SMALLEST_SCALE, 0).view(-1))
         scale = scale.where(scale >= _SMALLEST_SCALE, torch.inf)  # x/inf = 0: too small a block becomes zeros
-        values[start:end].view(-1, width).copy_(torch.div(rows, scale, out=room).round_())
-    return _bytes_of(scales.cpu()), _bytes_of(values.cpu())
+        values.append((rows / scale).round_().to(torch.int8).view(-1)[: part.numel()])
+    return _bytes_of(torch.cat(scales).cpu()), _bytes_of(torch.cat(values).cpu())
 
 
 def _parts(encoded: Encoded) -> tuple[Tensor, Tensor]:
@@ -300,20 +296,3 @@ def _parts(encoded: Encoded) -> tuple[Tensor, Tensor]:
         scales, rest = raw[:scale_bytes], raw[scale_bytes:]
     dtype = torch.int8 if encoded.codec == "int8" else torch.uint8
     return _tensor_over(scales, torch.float32), _tensor_over(rest, dtype)
-
-
-def _scratch(values: int, device: torch.device) -> Tensor:
-    """Room for float32 `values`, of each thread its own: fresh memory costs as much as the work done in it."""
-    rooms: dict[str, Tensor] = _rooms.__dict__
-    room = rooms.get(str(device))
-    if room is None or room.numel() < values:
-        room = rooms[str(device)] = torch.empty(values, dtype=torch.float32, device=device)
-    return room
-
-
-def _runs(values: int) -> list[tuple[int, int, int]]:
-    """Cut a flat tensor into runs of whole blocks and the rest: (start, end, width of a block in it)."""
-    whole = values - values % BLOCK
-    step = _ROWS * BLOCK
-    runs = [(start, min(start + step, whole), BLOCK) for start in range(0, whole, step)]
-    return [*runs, (whole, values, values - whole)] if whole < values else runs

@@ -11,7 +11,7 @@ from node.links.links import Links
 from node.membership.view import View
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
-from protocol.announcement import Announcement, parse_announcement, stage_key
+from protocol.announcement import Announcement, stage_key
 from protocol.errors import NolocoError, RecordError, StateError, TransportDown
 from protocol.records import CLOCK_SLACK
 from protocol.rpc import Rpc
@@ -34,7 +34,7 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
     """Bring the records of one stage into the view; malformed ones are passed over."""
     for record in await transport.get(stage_key(run_id, stage), DHT_DEADLINE):
         try:
-            peer, announcement = parse_announcement(record)
+            peer, announcement = record.subkey, Announcement.read(record)
         except RecordError as error:
             logger.debug("Ignoring a record: %s", error)
             continue

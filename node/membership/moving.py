@@ -14,7 +14,7 @@ from node.membership.owners_plan import OwnersPlan
 from node.membership.rebalance import Move, MovePatience, next_move
 from node.membership.view import Member, View
 from node.model.stage import work_of
-from protocol.announcement import Claim, moving_key, parse_claim
+from protocol.announcement import Claim, moving_key
 from protocol.errors import NolocoError, RecordError, UserError
 from protocol.transport.base import PeerId
 
@@ -175,7 +175,7 @@ class Mover:
         found: list[tuple[PeerId, Claim]] = []
         for record in await self._transport.get(moving_key(self._run_id), DHT_DEADLINE):
             try:
-                peer, claim = parse_claim(record)
+                peer, claim = record.subkey, Claim.read(record)
             except RecordError as error:
                 logger.debug("Ignoring a record: %s", error)
                 continue

@@ -24,7 +24,7 @@ from node.membership.stage_choice import (
 )
 from node.membership.view import Member
 from node.model.stage import parameter_count, work_of
-from protocol.announcement import Announcement, State, joining_key, parse_announcement, stage_key
+from protocol.announcement import Announcement, State, joining_key, stage_key
 from protocol.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
 from protocol.manifest import Manifest
@@ -110,7 +110,7 @@ class Newcomer:
         found = []
         for record in await self._transport.get(joining_key(self._run_id), DHT_DEADLINE):
             try:
-                peer, announcement = parse_announcement(record)
+                peer, announcement = record.subkey, Announcement.read(record)
             except RecordError:
                 continue
             found.append((announcement.since, peer))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bootstrap.simulation.swarm import SimulatedSwarm
-from protocol.announcement import parse_announcement, stage_key
+from protocol.announcement import Announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
 from protocol.messages.peers import GetStats
 from protocol.transport.memory import memory_address
@@ -41,7 +41,7 @@ def test_a_node_that_leaves_finishes_its_work_withdraws_its_record_and_is_not_mi
         guest = await guest_of(swarm)
         await guest.transport.connect([memory_address(peer_of(swarm.nodes[0]))], 5.0)
         records = await guest.transport.get(stage_key(swarm.nodes[0].context.run_id, 1), 5.0)
-        states = {peer: announcement.state for peer, announcement in map(parse_announcement, records)}
+        states = {record.subkey: Announcement.read(record).state for record in records}
         assert states[peer_of(leaving)] == "leaving"
         resends = len(events_of(swarm, "resend"))
         await asyncio.sleep(2)

@@ -7,7 +7,7 @@ import pytest
 
 from node.context import LEAST_MARKS, Throughput
 from node.model.stage import work_of
-from protocol.announcement import Announcement, Claim, parse_announcement, parse_claim
+from protocol.announcement import Announcement, Claim
 from protocol.errors import RecordError
 from protocol.transport.base import PeerId, Record
 from tests.swarm.micro import micro_manifest
@@ -46,18 +46,18 @@ def test_with_tied_embeddings_the_head_is_work_of_the_first_stage() -> None:
 
 def test_a_record_of_an_older_version_has_no_capacity_and_stays_where_it_is() -> None:
     old = {"stage": 1, "state": "serving", "since": 5.0}
-    _, said = parse_announcement(Record(PeerId("p"), msgpack.packb(old), 10.0))
+    said = Announcement.read(Record(PeerId("p"), msgpack.packb(old), 10.0))
     assert (said.capacity, said.may_serve) == (None, [])
 
 
 def test_records_say_what_was_put_into_them() -> None:
     said = Announcement(stage=1, state="serving", since=5.0, capacity=0.5, may_serve=[0, 2])
-    assert parse_announcement(Record(PeerId("p"), said.to_bytes(), 10.0)) == (PeerId("p"), said)
+    assert Announcement.read(Record(PeerId("p"), said.to_bytes(), 10.0)) == said
     claim = Claim(since=5.0, source=1, target=2)
-    assert parse_claim(Record(PeerId("p"), claim.to_bytes(), 10.0)) == (PeerId("p"), claim)
+    assert Claim.read(Record(PeerId("p"), claim.to_bytes(), 10.0)) == claim
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", msgpack.packb([1]), msgpack.packb({"since": "now"})])
 def test_a_malformed_claim_is_an_error_of_ours(value: bytes) -> None:
     with pytest.raises(RecordError):
-        parse_claim(Record(PeerId("p"), value, 10.0))
+        Claim.read(Record(PeerId("p"), value, 10.0))

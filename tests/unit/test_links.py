@@ -31,7 +31,6 @@ from protocol.announcement import (
     MOST_TOLD,
     Announcement,
     LinkReport,
-    parse_announcement,
 )
 from protocol.errors import RecordError, WireError
 from protocol.messages.peers import MAX_PROBE_BYTES, NodeStats
@@ -310,7 +309,7 @@ def announcement(**changes: Any) -> dict[str, Any]:
 
 
 def parsed(fields: dict[str, Any]) -> Announcement:
-    return parse_announcement(Record(peer(0), msgpack.packb(fields), 0.0))[1]
+    return Announcement.read(Record(peer(0), msgpack.packb(fields), 0.0))
 
 
 REPORT = LinkReport(peer(1)[-16:], 0.05, 2.5e6, 0.1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.membership.view import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
-from protocol.announcement import Announcement, State, parse_announcement
+from protocol.announcement import Announcement, State
 from protocol.errors import RecordError
 from protocol.transport.base import PeerId, Record
 
@@ -165,10 +165,10 @@ def test_an_announcement_survives_the_dht() -> None:
         tokens_per_second=10.0,
         addresses=["/x"],
     )
-    assert parse_announcement(Record(A, announcement.to_bytes(), 9.0)) == (A, announcement)
+    assert Announcement.read(Record(A, announcement.to_bytes(), 9.0)) == announcement
 
 
 @given(value=st.binary(max_size=200))
 def test_a_malformed_announcement_is_a_record_error_and_nothing_worse(value: bytes) -> None:
     with pytest.raises(RecordError):
-        parse_announcement(Record(A, value, 9.0))
+        Announcement.read(Record(A, value, 9.0))
