@@ -1,13 +1,12 @@
-"""The modelled wires: what a link costs, who cannot hear whom at present, and a peer's shared uplink."""
+"""The modelled wires: what a link costs, and who cannot hear whom at present."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from protocol.transport.base import PeerId
 
@@ -24,51 +23,6 @@ class Link:
 
 
 LinkModel: TypeAlias = Callable[[PeerId, PeerId], Link]  # (sender, receiver)
-
-
-class Sender(Protocol):
-    """One direction of a stream, with chunks waiting for the uplink."""
-
-    def transmit(self) -> float:
-        """Send the next chunk now; returns the seconds that the uplink is busy with it."""
-
-    def waiting(self) -> bool:
-        """Whether another chunk waits."""
-
-
-class Uplink:
-    """A peer's sending side: the chunks of all its streams leave one after another, stream by stream in turn.
-
-    So a small message waits behind one chunk of each bulk transfer, not behind whole transfers.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._free_at = -math.inf
-        self._turns: deque[Sender] = deque()
-
-    def enqueue(self, sender: Sender) -> None:
-        """Called when the first chunk of `sender` begins to wait."""
-        self._turns.append(sender)
-        if len(self._turns) == 1:
-            if self._free_at <= self._loop.time():
-                self._next()
-            else:
-                self._loop.call_at(self._free_at, self._next)
-
-    def _next(self) -> None:
-        while self._turns:
-            sender = self._turns.popleft()
-            if not sender.waiting():  # its stream broke meanwhile
-                continue
-            duration = sender.transmit()
-            if sender.waiting():
-                self._turns.append(sender)
-            if duration > 0:
-                self._free_at = self._loop.time() + duration
-                if self._turns:
-                    self._loop.call_at(self._free_at, self._next)
-                return
 
 
 class Faults:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from protocol.errors import PeerUnreachable, RecordError, UserError
 from protocol.records import open_record
 from protocol.transport.base import PeerId, Record
-from protocol.transport.memory_link import Faults, Link, LinkModel, Uplink
-from protocol.transport.memory_stream import MemoryStream, Pipe, StreamLimits
+from protocol.transport.memory_link import Faults, Link, LinkModel
+from protocol.transport.memory_stream import MemoryStream, Pipe, StreamLimits, Uplink
 
 if TYPE_CHECKING:
     from protocol.transport.memory import MemoryTransport

@@ -1,8 +1,9 @@
-"""Byte streams between two peers of an in-memory network."""
+"""Byte streams between two peers of an in-memory network, and the uplink that a peer's streams share."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from random import Random
 
 from protocol.errors import PeerUnreachable
 from protocol.transport.base import Buffer, PeerId, Stream
-from protocol.transport.memory_link import Faults, Link, Uplink
+from protocol.transport.memory_link import Faults, Link
 
 Chunk = bytes | memoryview  # never changes once it is in a pipe; b"" is the end of the stream
 END = b""
@@ -22,6 +23,41 @@ class StreamLimits:
 
     window: int = 4 << 20  # a writer waits while more than this is under way or unread
     chunk: int = 256 << 10  # the uplink turns to another stream after this much
+
+
+class Uplink:
+    """A peer's sending side: the chunks of all its streams leave one after another, stream by stream in turn.
+
+    So a small message waits behind one chunk of each bulk transfer, not behind whole transfers.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._free_at = -math.inf
+        self._turns: deque[Pipe] = deque()
+
+    def enqueue(self, pipe: Pipe) -> None:
+        """Called when the first chunk of `pipe` begins to wait."""
+        self._turns.append(pipe)
+        if len(self._turns) == 1:
+            if self._free_at <= self._loop.time():
+                self._next()
+            else:
+                self._loop.call_at(self._free_at, self._next)
+
+    def _next(self) -> None:
+        while self._turns:
+            pipe = self._turns.popleft()
+            if not pipe.waiting():  # its stream broke meanwhile
+                continue
+            duration = pipe.transmit()
+            if pipe.waiting():
+                self._turns.append(pipe)
+            if duration > 0:
+                self._free_at = self._loop.time() + duration
+                if self._turns:
+                    self._loop.call_at(self._free_at, self._next)
+                return
 
 
 class Pipe:
@@ -68,9 +104,11 @@ class Pipe:
         await future
 
     def waiting(self) -> bool:
+        """Whether another chunk waits for the uplink."""
         return bool(self._queue)
 
     def transmit(self) -> float:
+        """Send the next chunk now; returns the seconds that the uplink is busy with it."""
         chunk = self._queue.popleft()
         duration = len(chunk) / self.link.bandwidth
         delay = self.link.latency + (self._rng.random() * self.link.jitter if self.link.jitter else 0.0)

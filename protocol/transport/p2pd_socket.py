@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +17,8 @@ import numpy as np
 from protocol.addresses import without_peer
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown
 from protocol.transport.base import Buffer, PeerId
-from protocol.transport.hivemind_api import Multiaddr, PeerID, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from protocol.transport.hivemind_api import Multiaddr, PeerID, read_pbmsg_safe, write_pbmsg
+from protocol.transport.hivemind_api import p2pd_pb2 as pb
 
 READ_AHEAD = 1 << 20  # bytes that Python holds unasked before p2pd, and so the sender, has to wait
 _SCRATCH = 64 << 10  # bytes taken from the kernel at once when nobody waits for them
@@ -36,99 +36,75 @@ class P2pdControl:
 
     async def identify(self, deadline: float) -> list[str]:
         """The addresses under which p2pd believes that others reach it, without /p2p/<peer id>."""
-        answer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY), deadline)
+        answer = await self._ask(deadline, pb.Request.IDENTIFY)
         return _texts(answer.identify.addrs)
 
     async def connect(self, address: str, peer: PeerId, deadline: float) -> None:
         """Dial one address (already checked) and make sure that `peer` answers there."""
-        request = p2pd_pb2.ConnectRequest(
-            peer=_raw(peer), addrs=[Multiaddr(without_peer(address)).to_bytes()], timeout=math.ceil(deadline)
-        )
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), deadline)
+        place = Multiaddr(without_peer(address)).to_bytes()
+        request = pb.ConnectRequest(peer=_raw(peer), addrs=[place], timeout=math.ceil(deadline))
+        await self._ask(deadline, pb.Request.CONNECT, connect=request)
 
     async def list_peers(self, deadline: float) -> list[PeerId]:
         """The peers connected at present, sorted."""
-        answer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), deadline)
+        answer = await self._ask(deadline, pb.Request.LIST_PEERS)
         return sorted(PeerId(PeerID(info.id).to_base58()) for info in answer.peers)
 
     async def remote_addresses(self, peer: PeerId, deadline: float) -> list[str]:
         """Where the connections with `peer` lead to or come from; none when it is not connected."""
-        answer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), deadline)
-        places = [_texts(info.addrs) for info in answer.peers if info.id == _raw(peer)]
-        return [address for addresses in places for address in addresses]
+        answer = await self._ask(deadline, pb.Request.LIST_PEERS)
+        return [text for info in answer.peers if info.id == _raw(peer) for text in _texts(info.addrs)]
 
     async def find_peer(self, peer: PeerId, deadline: float) -> list[str]:
         """The addresses at which `peer` says that it listens."""
-        request = p2pd_pb2.DHTRequest(
-            type=p2pd_pb2.DHTRequest.FIND_PEER, peer=_raw(peer), timeout=math.ceil(deadline)
-        )
-        answer = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DHT, dht=request), deadline)
+        request = pb.DHTRequest(type=pb.DHTRequest.FIND_PEER, peer=_raw(peer), timeout=math.ceil(deadline))
+        answer = await self._ask(deadline, pb.Request.DHT, dht=request)
         return _texts(answer.dht.peer.addrs)
 
     async def serve_streams(self, protocol: str, listener: Path, deadline: float) -> None:
         """Have p2pd connect to the socket `listener` for every incoming stream of `protocol`."""
-        request = p2pd_pb2.StreamHandlerRequest(
-            addr=Multiaddr(f"/unix{listener}").to_bytes(), proto=[protocol], balanced=False
-        )
-        await self._ask(
-            p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), deadline
-        )
+        place = Multiaddr(f"/unix{listener}").to_bytes()
+        request = pb.StreamHandlerRequest(addr=place, proto=[protocol], balanced=False)
+        await self._ask(deadline, pb.Request.STREAM_HANDLER, streamHandler=request)
 
     async def open_stream(self, peer: PeerId, protocol: str, deadline: float) -> P2pdSocket:
         """A connection that carries the new stream; the caller closes it."""
-        request = p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[protocol], timeout=math.ceil(deadline))
-        async with _converted_errors(deadline):
-            _, connection = await asyncio.get_running_loop().create_unix_connection(
-                P2pdSocket, str(self._socket)
-            )
-            try:
-                await _exchange(
-                    connection,
-                    connection,
-                    p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request),
-                )
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-        raise AssertionError("unreachable")
+        request = pb.StreamOpenRequest(peer=_raw(peer), proto=[protocol], timeout=math.ceil(deadline))
+        connection, _ = await self._exchange(deadline, pb.Request.STREAM_OPEN, streamOpen=request)
+        return connection
 
-    async def _ask(self, request: p2pd_pb2.Request, deadline: float) -> p2pd_pb2.Response:
-        async with _converted_errors(deadline):
-            reader, writer = await asyncio.open_unix_connection(self._socket)
-            try:
-                return await _exchange(reader, writer, request)
-            finally:
-                writer.close()
+    async def _ask(self, deadline: float, kind: int, **body: object) -> pb.Response:
+        connection, answer = await self._exchange(deadline, kind, **body)
+        connection.close()
+        return answer
 
+    async def _exchange(self, deadline: float, kind: int, **body: object) -> tuple[P2pdSocket, pb.Response]:
+        """The answer, and the connection that it came on, still open."""
+        try:
+            async with asyncio.timeout(deadline):
+                return await self._exchanged(pb.Request(type=kind, **body))
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no answer within {deadline:g} s") from error
+        except (OSError, EOFError) as error:
+            raise TransportDown(f"p2pd is gone ({error})") from error
 
-async def _exchange(
-    reader: asyncio.StreamReader | P2pdSocket,
-    writer: asyncio.StreamWriter | P2pdSocket,
-    request: p2pd_pb2.Request,
-) -> p2pd_pb2.Response:
-    await write_pbmsg(writer, request)
-    answer = p2pd_pb2.Response()
-    await read_pbmsg_safe(reader, answer)
-    if answer.type == p2pd_pb2.Response.ERROR:
-        raise PeerUnreachable(_reason(answer.error.msg))
-    return answer
+    async def _exchanged(self, request: pb.Request) -> tuple[P2pdSocket, pb.Response]:
+        loop, answer = asyncio.get_running_loop(), pb.Response()
+        _, connection = await loop.create_unix_connection(P2pdSocket, str(self._socket))
+        try:
+            await write_pbmsg(connection, request)
+            await read_pbmsg_safe(connection, answer)
+            if answer.type == pb.Response.ERROR:
+                raise PeerUnreachable(_reason(answer.error.msg))
+        except BaseException:
+            connection.close()
+            raise
+        return connection, answer
 
 
 def _reason(message: str) -> str:
     """The last cause that libp2p names; before it stand the causes' causes, and a line for each address."""
     return message.strip().splitlines()[-1].rsplit(": ", 1)[-1].rstrip(")")
-
-
-@asynccontextmanager
-async def _converted_errors(deadline: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(deadline):
-            yield
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"no answer within {deadline:g} s") from error
-    except (OSError, EOFError) as error:
-        raise TransportDown(f"p2pd is gone ({error})") from error
 
 
 def _raw(peer: PeerId) -> bytes:
