@@ -23,7 +23,7 @@ from pipelines.chain import Chain, ChainFailed
 from pipelines.plain import train_plainly
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.traces.report import time_of_nodes
+from bootstrap.traces import time_of_nodes
 from node.model.execution import choose_execution
 from node.model.replica import Replica
 from node.model.resources import room_on

@@ -22,7 +22,7 @@ from pipelines.chain import Chain, ChainFailed, manifest_of
 from pipelines.plain import train_plainly
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.traces.report import time_of_nodes
+from bootstrap.traces import time_of_nodes
 from node.model.replica import Replica
 
 HIDDEN = (128, 256, 512)

@@ -24,12 +24,12 @@ import numpy as np
 from placements.batch_time import Batch, batch_seconds
 from reporting.report import Report, arguments_of, parser_of, run
 
-from bootstrap.parallel import as_they_end
 from bootstrap.placement import DEFAULT_METHOD
 from bootstrap.placement.dtfm import dtfm_problem
 from bootstrap.placement.plan import METHODS, WARM_UP
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, run_search
+from bootstrap.simulation.study import as_they_end
 from protocol.errors import DataError
 
 SCENARIOS = Path(__file__).parent.parent / "tests" / "data" / "scenarios"

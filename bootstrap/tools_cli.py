@@ -14,9 +14,9 @@ from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
 from bootstrap.inspect.inspect_cli import doctor, links, status
 from bootstrap.local.swarm_cli import swarm
-from bootstrap.planning.plan_cli import plan
+from bootstrap.placement.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
-from bootstrap.traces.trace_cli import show_trace
+from bootstrap.trace_cli import show_trace
 from node.watch.events import set_up_logging
 
 app = typer.Typer(

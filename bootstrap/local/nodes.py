@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootstrap.traces.merge import FILE_NAME
+from bootstrap.traces import FILE_NAME
 from node.data.opening import DataPlan
 from node.data.sources import DEFAULT_FIELD
 from node.machine.processes import die_with_parent

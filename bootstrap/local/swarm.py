@@ -17,7 +17,7 @@ from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNode, LocalNodes, LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
-from bootstrap.traces.merge import FILE_NAME, merge_traces, require_writable
+from bootstrap.traces import FILE_NAME, merge_traces, require_writable
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError

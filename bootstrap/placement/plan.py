@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bootstrap.placement.anneal import anneal, greedy, random_placements
 from bootstrap.placement.dtfm import DtfmCost, DtfmProblem, dtfm_problem
-from bootstrap.placement.genetic import genetic, kernighan_lin
+from bootstrap.placement.methods import anneal, genetic, greedy, kernighan_lin, random_placements
 from bootstrap.placement.noloco import NolocoProblem, Terms, Training, noloco_problem
 from bootstrap.placement.scenario import Scenario
 from bootstrap.placement.search import Budget, Improvement, Method, SearchResult, run_search

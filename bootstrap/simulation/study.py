@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
-from bootstrap.parallel import as_they_end
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
 from protocol.manifest import Manifest, manifest_from
@@ -149,3 +150,28 @@ def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, Any]]:
             }
         )
     return result
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[Result]:
+    """What `work` makes of each item, in the order in which they end; `jobs` processes at a time.
+
+    With one job all is done in this process, in the order of the items. `work`, items and results are pickled
+    otherwise. An error of `work` comes out here. Nothing further begins after that or when the iterator is
+    closed, and that waits for what is under way.
+    """
+    if jobs == 1 or len(items) < 2:
+        yield from map(work, items)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=spawn) as pool:
+        running = [pool.submit(work, item) for item in items]
+        try:
+            for future in as_completed(running):
+                yield future.result()
+        finally:
+            for future in running:
+                future.cancel()

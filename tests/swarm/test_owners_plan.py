@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bootstrap.placement.live_plan import LiveSwarm, moves_of, seen_by, signed_plan
 from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.search import Budget
-from bootstrap.planning.live_plan import LiveSwarm, moves_of, seen_by, signed_plan
 from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.identity import Identity
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from bootstrap.placement.anneal import anneal
 from bootstrap.placement.dtfm import path_order
 from bootstrap.placement.kernels import cheapest_flow
+from bootstrap.placement.methods import anneal
 from bootstrap.placement.noloco import NolocoProblem, Training, noloco_problem
 from bootstrap.placement.pairing import nearest_pairs, pairing, spectral_gap, uniform_pairs
 from bootstrap.placement.scenario import Scenario

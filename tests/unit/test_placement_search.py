@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 from bootstrap.placement import METHOD_NAMES
-from bootstrap.placement.anneal import anneal, in_best_order, lifted, near_neighbours
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
-from bootstrap.placement.genetic import genetic, improve, repair
+from bootstrap.placement.methods import (
+    anneal,
+    genetic,
+    improve,
+    in_best_order,
+    lifted,
+    near_neighbours,
+    repair,
+)
 from bootstrap.placement.noloco import Training, noloco_problem
 from bootstrap.placement.plan import METHODS, make_plan, problem_of
 from bootstrap.placement.search import Budget, Found, Improvement, run_search

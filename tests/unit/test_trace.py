@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.traces.merge import read_trace
+from bootstrap.traces import read_trace
 from node.watch import trace as module
 from node.watch.trace import NO_TRACE, TraceFile, Track
 from protocol.errors import StateError

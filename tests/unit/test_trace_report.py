@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
-from bootstrap.traces.report import Idle, common, length, merged, time_of_nodes, without
+from bootstrap.traces import Idle, common, length, merged, time_of_nodes, without
 from node.watch.trace import TraceFile, Track
 from protocol.errors import StateError
 

@@ -20,7 +20,7 @@ def show_trace(
     """Show where the time of nodes went: what they computed and what they stood still for."""
     from rich.console import Console
 
-    from bootstrap.traces.report import table_of, time_of_nodes
+    from bootstrap.traces import table_of, time_of_nodes
 
     try:
         nodes = time_of_nodes(files, skip)

@@ -141,7 +141,7 @@ def plan(
     request = PlanRequest(**locals())
     try:
         request.check()
-        from bootstrap.planning.making import make_and_show
+        from bootstrap.placement.plan_run import make_and_show
 
         make_and_show(request)
     except NolocoError as error:

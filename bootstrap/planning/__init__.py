@@ -1,1 +1,0 @@
-"""Which node should serve which stage, for a scenario or a running swarm: `noloco plan`."""

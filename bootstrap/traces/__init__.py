@@ -1,1 +1,0 @@
-"""Nodes' traces in numbers, and several as one: `noloco trace`."""
