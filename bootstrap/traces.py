@@ -1,18 +1,19 @@
-"""Where the time of each node goes, in numbers, from its trace: what it computed, and what it stood still for.
+"""Traces of nodes: several as one file, and in numbers where each node's time went.
 
-Each instant in which the compute thread does nothing is counted once, under the first of `Idle` that fits.
+Nodes of one machine share a clock, so that their rows line up. Each instant in which a compute thread does nothing
+is counted once, under the first of `Idle` that fits.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,20 @@ from protocol.errors import StateError
 Spans = npt.NDArray[np.float64]  # [n, 2] disjoint and in order, in seconds
 NOTHING: Spans = np.empty((0, 2))
 LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
+FILE_NAME = "trace.json"  # of a node, in its state directory
+
+
+class TraceEvent(TypedDict, total=False):
+    """What is read of an event; times in microseconds."""
+
+    ph: str  # phase: M names a process, X is a span, b and e are the halves of an asynchronous one
+    pid: int
+    name: str
+    cat: str  # a `Track`
+    ts: float
+    dur: float
+    id: str
+    args: dict[str, str]
 
 
 class Idle(StrEnum):
@@ -57,7 +72,7 @@ class _Process:
     spans: dict[Track, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     begun: dict[str, float] = field(default_factory=dict)  # halves of asynchronous events, by id
 
-    def note(self, event: dict[str, Any]) -> None:
+    def note(self, event: TraceEvent) -> None:
         phase, track = event["ph"], event.get("cat")
         if phase == "M" and event["name"] == "process_name":
             self.name = str(event["args"]["name"])
@@ -95,7 +110,7 @@ def time_of_nodes(files: Sequence[Path], skip: float = 0.0) -> list[NodeTime]:
     start = min(begins) + skip
     times = []
     for pid, process in processes.items():
-        others = merged(span for other, spans in work.items() if other != pid for span in spans)
+        others = merged(np.vstack([NOTHING, *(spans for other, spans in work.items() if other != pid)]))
         if len(work[pid]) and work[pid][-1, 1] > start:
             times.append(_time_of(process, others, (max(start, work[pid][0, 0]), work[pid][-1, 1])))
     return times
@@ -130,59 +145,21 @@ def table_of(nodes: list[NodeTime]) -> Table:
     for node in nodes:
         table.add_column(f"{node.name}\n{node.seconds:.1f} s", justify="right")
 
-    def line(name: str, share: Callable[[NodeTime], float], style: str = "") -> None:
-        shares = [share(node) for node in nodes]
-        table.add_row(name, *(f"{100 * value:.1f}" for value in shares), style=style)
+    def line(name: str, shares: Iterable[float], style: str = "") -> None:
+        table.add_row(name, *(f"{100 * share:.1f}" for share in shares), style=style)
 
-    line("computing", lambda node: node.computing, "bold")
+    line("computing", (node.computing for node in nodes), "bold")
     for job in dict.fromkeys(job for node in nodes for job in node.jobs):
-        if any(node.jobs.get(job, 0.0) >= LEAST_SHOWN for node in nodes):
-            line(f"  {job}", lambda node, job=job: node.jobs.get(job, 0.0))  # type: ignore[misc]
-    line("idle", lambda node: 1.0 - node.computing, "bold")
+        shares = [node.jobs.get(job, 0.0) for node in nodes]
+        if max(shares) >= LEAST_SHOWN:
+            line(f"  {job}", shares)
+    line("idle", (1.0 - node.computing for node in nodes), "bold")
     for cause in Idle:
-        line(f"  {cause}", lambda node, cause=cause: node.idle[cause])  # type: ignore[misc]
+        line(f"  {cause}", (node.idle[cause] for node in nodes))
     return table
 
 
-# --- sets of instants -------------------------------------------------------------------------
-
-
-def merged(spans: Iterable[Any]) -> Spans:
-    """The union of spans, which may overlap."""
-    ordered = np.array(sorted(map(tuple, spans)), dtype=np.float64).reshape(-1, 2)
-    if not len(ordered):
-        return NOTHING
-    ends = np.maximum.accumulate(ordered[:, 1])
-    first = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return np.stack([ordered[first, 0], ends[last]], axis=1)
-
-
-def without(spans: Spans) -> Spans:
-    """All instants that are in none of them."""
-    edges = np.concatenate([[-np.inf], spans.ravel(), [np.inf]]).reshape(-1, 2)
-    return edges[edges[:, 0] < edges[:, 1]]
-
-
-def common(a: Spans, b: Spans) -> Spans:
-    """The instants in both."""
-    pieces, i, j = [], 0, 0
-    while i < len(a) and j < len(b):
-        began, ended = max(a[i, 0], b[j, 0]), min(a[i, 1], b[j, 1])
-        if began < ended:
-            pieces.append((began, ended))
-        if a[i, 1] < b[j, 1]:
-            i += 1
-        else:
-            j += 1
-    return np.array(pieces, dtype=np.float64).reshape(-1, 2)
-
-
-def length(spans: Spans) -> float:
-    return float((spans[:, 1] - spans[:, 0]).sum())
-
-
-FILE_NAME = "trace.json"  # of a node, in its state directory
+# --- files ----------------------------------------------------------------------------------
 
 
 def require_writable(path: Path) -> None:
@@ -196,13 +173,12 @@ def require_writable(path: Path) -> None:
         ) from None
 
 
-def merge_traces(processes: Mapping[str, int], directory: Path, into: Path) -> int:
-    """Copy the events of all nodes, one at a time, to one file; returns how many.
+def merge_traces(processes: Mapping[str, int], directory: Path, into: Path) -> None:
+    """Copy the events of all nodes, one at a time, to one file.
 
     `processes` has the number of each node's process, by the node's name, which becomes the process's label. Raises
     `StateError` when the file cannot be written; the nodes' own files stay where they are.
     """
-    count = 0
     try:
         with into.open("w", encoding="utf-8") as target:
             separator = "[\n"
@@ -212,17 +188,15 @@ def merge_traces(processes: Mapping[str, int], directory: Path, into: Path) -> i
                 for event in chain([labelled], _events(directory / name / FILE_NAME)):
                     target.write(separator + event)
                     separator = ",\n"
-                    count += 1
             target.write("\n]\n")
     except OSError as error:
         raise StateError(
             f"Cannot write the trace {into} ({error.strerror}). The nodes' own are complete, and can be opened: "
             f"{directory}/*/{FILE_NAME}"
         ) from None
-    return count
 
 
-def read_trace(path: Path) -> Iterator[dict[str, Any]]:
+def read_trace(path: Path) -> Iterator[TraceEvent]:
     """The events of a trace, whether its node ended by itself or was killed."""
     for line in _events(path):
         yield json.loads(line)
@@ -245,3 +219,33 @@ def _is_whole(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
+
+
+# --- sets of instants -------------------------------------------------------------------------
+
+
+def merged(spans: npt.ArrayLike) -> Spans:
+    """The union of spans [n, 2], which may overlap, in any order."""
+    ordered = np.array(spans, dtype=np.float64).reshape(-1, 2)
+    if not len(ordered):
+        return NOTHING
+    ordered = ordered[np.argsort(ordered[:, 0])]
+    ends = np.maximum.accumulate(ordered[:, 1])
+    first = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.stack([ordered[first, 0], ends[last]], axis=1)
+
+
+def without(spans: Spans) -> Spans:
+    """All instants that are in none of them."""
+    edges = np.concatenate([[-np.inf], spans.ravel(), [np.inf]]).reshape(-1, 2)
+    return edges[edges[:, 0] < edges[:, 1]]
+
+
+def common(a: Spans, b: Spans) -> Spans:
+    """The instants in both: all but those that one of them lacks."""
+    return without(merged(np.vstack([without(a), without(b)])))
+
+
+def length(spans: Spans) -> float:
+    return float((spans[:, 1] - spans[:, 0]).sum())
