@@ -26,7 +26,8 @@ from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.placement import DEFAULT_METHOD
 from bootstrap.placement.dtfm import dtfm_problem
-from bootstrap.placement.plan import METHODS, WARM_UP
+from bootstrap.placement.methods import METHODS
+from bootstrap.placement.plan import WARM_UP
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, run_search
 from bootstrap.simulation.study import as_they_end

@@ -1,4 +1,5 @@
-"""Which device takes which stage: measured links in, a plan out. Pure; `bootstrap.planning` has the command."""
+"""`noloco plan`: measured links in, which device takes which stage out. Pure but for plan_run and live_plan."""
 
-METHOD_NAMES = ("anneal", "genetic", "kernighan-lin", "greedy", "random")  # `plan.METHODS` has the searches
+# of `methods.METHODS`, whose import takes a second
+METHOD_NAMES = ("anneal", "genetic", "kernighan-lin", "greedy", "random")
 DEFAULT_METHOD = "anneal"

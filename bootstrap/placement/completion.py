@@ -10,14 +10,11 @@ measured pairs nearby are off. What that is worth on hidden pairs: docs/placemen
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bootstrap.placement.kernels import Floats
 from node.machine.limits import optional
 
 minimize = optional("scipy.optimize", "plan").minimize
-
-Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 DIMENSIONS = 5  # 3 and 7 do as well
 FLOOR = 1e-5  # seconds: below it latencies are equal to us
@@ -32,31 +29,28 @@ def complete_latency(latency: Floats) -> Floats:
     """`latency` [N, N] in seconds, symmetric, with NaN where unknown: those become estimates. The diagonal is 0."""
     if not np.isnan(latency).any():
         return latency
-    pairs = _known(latency)
+    pairs = np.nonzero(np.triu(~np.isnan(latency), 1))
     measured = np.log(np.maximum(latency[pairs], FLOOR))
     count = len(latency)
-    generator = np.random.default_rng(0)
-    best: tuple[float, Floats] | None = None
     scale = float(np.exp(np.median(measured)))
-    for _ in range(STARTS):
-        start = generator.normal(size=(count, DIMENSIONS + 1))
-        start[:, -1] = -1.0
-        found = minimize(
+    starts = np.random.default_rng(0).normal(size=(STARTS, count, DIMENSIONS + 1))
+    starts[..., -1] = -1.0
+    fits = [
+        minimize(
             _latency_loss, start.ravel(), (pairs, measured - np.log(scale), count), jac=True,
             method="L-BFGS-B", options={"maxiter": 400},
-        )  # fmt: skip
-        if best is None or found.fun < best[0]:
-            best = (float(found.fun), found.x)
-    assert best is not None
-    estimate = scale * _distances(best[1].reshape(count, -1))
-    return _filled(latency, _corrected(latency, estimate, estimate))
+        )
+        for start in starts
+    ]  # fmt: skip
+    estimate = scale * _distances(min(fits, key=lambda fit: fit.fun).x.reshape(count, -1))
+    return _filled(latency, estimate, estimate)
 
 
 def complete_bandwidth(bandwidth: Floats, latency: Floats) -> Floats:
     """`bandwidth` [N, N] in bit/s, symmetric, NaN where unknown, beside complete latencies in seconds."""
     if not np.isnan(bandwidth).any():
         return bandwidth
-    pairs = _known(bandwidth)
+    pairs = np.nonzero(np.triu(~np.isnan(bandwidth), 1))
     measured = np.log(bandwidth[pairs])
     count = len(bandwidth)
     centre = float(measured.mean())
@@ -72,28 +66,21 @@ def complete_bandwidth(bandwidth: Floats, latency: Floats) -> Floats:
     solved = np.linalg.solve(design.T @ design + np.diag(penalty), design.T @ (measured - centre))
     access = solved[TERMS:]
     estimate = powers @ solved[:TERMS] + access[:, None] + access[None, :]
-    return _filled(bandwidth, _corrected(bandwidth, np.exp(centre + estimate), latency))
+    return _filled(bandwidth, np.exp(centre + estimate), latency)
 
 
-def _corrected(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
-    """`estimate` times what the measured pairs nearby are above theirs: near i at one end and near j at the other."""
-    known = ~np.isnan(measured) & ~np.eye(len(measured), dtype=bool)
+def _filled(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
+    """`measured`, and where it is NaN `estimate`, times what the measured pairs nearby are above theirs.
+
+    Nearby is what is near i at one end and near j at the other.
+    """
+    off_diagonal = ~np.eye(len(measured), dtype=bool)
+    known = ~np.isnan(measured) & off_diagonal
     above = np.log(np.where(known, measured, 1.0) / np.where(known, np.maximum(estimate, 1e-300), 1.0))
-    apart = latency[~np.eye(len(latency), dtype=bool)]
-    near = np.exp(-((latency / max(float(np.quantile(apart, NEAR)), FLOOR)) ** 2))
+    near = np.exp(-((latency / max(float(np.quantile(latency[off_diagonal], NEAR)), FLOOR)) ** 2))
     np.fill_diagonal(near, 1.0)
-    corrected: Floats = estimate * np.exp(near @ above @ near / (near @ known @ near + DOUBT))
-    return corrected
-
-
-def _known(matrix: Floats) -> Pairs:
-    rows, columns = np.triu_indices(len(matrix), 1)
-    known = ~np.isnan(matrix[rows, columns])
-    return rows[known], columns[known]
-
-
-def _filled(matrix: Floats, estimate: Floats) -> Floats:
-    filled: Floats = np.where(np.isnan(matrix), estimate, matrix)
+    corrected = estimate * np.exp(near @ above @ near / (near @ known @ near + DOUBT))
+    filled: Floats = np.where(np.isnan(measured), corrected, measured)
     return filled
 
 
@@ -105,7 +92,9 @@ def _distances(places: Floats) -> Floats:
     return distances
 
 
-def _latency_loss(flat: Floats, pairs: Pairs, measured: Floats, count: int) -> tuple[float, Floats]:
+def _latency_loss(
+    flat: Floats, pairs: tuple[Integers, ...], measured: Floats, count: int
+) -> tuple[float, Floats]:
     """Mean squared error of log latency, with a small pull of places and heights to the middle; and its gradient."""
     places = flat.reshape(count, -1)
     i, j = pairs

@@ -1,8 +1,8 @@
-"""The default search: simulated annealing on the true cost.
+"""The searches for a placement, each a generator that `bootstrap.placement.search` runs.
 
-It tries single changes, thousands in a row in compiled code (`anneal_dtfm`, `anneal_noloco`), and accepts a worse
-placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over the plateaus that
-equal links make.
+The default is simulated annealing on the true cost. It tries single changes, thousands in a row in compiled code,
+and accepts a worse placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over
+the plateaus that equal links make.
 
 A budget goes to these in turn: greedy placements, whose stages are then put in order; DT-FM's genetic algorithm
 (which is done within seconds when links are regular); a hot run among clusters if there are many devices; a hot run
@@ -13,14 +13,15 @@ decide, the hot run alone does not find a placement as good as those before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations
 from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from bootstrap.placement.kernels import Flags, Floats, Integers, compiled
-from bootstrap.placement.search import BudgetMeter, Found, Problem
+from bootstrap.placement.search import BudgetMeter, Found, Method, Problem
 
 # of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
 HOT, WARM, COLD = 0.05, 0.01, 0.0002
@@ -31,6 +32,9 @@ BUILT, BRED, CLUSTERED, HOT_RUN = 0.03, 0.07, 0.45, 0.55
 CHUNK_SECONDS = 0.02
 CHUNKS = 400  # at least, of a budget
 
+POPULATION = 100
+CROSSED = 5  # devices whose groups come from the other parent
+
 by_cost = attrgetter("cost")
 
 
@@ -39,17 +43,17 @@ def anneal(problem: Problem, meter: BudgetMeter, generator: np.random.Generator)
     drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
     seen = [Found(placement, problem.cost(placement)) for placement in drawn]
     yield from seen
-    scale, best = min(found.cost for found in seen), min(seen, key=by_cost)
+    best = min(seen, key=by_cost)
+    scale = best.cost
     built = min(0.25, BUILT * max(1.0, (drawn[0].size / 64) ** 2))  # the more devices, the less the runs find
-    parts = (
+    for found in chain(
         until(built, ordered(problem, greedy(problem, meter, generator)), meter),
         until(built + BRED, genetic(problem, meter, generator), meter),
+        clustered(problem, scale, meter, generator),
         cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN, meter, generator),
-    )
-    for part in (*parts[:2], clustered(problem, scale, meter, generator), parts[2]):
-        for found in part:
-            best = min(best, found, key=by_cost)
-            yield found
+    ):
+        best = min(best, found, key=by_cost)
+        yield found
     # where all placements cost nearly the same, what the search has gained so far is the scale
     warm = max(min(WARM * scale, GAINED * (scale - best.cost)), 1e-9 * scale)
     yield from cooled(problem, best, warm, min(COLD * scale, warm / 10), 1.0, meter, generator)
@@ -159,7 +163,7 @@ def in_best_order(problem: Problem, found: Found) -> Found:
     improved = True
     while improved:
         improved = False
-        for trial in list(neighbours(order)):
+        for trial in neighbours(order):
             stage_of = np.argsort(trial)[found.stage_of]
             cost = problem.cost(stage_of)
             evaluations += 1
@@ -178,21 +182,18 @@ def neighbours(order: list[int]) -> Iterator[list[int]]:
         yield [*before, between[-1], *between[:-1], *after]
 
 
-POPULATION = 100
-CROSSED = 5  # devices whose groups come from the other parent
+# --- DT-FM's genetic algorithm --------------------------------------------------------------------------
+#
+# arXiv 2206.01288, section 3.3, as its public solver has it. 100 random partitions. Again and again: two parents
+# drawn at random, a child that takes the groups of five random devices from one and the rest from the other, sizes
+# repaired, one pass of local search by chains, one evaluation; it replaces the worse parent if it is better. Matching
+# and path are solved inside the evaluation.
 
 
-def genetic(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
-    """With DT-FM's local search, which moves fast links out of groups."""
-    return _evolve(problem, generator, wasted_links=True)
-
-
-def kernighan_lin(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
-    """The same frame with Kernighan and Lin's gain, which keeps fast links inside groups."""
-    return _evolve(problem, generator, wasted_links=False)
-
-
-def _evolve(problem: Problem, generator: np.random.Generator, wasted_links: bool) -> Iterator[Found]:
+def genetic(
+    problem: Problem, meter: BudgetMeter, generator: np.random.Generator, wasted_links: bool = True
+) -> Iterator[Found]:
+    """With DT-FM's local search, which moves fast links out of groups, or else with Kernighan and Lin's."""
     population: list[Found] = []
     for _ in range(POPULATION):
         placement = problem.drawn(generator)
@@ -226,7 +227,17 @@ def repair(stage_of: Integers, sizes: Integers, generator: np.random.Generator) 
         stage_of[np.concatenate(surplus)] = generator.permutation(vacancies)
 
 
-# --- local search by chains of moves --------------------------------------------------------------------
+# --- its local search by chains of moves ----------------------------------------------------------------
+#
+# A chain starts in the group with the best gain, moves one device to its best target, goes on from that target, and
+# ends when it comes home, so that all sizes are as before; its best prefix, closed by a move home, is kept. With w
+# the seconds of a macro-batch over a link, one way, and A a device's own group:
+#
+# - DT-FM: a group's candidate is the device with the fastest link to a group-mate, and gain(d: A → B) = mean over B
+#   of w_de − min over A of w_de. A fast link inside a group is wasted, since DP waits for the slowest there; between
+#   two groups the matching can use it.
+# - Kernighan and Lin: any device may move, gain(d: A → B) = Σ over A of w_de − Σ over B of w_de. It keeps fast links
+#   inside.
 
 
 class Partition(NamedTuple):
@@ -333,3 +344,13 @@ def best_move(groups: Partition, group: int, targets: Flags) -> tuple[float, int
                 if found > gain:
                     gain, device, target = found, candidate, t
     return gain, device, target
+
+
+# what `noloco plan --method` takes
+METHODS: dict[str, Method] = {
+    "anneal": anneal,
+    "genetic": genetic,
+    "kernighan-lin": partial(genetic, wasted_links=False),
+    "greedy": greedy,
+    "random": random_placements,
+}

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from operator import itemgetter
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -47,7 +48,6 @@ class Terms:
     objective: ClassVar[str] = "noloco"
     stages: tuple[tuple[int, ...], ...]  # devices of each
     hops: tuple[float, ...]
-    compute: tuple[float, ...]  # 1/Στ of each stage
     latency: float
     bottleneck: float
     busiest: str
@@ -55,7 +55,7 @@ class Terms:
     gossip: tuple[float, ...]  # mean pair time of each stage
     step: float
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "hops": list(self.hops),
             "latency": self.latency,
@@ -116,16 +116,15 @@ class NolocoProblem:
         model = self.model
         members, starts = grouped(stage_of, model.stages)
         terms = terms_of(model, members, starts)
-        busy = {f"the link of device {device}": float(time) for device, time in enumerate(terms.links)}
-        busy |= {f"computing in stage {stage}": float(time) for stage, time in enumerate(terms.compute)}
-        busy |= {f"the uplink of site {site}": float(time) for site, time in enumerate(terms.uplinks)}
-        busiest = max(busy, key=lambda name: busy[name])
-        bottleneck, latency = busy[busiest], float(terms.latency)
+        busy = {f"the link of device {device}": time for device, time in enumerate(terms.links.tolist())}
+        busy |= {f"computing in stage {stage}": time for stage, time in enumerate(terms.compute.tolist())}
+        busy |= {f"the uplink of site {site}": time for site, time in enumerate(terms.uplinks.tolist())}
+        busiest, bottleneck = max(busy.items(), key=itemgetter(1))
+        latency = float(terms.latency)
         rate = min(1 / bottleneck if bottleneck else np.inf, model.in_flight / latency if latency else np.inf)
         return Terms(
             stages=tuple(tuple(stage.tolist()) for stage in np.split(members, starts[1:-1])),
             hops=tuple(terms.hops.tolist()),
-            compute=tuple(terms.compute.tolist()),
             latency=latency,
             bottleneck=bottleneck,
             busiest=busiest,
@@ -142,13 +141,12 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
         raise ScenarioError(f"{count} devices cannot fill {stages} stages: ask for fewer stages.")
     fits = fitting(scenario, stages)
     least_size = min(2, count // stages)
-    generator = np.random.default_rng(0)
-    if seated(np.full(stages, least_size), fits, generator) is None:
-        if least_size == 1 or seated(np.ones(stages, np.int64), fits, generator) is None:
+    while seated(np.full(stages, least_size), fits, np.random.default_rng(0)) is None:
+        least_size -= 1
+        if not least_size:
             raise ScenarioError(
                 "memory_bytes: too few devices are large enough for the stages; use more stages."
             )
-        least_size = 1
     of_swarm = count / stages  # microbatches of a replica to those of the swarm
     nbytes = scenario.pipeline_bytes / training.microbatches
     measured = scenario.throughput
@@ -208,6 +206,9 @@ def seated(sizes: Integers, fits: Flags, generator: np.random.Generator) -> Inte
     return stage_of
 
 
+# --- the step time, compiled ------------------------------------------------------------------
+
+
 class CostArrays(NamedTuple):
     """What the compiled loops need of a scenario and a training. [N, N] are seconds from device to device."""
 
@@ -243,10 +244,7 @@ class TermArrays(NamedTuple):
 def grouped(stage_of: Integers, stages: int) -> tuple[Integers, Integers]:
     """`members` [N] and `starts` [S + 1]: stage s is members[starts[s] : starts[s + 1]]."""
     starts = np.zeros(stages + 1, np.int64)
-    for stage in stage_of:
-        starts[stage + 1] += 1
-    for s in range(stages):
-        starts[s + 1] += starts[s]
+    starts[1:] = np.bincount(stage_of, minlength=stages).cumsum()
     members, seat = np.empty(stage_of.size, np.int64), starts.copy()
     for device in range(stage_of.size):
         members[seat[stage_of[device]]] = device
@@ -284,11 +282,7 @@ def add_hop(model: CostArrays, group: Integers, following: Integers, links: Floa
     supply, demand = supply / supply.sum(), demand / demand.sum()
     flow = np.zeros((group.size, following.size))
     if model.uniform < 1:
-        times = np.empty_like(flow)
-        for a in range(group.size):
-            for b in range(following.size):
-                times[a, b] = model.activation[group[a], following[b]]
-        cheapest_flow(times, supply, demand, flow)
+        cheapest_flow(model.activation[group][:, following], supply, demand, flow)
     hop = 0.0
     for a in range(group.size):
         for b in range(following.size):
@@ -316,16 +310,15 @@ def combined(model: CostArrays, terms: TermArrays, bottleneck: float) -> float:
 def step_time(model: CostArrays, stage_of: Integers) -> float:
     """T in seconds of `stage_of` [N]; infinite when a stage is too small or a device does not fit."""
     members, starts = grouped(stage_of, model.stages)
-    for s in range(model.stages):
-        if starts[s + 1] - starts[s] < model.least_size:
-            return np.inf
+    if (starts[1:] - starts[:-1]).min() < model.least_size:
+        return np.inf
     for device in range(stage_of.size):
         if not model.fits[device, stage_of[device]]:
             return np.inf
     terms = terms_of(model, members, starts)
     busiest = max(terms.links.max(), terms.compute.max())
-    for site in range(terms.uplinks.size):
-        busiest = max(busiest, terms.uplinks[site])
+    if terms.uplinks.size:
+        busiest = max(busiest, terms.uplinks.max())
     return combined(model, terms, busiest)
 
 

@@ -7,24 +7,12 @@ being the largest eigenvalue of P on vectors that sum to 0: (n − 2)/(2(n − 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from bootstrap.placement.kernels import Floats
 from node.machine.limits import optional
 
 networkx = optional("networkx", "plan")
-
-
-@dataclass(frozen=True)
-class PairMixing:
-    """`probabilities` P [n, n]; `gap` 1 − λ₂(P); `shrink` a round; `seconds` mean time of an exchange."""
-
-    probabilities: Floats
-    gap: float
-    shrink: float
-    seconds: float
 
 
 def uniform_pairs(size: int) -> Floats:
@@ -39,9 +27,7 @@ def nearest_pairs(times: Floats) -> Floats:
     size = len(times)
     graph = networkx.Graph()
     graph.add_nodes_from(range(size))
-    for i in range(size):
-        for j in range(i):
-            graph.add_edge(i, j, weight=float(times[i, j]))
+    graph.add_weighted_edges_from((i, j, float(times[i, j])) for i in range(size) for j in range(i))
     pairs = np.zeros((size, size))
     for i, j in networkx.min_weight_matching(graph):
         pairs[i, j] = pairs[j, i] = 1.0
@@ -54,27 +40,24 @@ def spectral_gap(pairs: Floats) -> float:
     size = len(pairs)
     if size == 1:
         return 1.0
-    centred = pairs - 1 / size  # takes the eigenvector of ones, and its eigenvalue 1, to 0
-    basis = np.linalg.qr(np.column_stack([np.ones(size), np.eye(size)[:, 1:]]))[0][:, 1:]
-    return 1.0 - float(np.linalg.eigvalsh(basis.T @ centred @ basis)[-1])
+    # less 2/n everywhere, the vector of ones has −1, which is the least that any can have
+    return 1.0 - float(np.linalg.eigvalsh(pairs - 2 / size)[-1])
 
 
-def pairing(times: Floats, floor: float) -> PairMixing:
+def pairing(times: Floats, floor: float) -> Floats:
     """The nearest pairs that mix well enough: P = (1 − ε)·nearest + ε·uniform with the least ε of 1 − λ₂ ≥ `floor`.
 
     `times` [n, n] in seconds for one exchange. Floors above what uniform pairs reach give uniform pairs.
     """
-    size = len(times)
-    near, uniform = nearest_pairs(times), uniform_pairs(size)
-    low, high = 0.0, 1.0
-    for _ in range(40):  # the gap grows with ε, since uniform pairs have the same λ on all such vectors
-        middle = (low + high) / 2
-        if spectral_gap((1 - middle) * near + middle * uniform) >= floor:
-            high = middle
-        else:
-            low = middle
-    pairs = (1 - high) * near + high * uniform
-    gap = spectral_gap(pairs)
-    meeting = pairs * ~np.eye(size, dtype=bool)
-    seconds = float((meeting * times).sum() / meeting.sum()) if meeting.any() else 0.0
-    return PairMixing(pairs, gap, 1 - gap / 2, seconds)
+    near, uniform = nearest_pairs(times), uniform_pairs(len(times))
+    least, most = spectral_gap(near), spectral_gap(uniform)
+    # the gap is linear in ε, since uniform pairs have the same λ on all vectors that sum to 0
+    share = np.clip((floor - least) / max(most - least, 1e-12), 0.0, 1.0)
+    pairs: Floats = (1 - share) * near + share * uniform
+    return pairs
+
+
+def mean_exchange(pairs: Floats, times: Floats) -> float:
+    """Seconds that an exchange takes under P, of `times` [n, n]; 0 when nobody meets."""
+    meeting = pairs * ~np.eye(len(pairs), dtype=bool)
+    return float((meeting * times).sum() / meeting.sum()) if meeting.any() else 0.0

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from bootstrap.placement.dtfm import DtfmCost, DtfmProblem, dtfm_problem
-from bootstrap.placement.methods import anneal, genetic, greedy, kernighan_lin, random_placements
+from bootstrap.placement.methods import METHODS
 from bootstrap.placement.noloco import NolocoProblem, Terms, Training, noloco_problem
 from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.search import Budget, Improvement, Method, SearchResult, run_search
+from bootstrap.placement.search import Budget, Improvement, SearchResult, run_search
 from protocol.errors import ScenarioError
 
 OBJECTIVES = ("noloco", "dtfm")
-METHODS: dict[str, Method] = {
-    "anneal": anneal,
-    "genetic": genetic,
-    "kernighan-lin": kernighan_lin,
-    "greedy": greedy,
-    "random": random_placements,
-}
 WARM_UP = 101  # evaluations: every loop of every method has run once, and is compiled
 
 
@@ -42,7 +34,7 @@ class Placement:
     def cost(self) -> float:
         return self.outcome.cost
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "method": self.method,
             "objective": self.terms.objective,

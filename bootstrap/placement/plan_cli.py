@@ -2,93 +2,73 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from bootstrap.placement import DEFAULT_METHOD, METHOD_NAMES
 from node.command import fail
 from protocol.errors import NolocoError, UserError
 
-ScenarioFile = Annotated[
-    Path | None, typer.Option(help="Measured links as JSON; the format is in docs/placement.md.")
-]
-Join = Annotated[
-    list[str] | None, typer.Option(help="Plan for a running swarm instead: address of any member.")
-]
-Publish = Annotated[
-    Path | None,
-    typer.Option(help="With --join: publish the plan, signed with the owner's key in this directory."),
-]
-Hours = Annotated[float, typer.Option(min=0.01, max=24, help="With --publish: hours until the plan expires.")]
-Stages = Annotated[
-    int | None,
-    typer.Option(min=1, max=1024, help="Number of pipeline stages; default: 8, or the running swarm's."),
-]
-Replicas = Annotated[
-    int | None,
-    typer.Option(min=1, help="Replicas per stage; ignored for noloco, whose stage sizes are free."),
-]
-Objective = Annotated[str, typer.Option(help="Cost model to minimise: noloco or dtfm.")]
-Method = Annotated[str, typer.Option(help=f"One of: {', '.join(METHOD_NAMES)}.")]
-Seconds = Annotated[float, typer.Option(min=0.01, help="Search time in seconds.")]
-Evaluations = Annotated[
-    int | None, typer.Option(min=1, help="Stop after this many evaluations instead, for a reproducible plan.")
-]
-Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
-Uniform = Annotated[
-    float, typer.Option(min=0, max=1, help="noloco: minimum share of traffic that is routed at random.")
-]
-Mixing = Annotated[
-    float,
-    typer.Option(
-        min=0, max=1, help="noloco: minimum spectral gap 1 − λ₂ when pairing prefers near partners."
-    ),
-]
-Microbatches = Annotated[
-    int | None, typer.Option(min=1, help="noloco: microbatches per inner step; default: 64, or the swarm's.")
-]
-InFlight = Annotated[int, typer.Option(min=1, help="noloco: microbatches in flight per replica.")]
-InnerSteps = Annotated[
-    int | None, typer.Option("-k", min=1, help="noloco: inner steps per round; default: 50, or the swarm's.")
-]
-Compare = Annotated[
-    bool, typer.Option(help="Run every method with --seeds seeds, each with the full budget.")
-]
-Seeds = Annotated[int, typer.Option(min=1, max=100, help="Number of seeds for --compare.")]
-Picture = Annotated[
-    Path | None, typer.Option(help="Draw the plan and the search to this .svg, .png or .pdf file.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What `noloco plan` is asked for."""
+    """The options of `noloco plan`."""
 
-    scenario: Path | None
-    join: list[str] | None
-    publish: Path | None
-    hours: float
-    stages: int | None
-    replicas: int | None
-    objective: str
-    method: str
-    seconds: float
-    evaluations: int | None
-    seed: int
-    uniform: float
-    mixing: float
-    microbatches: int | None
-    in_flight: int
-    k: int | None
-    compare: bool
-    seeds: int
-    picture: Path | None
-    as_json: bool
+    scenario: Annotated[
+        Path | None, Option(help="Measured links as JSON; the format is in docs/placement.md.")
+    ] = None
+    join: Annotated[
+        list[str] | None, Option(help="Plan for a running swarm instead: address of any member.")
+    ] = None
+    publish: Annotated[
+        Path | None,
+        Option(help="With --join: publish the plan, signed with the owner's key in this directory."),
+    ] = None
+    hours: Annotated[
+        float, Option(min=0.01, max=24, help="With --publish: hours until the plan expires.")
+    ] = 6.0
+    stages: Annotated[
+        int | None,
+        Option(min=1, max=1024, help="Number of pipeline stages; default: 8, or the running swarm's."),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        Option(min=1, help="Replicas per stage; ignored for noloco, whose stage sizes are free."),
+    ] = None
+    objective: Annotated[str, Option(help="Cost model to minimise: noloco or dtfm.")] = "noloco"
+    method: Annotated[str, Option(help=f"One of: {', '.join(METHOD_NAMES)}.")] = DEFAULT_METHOD
+    seconds: Annotated[float, Option(min=0.01, help="Search time in seconds.")] = 20.0
+    evaluations: Annotated[
+        int | None, Option(min=1, help="Stop after this many evaluations instead, for a reproducible plan.")
+    ] = None
+    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0
+    uniform: Annotated[
+        float, Option(min=0, max=1, help="noloco: minimum share of traffic that is routed at random.")
+    ] = 1.0
+    mixing: Annotated[
+        float,
+        Option(min=0, max=1, help="noloco: minimum spectral gap 1 − λ₂ when pairing prefers near partners."),
+    ] = 0.5
+    microbatches: Annotated[
+        int | None, Option(min=1, help="noloco: microbatches per inner step; default: 64, or the swarm's.")
+    ] = None
+    in_flight: Annotated[int, Option(min=1, help="noloco: microbatches in flight per replica.")] = 16
+    k: Annotated[
+        int | None, Option("-k", min=1, help="noloco: inner steps per round; default: 50, or the swarm's.")
+    ] = None
+    compare: Annotated[
+        bool, Option(help="Run every method with --seeds seeds, each with the full budget.")
+    ] = False
+    seeds: Annotated[int, Option(min=1, max=100, help="Number of seeds for --compare.")] = 3
+    picture: Annotated[
+        Path | None, Option(help="Draw the plan and the search to this .svg, .png or .pdf file.")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False
 
     def check(self) -> None:
         """Raises `UserError` that names the option."""
@@ -115,34 +95,18 @@ class PlanRequest:
         return [(name, self.seed + s) for name in METHOD_NAMES for s in range(self.seeds)]
 
 
-def plan(
-    scenario: ScenarioFile = None,
-    join: Join = None,
-    publish: Publish = None,
-    hours: Hours = 6.0,
-    stages: Stages = None,
-    replicas: Replicas = None,
-    objective: Objective = "noloco",
-    method: Method = DEFAULT_METHOD,
-    seconds: Seconds = 20.0,
-    evaluations: Evaluations = None,
-    seed: Seed = 0,
-    uniform: Uniform = 1.0,
-    mixing: Mixing = 0.5,
-    microbatches: Microbatches = None,
-    in_flight: InFlight = 16,
-    k: InnerSteps = None,
-    compare: Compare = False,
-    seeds: Seeds = 3,
-    picture: Picture = None,
-    as_json: AsJson = False,
-) -> None:
+def plan(**options: Any) -> None:
     """Place devices in pipeline stages so that training waits least for the network."""
-    request = PlanRequest(**locals())
     try:
+        request = PlanRequest(**options)
         request.check()
         from bootstrap.placement.plan_run import make_and_show
 
         make_and_show(request)
     except NolocoError as error:
         fail(error)
+
+
+plan.__dict__["__signature__"] = inspect.signature(
+    PlanRequest, eval_str=True
+)  # typer makes the options of it

@@ -29,7 +29,7 @@ from bootstrap.placement.live_plan import (
     signed_plan,
 )
 from bootstrap.placement.noloco import NolocoProblem, Terms, Training
-from bootstrap.placement.pairing import pairing
+from bootstrap.placement.pairing import mean_exchange, pairing
 from bootstrap.placement.plan import Placement, make_plan, problem_of
 from bootstrap.placement.plan_cli import PlanRequest
 from bootstrap.placement.scenario import Scenario, read_scenario
@@ -139,9 +139,10 @@ def stage_table(
             row.append(places([scenario.regions[device] for device in devices]))
         if isinstance(problem, NolocoProblem) and isinstance(plan.terms, Terms):
             hops, gossip = plan.terms.hops, plan.terms.gossip
-            near = pairing(problem.model.gossip[list(devices)][:, list(devices)], floor)
+            times = problem.model.gossip[np.ix_(devices, devices)]
+            nearer = mean_exchange(pairing(times, floor), times)
             row += [f"{hops[stage]:.3f} s" if stage < len(hops) else "", f"{gossip[stage]:.2f} s"]
-            row.append(f"{near.seconds:.2f} s")
+            row.append(f"{nearer:.2f} s")
         table.add_row(*row)
     return table
 

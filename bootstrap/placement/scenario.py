@@ -14,10 +14,10 @@ link that nobody measured is null, and is estimated from the others (see `comple
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -83,12 +83,41 @@ def read_scenario(file: Path) -> Scenario:
     return scenario_from(contents)
 
 
-def scenario_from(contents: Any) -> Scenario:
+def scenario_from(contents: object) -> Scenario:
     """A scenario from what stands in its file. Raises `ScenarioError` that names what is wrong, and where."""
     if not isinstance(contents, dict):
         raise ScenarioError("A scenario is a JSON object with latency_ms and bandwidth_gbps.")
-    latency = _matrix(contents, "latency_ms") / 1e3
-    bandwidth = _matrix(contents, "bandwidth_gbps") * 1e9
+    latency, bandwidth, estimated = _links(contents)
+    count = len(latency)
+    volumes = contents.get("volumes")
+    if not isinstance(volumes, dict):
+        raise ScenarioError("volumes is missing: give data_parallel_bytes and pipeline_bytes in it.")
+    regions = contents.get("regions", [])
+    if not isinstance(regions, list) or len(regions) not in (0, count):
+        raise ScenarioError(f"regions is not a list of {count} names, one for each device.")
+    regions = tuple(str(region)[:100] for region in regions)
+    site, uplinks = _uplinks(contents.get("site_uplink_gbps"), regions)
+    return Scenario(
+        name=str(contents.get("name", "unnamed"))[:200],
+        latency=latency,
+        bandwidth=bandwidth,
+        data_parallel_bytes=_number(volumes.get("data_parallel_bytes"), "volumes.data_parallel_bytes"),
+        pipeline_bytes=_number(volumes.get("pipeline_bytes"), "volumes.pipeline_bytes"),
+        regions=regions,
+        coordinates=_coordinates(contents, count),
+        throughput=_numbers(contents, "throughput", count, above=True),
+        memory=_numbers(contents, "memory_bytes", count),
+        stage_memory=_stage_memory(contents.get("stage_memory_bytes")),
+        may_serve=_may_serve(contents.get("may_serve"), count),
+        site=site,
+        uplinks=uplinks,
+        estimated=estimated,
+    )
+
+
+def _links(contents: Mapping[str, object]) -> tuple[Floats, Floats, int]:
+    """Complete latencies in seconds and bandwidths in bit/s, and how many pairs were not measured."""
+    latency, bandwidth = _matrix(contents, "latency_ms") / 1e3, _matrix(contents, "bandwidth_gbps") * 1e9
     count = len(latency)
     if len(bandwidth) != count:
         raise ScenarioError(
@@ -96,8 +125,7 @@ def scenario_from(contents: Any) -> Scenario:
         )
     if contents.get("devices", count) != count:
         raise ScenarioError(f"devices is {_shown(contents['devices'])}, but latency_ms has {count} rows.")
-    off_diagonal = ~np.eye(count, dtype=bool)
-    for row, column in np.argwhere((bandwidth == 0) & off_diagonal)[:1]:
+    for row, column in np.argwhere((bandwidth == 0) & ~np.eye(count, dtype=bool))[:1]:
         raise ScenarioError(
             f"bandwidth_gbps[{row}][{column}] is zero: these devices cannot reach each other. Leave one out, or "
             "give null if it was not measured."
@@ -115,79 +143,10 @@ def scenario_from(contents: Any) -> Scenario:
     latency = complete_latency(latency)
     bandwidth = complete_bandwidth(bandwidth, latency)
     np.fill_diagonal(bandwidth, np.inf)
-    volumes = contents.get("volumes")
-    if not isinstance(volumes, dict):
-        raise ScenarioError("volumes is missing: give data_parallel_bytes and pipeline_bytes in it.")
-    scenario = Scenario(
-        name=str(contents.get("name", "unnamed"))[:200],
-        latency=latency,
-        bandwidth=bandwidth,
-        data_parallel_bytes=_number(volumes.get("data_parallel_bytes"), "volumes.data_parallel_bytes"),
-        pipeline_bytes=_number(volumes.get("pipeline_bytes"), "volumes.pipeline_bytes"),
-        estimated=int(unknown.sum()) // 2,
-    )
-    return _with_devices(scenario, contents)
+    return latency, bandwidth, int(unknown.sum()) // 2
 
 
-def _with_devices(scenario: Scenario, contents: dict[str, Any]) -> Scenario:
-    """Adds what the file says of the devices themselves."""
-    count = scenario.devices
-    regions = contents.get("regions", [])
-    if not isinstance(regions, list) or len(regions) not in (0, count):
-        raise ScenarioError(f"regions is not a list of {count} names, one for each device.")
-    scenario = replace(scenario, regions=tuple(str(region)[:100] for region in regions))
-    if contents.get("coordinates") is not None:
-        rows = _list(contents["coordinates"], "coordinates", count)
-        pairs = [_list(row, f"coordinates[{i}]", 2) for i, row in enumerate(rows)]
-        places = [
-            [_number(value, f"coordinates[{i}][{j}]", least=-360.0) for j, value in enumerate(pair)]
-            for i, pair in enumerate(pairs)
-        ]
-        scenario = replace(scenario, coordinates=np.array(places, np.float64))
-    if contents.get("throughput") is not None:
-        scenario = replace(
-            scenario, throughput=_numbers(contents["throughput"], "throughput", count, above=True)
-        )
-    if contents.get("memory_bytes") is not None:
-        scenario = replace(scenario, memory=_numbers(contents["memory_bytes"], "memory_bytes", count))
-    needed = contents.get("stage_memory_bytes")
-    if needed is not None:
-        values = needed if isinstance(needed, list) else [needed]
-        found = [_number(value, f"stage_memory_bytes[{i}]") for i, value in enumerate(values)]
-        scenario = replace(scenario, stage_memory=tuple(found))
-    if contents.get("may_serve") is not None:
-        scenario = replace(scenario, may_serve=_may_serve(contents["may_serve"], count))
-    return _with_uplinks(scenario, contents.get("site_uplink_gbps"))
-
-
-def _may_serve(rows: Any, count: int) -> tuple[frozenset[int], ...]:
-    """Stage numbers of each device."""
-    found = []
-    for i, row in enumerate(_list(rows, "may_serve", count)):
-        if not isinstance(row, list) or not row or len(row) > MAX_DEVICES:
-            raise ScenarioError(f"may_serve[{i}] is not a list of stages, one at least.")
-        stages = [_number(stage, f"may_serve[{i}][{j}]") for j, stage in enumerate(row)]
-        if any(not stage.is_integer() for stage in stages):
-            raise ScenarioError(f"may_serve[{i}] has a number that is no stage.")
-        found.append(frozenset(int(stage) for stage in stages))
-    return tuple(found)
-
-
-def _with_uplinks(scenario: Scenario, uplinks: Any) -> Scenario:
-    if uplinks is None:
-        return scenario
-    if not isinstance(uplinks, dict) or not uplinks:
-        raise ScenarioError("site_uplink_gbps is not an object of a region's name and its uplink in Gbit/s.")
-    for name in uplinks:
-        if name not in scenario.regions:
-            raise ScenarioError(f"site_uplink_gbps names {name[:50]!r}, which is not among regions.")
-    names = list(uplinks)
-    speeds = [_number(uplinks[name], f"site_uplink_gbps.{name[:50]}", above=True) * 1e9 for name in names]
-    site = [names.index(region) if region in uplinks else -1 for region in scenario.regions]
-    return replace(scenario, site=np.array(site, np.int64), uplinks=np.array(speeds))
-
-
-def _matrix(contents: dict[str, Any], name: str) -> Floats:
+def _matrix(contents: Mapping[str, object], name: str) -> Floats:
     """[N, N]; NaN where the file says null."""
     rows = contents.get(name)
     if not isinstance(rows, list) or not rows:
@@ -197,29 +156,82 @@ def _matrix(contents: dict[str, Any], name: str) -> Floats:
         raise ScenarioError(f"{name} has {count} rows: at most {MAX_DEVICES} devices are planned for.")
     if count < 2:
         raise ScenarioError(f"{name} has one row: a plan needs two devices at least.")
-    matrix = np.empty((count, count))
+    matrix = np.full((count, count), np.nan)
     for i, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != count:
             length = f"has {len(row)} entries" if isinstance(row, list) else "is not a list"
             raise ScenarioError(f"{name}[{i}] {length}: the matrix has {count} rows and must be square.")
         for j, value in enumerate(row):
-            unmeasured = value is None
-            matrix[i, j] = math.nan if unmeasured else _number(value, f"{name}[{i}][{j}]")
+            if value is not None:
+                matrix[i, j] = _number(value, f"{name}[{i}][{j}]")
     return matrix
 
 
-def _list(values: Any, name: str, count: int) -> list[Any]:
+def _both_directions(matrix: Floats) -> Floats:
+    """The mean of the two directions; the one that was measured, where only one was."""
+    mean = (matrix + matrix.T) / 2
+    known: Floats = np.where(np.isnan(matrix), matrix.T, np.where(np.isnan(matrix.T), matrix, mean))
+    return known
+
+
+def _stage_memory(needed: object) -> tuple[float, ...]:
+    values = [] if needed is None else needed if isinstance(needed, list) else [needed]
+    return tuple(_number(value, f"stage_memory_bytes[{i}]") for i, value in enumerate(values))
+
+
+def _may_serve(rows: object, count: int) -> tuple[frozenset[int], ...]:
+    """Stage numbers of each device."""
+    found = []
+    for i, row in enumerate(() if rows is None else _list(rows, "may_serve", count)):
+        if not isinstance(row, list) or not row or len(row) > MAX_DEVICES:
+            raise ScenarioError(f"may_serve[{i}] is not a list of stages, one at least.")
+        stages = [_number(stage, f"may_serve[{i}][{j}]") for j, stage in enumerate(row)]
+        if any(not stage.is_integer() for stage in stages):
+            raise ScenarioError(f"may_serve[{i}] has a number that is no stage.")
+        found.append(frozenset(int(stage) for stage in stages))
+    return tuple(found)
+
+
+def _uplinks(uplinks: object, regions: tuple[str, ...]) -> tuple[Integers | None, Floats | None]:
+    """Which uplink each device is behind, −1 for none, and the bit/s of each uplink."""
+    if uplinks is None:
+        return None, None
+    if not isinstance(uplinks, dict) or not uplinks:
+        raise ScenarioError("site_uplink_gbps is not an object of a region's name and its uplink in Gbit/s.")
+    for name in uplinks:
+        if name not in regions:
+            raise ScenarioError(f"site_uplink_gbps names {name[:50]!r}, which is not among regions.")
+    names = list(uplinks)
+    speeds = [_number(uplinks[name], f"site_uplink_gbps.{name[:50]}", above=True) * 1e9 for name in names]
+    site = [names.index(region) if region in uplinks else -1 for region in regions]
+    return np.array(site, np.int64), np.array(speeds)
+
+
+def _list(values: object, name: str, count: int) -> list[object]:
     if not isinstance(values, list) or len(values) != count:
         raise ScenarioError(f"{name} is not a list of {count} entries.")
     return values
 
 
-def _numbers(values: Any, name: str, count: int, above: bool = False) -> Floats:
-    listed = _list(values, name, count)
-    return np.array([_number(value, f"{name}[{i}]", above=above) for i, value in enumerate(listed)])
+def _numbers(contents: Mapping[str, object], name: str, count: int, above: bool = False) -> Floats | None:
+    if contents.get(name) is None:
+        return None
+    values = _list(contents[name], name, count)
+    return np.array([_number(value, f"{name}[{i}]", above=above) for i, value in enumerate(values)])
 
 
-def _number(value: Any, place: str, *, least: float = 0.0, above: bool = False) -> float:
+def _coordinates(contents: Mapping[str, object], count: int) -> Floats | None:
+    """[N, 2]"""
+    if contents.get("coordinates") is None:
+        return None
+    rows = _list(contents["coordinates"], "coordinates", count)
+    pairs = [_list(row, f"coordinates[{i}]", 2) for i, row in enumerate(rows)]
+    places = [f"coordinates[{i}][{j}]" for i in range(count) for j in range(2)]
+    values = map(_number, chain.from_iterable(pairs), places, repeat(-360.0))
+    return np.array(list(values)).reshape(count, 2)
+
+
+def _number(value: object, place: str, least: float = 0.0, above: bool = False) -> float:
     """A finite number of at least `least`, or above it. Raises `ScenarioError` that names the place."""
     if value is None:
         raise ScenarioError(f"{place} is missing.")
@@ -235,17 +247,9 @@ def _number(value: Any, place: str, *, least: float = 0.0, above: bool = False) 
     return float(value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits
         return "too large"
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _both_directions(matrix: Floats) -> Floats:
-    """The mean of the two directions; the one that was measured, where only one was."""
-    other = matrix.T
-    mean = (matrix + other) / 2
-    known: Floats = np.where(np.isnan(matrix), other, np.where(np.isnan(other), matrix, mean))
-    return known

@@ -33,6 +33,11 @@ CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
 
+# what people compare settings by, of the manifest's [outer] and [wire] and of the setting itself
+OUTER_FACTS = ("alpha", "beta", "gamma", "overlap", "pace", "weighting", "clip")
+WIRE_FACTS = ("activations", "gradients", "gossip", "progress", "error_feedback")
+OWN_FACTS = ("slow", "latency", "mbit", "validation_sequences", "seed")
+
 
 @dataclass(frozen=True)
 class LearningSetting:
@@ -65,38 +70,25 @@ class LearningSetting:
     def method(self) -> str:
         return "all-reduce" if self.all_reduce else self.manifest.outer.method
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What people compare settings by."""
-        manifest, outer = self.manifest, self.manifest.outer
-        return {
+        manifest, inner, outer = self.manifest, self.manifest.inner, self.manifest.outer
+        shape = {
             "method": self.method,
             "replicas": self.replicas,
             "stages": manifest.stages,
             "routing": manifest.routing if manifest.stages > 1 else "none",
             "k": 1 if self.all_reduce else outer.inner_steps,
-            "alpha": outer.alpha,
-            "beta": outer.beta,
-            "gamma": outer.gamma,
-            "overlap": outer.overlap,
-            "pace": outer.pace,
-            "weighting": outer.weighting,
-            "clip": outer.clip,
-            "activations": manifest.wire.activations,
-            "gradients": manifest.wire.gradients,
-            "gossip": manifest.wire.gossip,
-            "progress": manifest.wire.progress,
-            "error_feedback": manifest.wire.error_feedback,
-            "steps": manifest.inner.total_steps,
-            "learning_rate": manifest.inner.learning_rate,
-            "microbatches": manifest.inner.microbatches,
-            "sequences": manifest.inner.sequences,
-            "slow": self.slow,
-            "latency": self.latency,
-            "mbit": self.mbit,
-            "validation_sequences": self.validation_sequences,
-            "seed": self.seed,
-            "staleness": manifest.inner.staleness,
         }
+        return (
+            shape
+            | {name: getattr(outer, name) for name in OUTER_FACTS}
+            | {name: getattr(manifest.wire, name) for name in WIRE_FACTS}
+            | {"steps": inner.total_steps}
+            | {name: getattr(inner, name) for name in ("learning_rate", "microbatches", "sequences")}
+            | {name: getattr(self, name) for name in OWN_FACTS}
+            | {"staleness": inner.staleness}
+        )
 
 
 @dataclass
@@ -109,8 +101,6 @@ class LearningResult:
     losses: list[float] = field(default_factory=list)
     loss_of_mean: float = 0.0  # of the replicas' mean weights
     spread: float = 0.0  # over all stages
-    spreads: list[float] = field(default_factory=list)  # by stage
-    estimated_spreads: list[float] = field(default_factory=list)  # by stage: what the nodes themselves say
     tokens: int = 0  # of all replicas together
     bytes_per_replica: float = 0.0  # gossip or all-reduce, mean over the nodes
     bytes_per_token: float = 0.0  # the above by the tokens that one replica trained on
@@ -218,13 +208,10 @@ def tokens_of(swarm: SimulatedSwarm) -> int:
 
 def spread_of(pipelines: list[list[Node]]) -> float:
     """Root mean squared deviation of φ from the replicas' mean, over all stages and parameters."""
-    squares = sum(_squares_by_stage(pipelines))
-    entries = sum(node.replica.parameters for row in pipelines for node in row)
+    stages = [[node.replica for node in stage] for stage in zip(*pipelines, strict=True)]
+    squares = sum(squared_deviation([replica.phi for replica in stage]) for stage in stages)
+    entries = sum(replica.parameters for stage in stages for replica in stage)
     return float((squares / entries) ** 0.5)
-
-
-def _squares_by_stage(pipelines: list[list[Node]]) -> list[float]:
-    return [squared_deviation([node.replica.phi for node in stage]) for stage in zip(*pipelines, strict=True)]
 
 
 @torch.no_grad()
@@ -249,22 +236,16 @@ def _measure(
     outcome.losses = [loss_along(route, data, sequences) for route in routes]
     outcome.loss = sum(outcome.losses) / len(outcome.losses)
     outcome.spread = spread_of(pipelines)
-    entries = [sum(replica.parameters for replica in stage) for stage in zip(*routes, strict=True)]
-    outcome.spreads = [
-        (squares / count) ** 0.5 for squares, count in zip(_squares_by_stage(pipelines), entries, strict=True)
-    ]
     nodes = list(swarm.nodes.values())
-    estimates = [[n.context.counters.spread for n in stage] for stage in zip(*pipelines, strict=True)]
-    outcome.estimated_spreads = [
-        sum(known) / len(known) for stage in estimates if (known := [s for s in stage if s is not None])
-    ]
     outcome.tokens = tokens_of(swarm)
     rounds = [event for event in swarm.events if event["event"] == "round"]
     outcome.rounds = len(rounds) / len(nodes)
     outcome.paired = sum(event["partner"] is not None for event in rounds) / max(1, len(rounds))
     outcome.bytes_per_replica = _bytes_sent(setting, nodes)
     outcome.bytes_per_token = outcome.bytes_per_replica / (outcome.tokens / setting.replicas)
-    outcome.loss_of_mean = _loss_of_mean(routes, data, sequences)
+    for stage in zip(*routes, strict=True):  # the first replica of each gets the mean
+        stage[0].phi.copy_(torch.stack([replica.phi for replica in stage]).mean(0))
+    outcome.loss_of_mean = loss_along(routes[0], data, sequences)
 
 
 def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
@@ -273,10 +254,3 @@ def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
         size = sum(4 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)
         return 2 * (setting.replicas - 1) / setting.replicas * size
     return sum(node.context.counters.gossip_bytes for node in nodes) / len(nodes)
-
-
-def _loss_of_mean(routes: list[list[Replica]], data: TrainingData, sequences: int) -> float:
-    """Overwrites the first route's φ."""
-    for stage in zip(*routes, strict=True):
-        stage[0].phi.copy_(torch.stack([replica.phi for replica in stage]).mean(0))
-    return loss_along(routes[0], data, sequences)

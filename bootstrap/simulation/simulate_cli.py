@@ -1,19 +1,20 @@
-"""`noloco simulate`: what a setting would do, before anybody starts a node.
-
-Options of `learning` that take a list, such as 4,8, are texts here; `learning_run` reads them.
-"""
+"""`noloco simulate`: what a setting would do, before anybody starts a node."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 
 from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import fail
-from protocol.errors import NolocoError
+from protocol.errors import ManifestError, NolocoError
+from protocol.manifest import BoundaryCodec
 
 Method = Annotated[str, typer.Option(help="noloco, diloco, average, local or all-reduce (in every step).")]
 Replicas = Annotated[str, typer.Option(help="Replicas per stage.")]
@@ -90,10 +91,75 @@ def learning(
         "alpha": alpha, "beta": beta, "gamma": gamma, "overlap": overlap, "staleness": staleness,
         "wire": codecs, "slow": slow, "latency": latency, "mbit": mbit, "seed": seeds,
     }  # fmt: skip
-    from bootstrap.simulation.learning_run import Study, run_and_show
+    from bootstrap.creating.choosing import RunOptions
+    from bootstrap.simulation.study import one_setting, run_and_show
 
     try:
-        study = Study(preset, manifest, asked, steps, microbatches, sequences, validation_sequences)
-        run_and_show(study, jobs, results, plot, as_json)
+        base, _ = RunOptions(preset, manifest).resolved()
+        lists = {name: READERS[name](text) for name, text in asked.items() if text is not None}
+        lists.setdefault("staleness", [base.inner.staleness])
+        settings = [
+            one_setting(
+                base, steps, microbatches, sequences, validation_sequences=validation_sequences,
+                **dict(zip(lists, values, strict=True)),
+            )
+            for values in product(*lists.values())
+        ]  # fmt: skip
+        run_and_show(settings, results, jobs, plot, as_json)
     except NolocoError as error:
         fail(error)
+
+
+# --- lists as text ------------------------------------------------------------------------------
+
+Number = TypeVar("Number", int, float)
+
+
+def numbers(option: str, text: str, kind: type[Number], least: float) -> list[Number]:
+    """The numbers of a list as 4,8. Raises `ManifestError` that names the option."""
+    try:
+        values = [kind(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or any(not least <= value < 1e9 for value in values):
+        what = "whole numbers" if kind is int else "numbers"
+        raise ManifestError(f"{option} {text!r}: give {what} of at least {least}, separated by commas.")
+    return values
+
+
+def choices(option: str, text: str, known: Sequence[str]) -> list[str]:
+    values = text.split(",")
+    for value in values:
+        if value not in known:
+            raise ManifestError(f"{option} {value!r}: choose from {', '.join(known)}.")
+    return values
+
+
+def wires(option: str, text: str) -> list[dict[str, str]]:
+    """The manifest's changes for a list of codecs as fp32,int8/bf16: of both directions, or activations/gradients."""
+    result = []
+    for part in text.split(","):
+        activations, _, gradients = part.partition("/")
+        for codec in (activations, gradients or activations):
+            choices(option, codec, get_args(BoundaryCodec))
+        result.append({"activations": activations, "gradients": gradients or activations})
+    return result
+
+
+READERS: dict[str, Callable[[str], list[Any]]] = {  # of the list that each option takes
+    "method": partial(choices, "--method", known=("noloco", "diloco", "average", "local", "all-reduce")),
+    "replicas": partial(numbers, "--replicas", kind=int, least=1),
+    "stages": partial(numbers, "--stages", kind=int, least=1),
+    "routing": partial(choices, "--routing", known=("random", "fixed")),
+    "inner_steps": partial(numbers, "-k", kind=int, least=1),
+    "alpha": partial(numbers, "--alpha", kind=float, least=0),
+    "beta": partial(numbers, "--beta", kind=float, least=0),
+    "gamma": partial(numbers, "--gamma", kind=float, least=0),
+    "overlap": partial(choices, "--overlap", known=("none", "phi-early")),
+    "staleness": partial(numbers, "--staleness", kind=int, least=0),
+    "wire": partial(wires, "--codecs"),
+    "slow": partial(numbers, "--slow", kind=float, least=1),
+    "latency": lambda text: [value / 1000 for value in numbers("--latency", text, float, 0)],
+    "mbit": partial(numbers, "--mbit", kind=float, least=0),
+    "seed": partial(numbers, "--seeds", kind=int, least=0),
+}

@@ -1,21 +1,35 @@
-"""Studies of many settings: several at a time in processes of their own, each outcome kept as soon as it is there."""
+"""Studies of many settings: several run at a time, each outcome is kept at once, and all are shown side by side."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from rich.console import Console
+from rich.table import Table
+
+from bootstrap.display import figure
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
 from protocol.manifest import Manifest, manifest_from
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 OnOutcome = Callable[[LearningResult, int, int], None]  # outcome, how many are done, how many there are
+
+SHOWN = {  # how columns are called in the table
+    "learning_rate": "lr",
+    "microbatches": "micro-\nbatches",
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
+}
 
 
 def one_setting(
@@ -34,9 +48,9 @@ def one_setting(
     mbit: float = 0.0,
     validation_sequences: int = 512,
     staleness: int = 0,
-    wire: dict[str, Any] | None = None,
-    inner: dict[str, Any] | None = None,
-    **outer: Any,
+    wire: Mapping[str, object] | None = None,
+    inner: Mapping[str, object] | None = None,
+    **outer: object,
 ) -> LearningSetting:
     """`base` with changes, and validated. Raises `ManifestError` for settings that contradict each other."""
     contents = base.model_dump()
@@ -59,6 +73,9 @@ def one_setting(
     )
 
 
+# --- running ------------------------------------------------------------------------------------
+
+
 def run_study(
     settings: Sequence[LearningSetting], file: Path | None, jobs: int, on_outcome: OnOutcome
 ) -> list[LearningResult]:
@@ -70,13 +87,13 @@ def run_study(
     known = {outcome.key: outcome for outcome in read_outcomes(file)} if file is not None else {}
     wanted = {setting.key: setting for setting in settings}
     missing = [setting for key, setting in wanted.items() if key not in known]
-    done = len(wanted) - len(missing)
-    for outcome in as_they_end(simulate, missing, jobs):
+    for done, outcome in enumerate(
+        as_they_end(simulate, missing, jobs), start=len(wanted) - len(missing) + 1
+    ):
         known[outcome.key] = outcome
         if file is not None:
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
-        done += 1
         on_outcome(outcome, done, len(wanted))
     return [known[setting.key] for setting in settings]
 
@@ -101,6 +118,51 @@ def read_outcomes(file: Path) -> list[LearningResult]:
     return outcomes
 
 
+def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[Result]:
+    """What `work` makes of each item, in the order in which they end; `jobs` processes at a time.
+
+    With one job all is done in this process, in the order of the items. `work`, items and results are pickled
+    otherwise. An error of `work` comes out here. Nothing further begins after that or when the iterator is
+    closed, and that waits for what is under way.
+    """
+    if jobs == 1 or len(items) < 2:
+        yield from map(work, items)
+        return
+    pool = ProcessPoolExecutor(min(jobs, len(items)), mp_context=multiprocessing.get_context("spawn"))
+    try:
+        for future in as_completed([pool.submit(work, item) for item in items]):
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# --- showing ------------------------------------------------------------------------------------
+
+
+def run_and_show(
+    settings: Sequence[LearningSetting], results: Path | None, jobs: int, plot: Path | None, as_json: bool
+) -> None:
+    """Goes on from the outcomes in `results`. Raises `NolocoError` with what to do."""
+    console = Console(stderr=True)
+
+    def tell(outcome: LearningResult, done: int, total: int) -> None:
+        facts = outcome.setting
+        console.print(
+            f"{done}/{total}  {facts['method']} {facts['replicas']} × {facts['stages']} k={facts['k']} "
+            f"{facts['activations']}/{facts['gradients']} seed {facts['seed']}: "
+            f"loss {outcome.loss:.3f}, spread {outcome.spread:.1e} ({outcome.wall_seconds:.0f} s)",
+            highlight=False,
+        )
+
+    outcomes = run_study(settings, results, jobs, tell)
+    if plot is not None:
+        plot_learning(outcomes, plot)
+    if as_json:
+        print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
+    else:
+        Console().print(table_of(outcomes))
+
+
 def grouped(outcomes: Iterable[LearningResult]) -> list[list[LearningResult]]:
     """Outcomes that differ by their seed alone, together, in order of first appearance."""
     groups: dict[str, list[LearningResult]] = {}
@@ -120,23 +182,18 @@ def varied(outcomes: Sequence[LearningResult]) -> list[str]:
     ]
 
 
-def spread_over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation, 0 for a single value."""
-    return mean(values), stdev(values) if len(values) > 1 else 0.0
-
-
-def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, Any]]:
-    """One row for each setting, over its seeds; for tables and JSON."""
+def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
+    """One row for each setting, over its seeds: what distinguishes it, then what came of it."""
     columns = varied(outcomes)
     result = []
     for group in grouped(outcomes):
-        loss, deviation = spread_over_seeds([outcome.loss for outcome in group])
-        first = group[0]
+        losses = [outcome.loss for outcome in group]
+        facts: dict[str, object] = {name: group[0].setting.get(name) for name in columns}
         result.append(
-            {name: first.setting.get(name) for name in columns}
+            facts
             | {
-                "loss": round(loss, 4),
-                "loss_deviation": round(deviation, 4),
+                "loss": round(mean(losses), 4),
+                "loss_deviation": round(stdev(losses), 4) if len(losses) > 1 else 0.0,
                 "loss_by_seed": {str(o.setting["seed"]): round(o.loss, 4) for o in group},
                 "loss_of_mean": round(mean(o.loss_of_mean for o in group), 4),
                 "spread": mean(o.spread for o in group),
@@ -152,26 +209,38 @@ def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, Any]]:
     return result
 
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+def table_of(outcomes: Sequence[LearningResult]) -> Table:
+    """A row for each setting: what distinguishes it, then what came of it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = varied(outcomes)
+    for name in columns:
+        table.add_column(SHOWN.get(name, name))
+    for name in ("loss", "by seed", "mean's", "spread", "bytes/\ntoken", "rounds", "paired", "blocked"):
+        table.add_column(name, justify="right")
+    line = (
+        "{loss:.3f}", "{by_seed}", "{loss_of_mean:.3f}", "{spread:.1e}", "{bytes_per_token:.1f}",
+        "{rounds:.0f}", "{paired:.0%}", "{blocked:.1%}",
+    )  # fmt: skip
+    for group, row in zip(grouped(outcomes), rows(outcomes), strict=True):
+        facts = (row[name] for name in columns)
+        by_seed = " ".join(f"{outcome.loss:.3f}" for outcome in group)
+        table.add_row(
+            *(f"{fact:g}" if isinstance(fact, float) else str(fact) for fact in facts),
+            *(cell.format(by_seed=by_seed, **row) for cell in line),
+        )
+    return table
 
 
-def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[Result]:
-    """What `work` makes of each item, in the order in which they end; `jobs` processes at a time.
-
-    With one job all is done in this process, in the order of the items. `work`, items and results are pickled
-    otherwise. An error of `work` comes out here. Nothing further begins after that or when the iterator is
-    closed, and that waits for what is under way.
-    """
-    if jobs == 1 or len(items) < 2:
-        yield from map(work, items)
-        return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=spawn) as pool:
-        running = [pool.submit(work, item) for item in items]
-        try:
-            for future in as_completed(running):
-                yield future.result()
-        finally:
-            for future in running:
-                future.cancel()
+def plot_learning(outcomes: Sequence[LearningResult], file: Path) -> None:
+    """Validation loss and replica spread against tokens; one line for each setting, its first seed."""
+    columns = varied(outcomes) or ["method"]
+    with figure(file, panels=2) as (losses, spreads):
+        for first, *_ in grouped(outcomes):
+            label = ", ".join(f"{name} {first.setting[name]}" for name in columns)
+            tokens = [point[0] / 1e6 for point in first.curve]
+            losses.plot(tokens, [point[1] for point in first.curve], label=label, linewidth=1.2)
+            if any(point[2] > 0 for point in first.curve):
+                spreads.plot(tokens, [point[2] for point in first.curve], label=label, linewidth=1.2)
+        losses.set(xlabel="million tokens", ylabel="validation loss, nats per token")
+        spreads.set(xlabel="million tokens", ylabel="replica spread", yscale="log")
+        losses.legend(frameon=False, fontsize=7)

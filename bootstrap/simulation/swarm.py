@@ -78,7 +78,7 @@ class SimulatedSwarm:
         speed: float = 1.0,
         join: str | None = None,
         replica: Callable[[Manifest, int, str], Replica] = Replica,
-        **settings: Any,
+        **settings: object,
     ) -> Node:
         """Start a node, a new one or one that was killed; `join` is another member's address.
 
@@ -97,14 +97,15 @@ class SimulatedSwarm:
             replica=replica,
         )
         address = join or memory_address(self._seed_identity.peer_id)
-        node = Node(NodeConfig(join=(address,), stage=stage, device="cpu", **settings), surroundings)
+        config = {"join": (address,), "stage": stage, "device": "cpu", **settings}
+        node = Node(NodeConfig.model_validate(config), surroundings)
         self.nodes[number] = node
         task = self.tasks[number] = asyncio.get_running_loop().create_task(node.run())
         if state is not None:
             task.add_done_callback(lambda _: state.close())
         return node
 
-    def _log(self, node: Node, number: int, event: dict[str, Any]) -> None:
+    def _log(self, node: Node, number: int, event: dict[str, object]) -> None:
         if self.nodes.get(number) is node:  # the dead are silent
             self.events.append({"node": number, **event})
 

@@ -12,6 +12,7 @@ import pytest
 from bootstrap.placement import METHOD_NAMES
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
 from bootstrap.placement.methods import (
+    METHODS,
     anneal,
     genetic,
     improve,
@@ -21,7 +22,7 @@ from bootstrap.placement.methods import (
     repair,
 )
 from bootstrap.placement.noloco import Training, noloco_problem
-from bootstrap.placement.plan import METHODS, make_plan, problem_of
+from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.search import Budget, Found, Improvement, run_search
 from protocol.errors import ScenarioError
 from tests.placement_cases import GIVEN, given_scenario, perturbed, random_scenario, scattered

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap.simulation.learning_run import wires
-from bootstrap.simulation.simulate_cli import app
+from bootstrap.simulation.simulate_cli import app, wires
 from bootstrap.simulation.study import one_setting, read_outcomes, rows, run_study
 from protocol.errors import DataError
 from protocol.manifest import load_preset
