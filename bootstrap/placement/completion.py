@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bootstrap.placement.kernels import Floats
+from bootstrap.placement.kernels import Floats, Integers
 from node.machine.limits import optional
 
 minimize = optional("scipy.optimize", "plan").minimize
