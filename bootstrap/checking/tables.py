@@ -10,10 +10,7 @@ from bootstrap.checking.devices import EFFICIENCY
 from bootstrap.checking.report import TOLERABLE, AssumedLinks, DeviceReport, Hop, MemoryFigures, Report
 from bootstrap.display import plain_table
 from node.machine.limits import size
-from node.model.memory_model import (
-    backward_bytes,
-    forward_bytes,
-)
+from node.model.memory_model import backward_bytes, forward_bytes
 from protocol.manifest import Manifest
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
@@ -28,6 +28,9 @@ from protocol.errors import CheckpointError, ManifestError, TokenizerError
 from protocol.manifest import BYTES, Manifest, Start, load_preset, load_toml, manifest_from, toml_contents
 from protocol.model import Model
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 logger = logging.getLogger(__name__)
 
 MAX_LAYERS = 1_024  # as in the manifest
@@ -43,9 +46,7 @@ class RunOptions:
     file: Path | None = None  # of a manifest, TOML
     tokenizer: str = ""  # a file or hub:NAME
     end_of_text: str = ""
-    from_checkpoint: str | None = (
-        None  # whose model and weights it starts from: a directory or a name on the hub
-    )
+    from_checkpoint: str | None = None  # whose model and weights to start from: a directory or a hub name
     stages: int | None = None
     steps: int | None = None  # inner ones, which the learning rate follows
 
@@ -124,7 +125,7 @@ def model_of(source: Pretrained) -> Model:
     )
 
 
-def _require_plain(config: Any) -> None:
+def _require_plain(config: PreTrainedConfig) -> None:
     """Raises `ValueError` for what our stages do not compute."""
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act {config.hidden_act!r}, where only silu is known")
@@ -139,14 +140,14 @@ def _require_plain(config: Any) -> None:
             )
 
 
-def _sliding(config: Any) -> tuple[int, int]:
+def _sliding(config: PreTrainedConfig) -> tuple[int, int]:
     """(tokens of the sliding window or 0, layers before it)."""
     window = getattr(config, "sliding_window", None) or 0
     first = getattr(config, "max_window_layers", 0)
     return (window, first) if window and first < config.num_hidden_layers else (0, 0)
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: PreTrainedConfig) -> dict[str, object]:
     window, full_layers = _sliding(config)
     rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
     theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
@@ -175,7 +176,7 @@ def _settings(config: Any) -> dict[str, Any]:
     }
 
 
-def unread_start(source: Pretrained, stages: Any) -> Start:
+def unread_start(source: Pretrained, stages: object) -> Start:
     """The [start] section with digests still to be computed, once the stages are known to fit the model."""
     count = stages if isinstance(stages, int) and 0 < stages <= 512 else 1
     return Start(name=re.sub(r"[^\w./-]", "-", source.name)[:128], digests=(UNKNOWN_DIGEST,) * count)

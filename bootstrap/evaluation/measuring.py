@@ -189,10 +189,7 @@ async def _evaluate(
     for attempt in range(TRIES):
         try:
             evaluated, _ = await observer.rpc.call(
-                route[0],
-                request,
-                tensors,
-                deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL),
+                route[0], request, tensors, deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL)
             )
             return evaluated
         except (PeerUnreachable, DeadlineExceeded, Refused):

@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig
 
 from bootstrap.export.fetching import Source
 from node.model.flat import Slice, layout
@@ -86,7 +86,7 @@ def sha256_of(path: Path) -> str:
     return sha.hexdigest()
 
 
-def checkpoint_config(manifest: Manifest, dtype: torch.dtype, ids: dict[str, int | None]) -> Any:
+def checkpoint_config(manifest: Manifest, dtype: torch.dtype, ids: dict[str, int | None]) -> PreTrainedConfig:
     """What config.json holds: the run's model, and the tokenizer's `ids` of special tokens."""
     config = model_config(manifest)
     config.dtype = dtype

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -214,9 +214,9 @@ def _paths(directory: Path, stage: int) -> tuple[Path, Path]:
     return directory / f"stage-{stage:04d}.f32", directory / f"stage-{stage:04d}.jsonl"
 
 
-def _read_journal(path: Path) -> tuple[dict[str, Any], dict[int, str]]:
+def _read_journal(path: Path) -> tuple[dict[str, object], dict[int, str]]:
     """The header and the hash of each piece; a last line that was cut short is passed over."""
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     hashes: dict[int, str] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -32,10 +32,7 @@ class SwarmAnswer:
     """
 
     def __init__(
-        self,
-        observer: Observer,
-        route: Sequence[PeerId],
-        tell: Callable[[str], None] = lambda sentence: None,
+        self, observer: Observer, route: Sequence[PeerId], tell: Callable[[str], None] = lambda sentence: None
     ) -> None:
         self._observer = observer
         self._route = route

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,14 +127,14 @@ def _throughput(tokens_per_second: float, busy: float | None, manifest: Manifest
     return tokens_per_second / manifest.tokens_per_microbatch / busy
 
 
-def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, Any]:
+def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
     """As JSON: ms one way, Gbit/s, null where nobody has measured. The largest stage gives the bytes of a round.
 
     "throughput" is there only when all nodes tell theirs; it holds for the stages that they serve now.
     """
     parameters = max(parameter_count(manifest, stage) for stage in range(manifest.stages))
     activations = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
-    scenario: dict[str, Any] = {
+    scenario: dict[str, object] = {
         "name": f"run '{manifest.name}', as measured by its nodes",
         "note": "Latency one way in ms, bandwidth in Gbit/s from the row's peer, diagonal unused, null: not "
         "measured. Volumes: one gossip exchange of the largest stage, activations of one inner step.",
@@ -179,7 +178,7 @@ async def show_links(join: list[str], out: Path | None) -> None:
             print(f"Wrote {out}. Plan with:\n  noloco plan --scenario {out} --stages {manifest.stages}")
 
 
-def write_scenario(file: Path, scenario: dict[str, Any]) -> None:
+def write_scenario(file: Path, scenario: dict[str, object]) -> None:
     """Raises `StateError` when the file cannot be written."""
     with writing(file, "Name another --out."):
         file.write_text(json.dumps(scenario), encoding="utf-8")

@@ -10,7 +10,12 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from node.model.passes import Learned
 
 FILE_NAME = "faults.json"
 LOOK_SECONDS = 0.2
@@ -51,7 +56,7 @@ def _wrap_losses() -> None:
 
     learned = Passes.last_stage
 
-    def last_stage(self: Passes, *inputs: Any) -> Any:
+    def last_stage(self: Passes, *inputs: Tensor) -> Learned:
         loss, by_inputs = learned(self, *inputs)
         return (loss * float("nan") if _asked["nan"] else loss), by_inputs
 

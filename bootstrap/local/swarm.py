@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -53,7 +52,7 @@ class LocalSwarm:
         self.plan = plan
         self.nodes = LocalNodes(prepare)
         self.away: set[str] = set()  # nodes that are held up on purpose
-        self.beside: Callable[[], Coroutine[Any, Any, None]] | None = None  # runs while all train
+        self.beside: Callable[[], Coroutine[object, object, None]] | None = None  # runs while all train
         self.summary = Summary(preset=plan.manifest.name, unit=token_name(plan.manifest))
         self.tokens = TokenCount()
         self.names: dict[PeerId, str] = {}
@@ -105,7 +104,7 @@ class LocalSwarm:
             await self._gather_traces()
         return summary
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _unless_stopped(self, work: Coroutine[object, object, None]) -> None:
         """Do the work unless Ctrl-C comes first or has come."""
         if self._stopping.is_set():
             work.close()

@@ -164,11 +164,7 @@ def freed_memory() -> int:
 class _HeapFigures(ctypes.Structure):
     """`struct mallinfo2`, mallinfo(3)."""
 
-    _fields_ = (
-        ("beside", ctypes.c_size_t * 8),
-        ("free", ctypes.c_size_t),
-        ("at_the_top", ctypes.c_size_t),
-    )
+    _fields_ = (("beside", ctypes.c_size_t * 8), ("free", ctypes.c_size_t), ("at_the_top", ctypes.c_size_t))
 
 
 def _glibc() -> ctypes.CDLL | None:
