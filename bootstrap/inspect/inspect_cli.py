@@ -66,20 +66,15 @@ def _examine_one(directory: Path, console: Console) -> bool:
         console.print(f"Not well: {silence}.", soft_wrap=True, highlight=False)
         return False
     console.print(table_of(report))
-    problems = problems_in(report)
-    for problem in problems:
-        console.print(f"Not well: {problem}.", soft_wrap=True, highlight=False)
-    return not problems
-
-
-def problems_in(report: Report) -> list[str]:
-    """What is wrong, in words; nothing when the node is well."""
-    found = [] if report.get("healthy") else [str(report.get("reason"))]
-    return found + [
+    problems = [] if report.get("healthy") else [str(report.get("reason"))]
+    problems += [
         f"{part['part']} failed ({part['failure']}) and is started again soon; node.log has more"
         for part in report.get("parts", [])
         if part["state"] == "failed"
     ]
+    for problem in problems:
+        console.print(f"Not well: {problem}.", soft_wrap=True, highlight=False)
+    return not problems
 
 
 def table_of(report: Report) -> Table:
@@ -90,13 +85,8 @@ def table_of(report: Report) -> Table:
     headings = ("part", "state", "since", "restarts", "last failure")
     table = plain_table(title, headings, left=("part", "state", "last failure"))
     for part in report.get("parts", []):
-        table.add_row(
-            part["part"],
-            part["state"],
-            _duration(part["seconds"]),
-            str(part["restarts"]),
-            part["failure"] or "-",
-        )
+        since, restarts = _duration(part["seconds"]), str(part["restarts"])
+        table.add_row(part["part"], part["state"], since, restarts, part["failure"] or "-")
     return table
 
 

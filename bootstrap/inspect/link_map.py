@@ -15,7 +15,6 @@ from rich.table import Table
 
 from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting, visit
-from node.daemon import Node
 from node.model.stage import parameter_count
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.codec import nbytes_of
@@ -96,35 +95,11 @@ def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list
         if stats is None:
             seen.append(MappedNode(member.peer, member.announcement.stage, member.announcement.links))
             continue
-        busy = stats.recent_compute_fraction
-        throughput = _throughput(stats.tokens_per_second, busy, manifest)
+        busy, rate = stats.recent_compute_fraction, stats.tokens_per_second
+        # microbatches a second if it computed all the time
+        throughput = rate / manifest.tokens_per_microbatch / busy if busy and rate > 0 else math.nan
         seen.append(MappedNode(member.peer, member.announcement.stage, stats.links, throughput))
     return seen
-
-
-def seen_in_simulation(nodes: Iterable[Node]) -> list[MappedNode]:
-    """Nodes of a `SimulatedSwarm` that have joined."""
-    return [
-        MappedNode(
-            node.transport.peer_id,
-            node.context.stage,
-            node.links.told(),
-            _throughput(
-                node.context.throughput.tokens_per_second(),
-                node.context.compute.busy.recent_fraction(),
-                node.context.manifest,
-            ),
-        )
-        for node in nodes
-        if node.stage is not None
-    ]
-
-
-def _throughput(tokens_per_second: float, busy: float | None, manifest: Manifest) -> float:
-    """Microbatches per second if the node computed all the time; NaN for one that does not train or tell."""
-    if not busy or tokens_per_second <= 0:
-        return math.nan
-    return tokens_per_second / manifest.tokens_per_microbatch / busy
 
 
 def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
@@ -155,13 +130,12 @@ def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
 
 def _rows(matrix: Floats) -> list[list[float | None]]:
     """Six digits; 0 on the diagonal."""
-    return [
-        [
-            0.0 if i == j else None if math.isnan(value) else float(f"{value:.6g}")
-            for j, value in enumerate(row)
-        ]
-        for i, row in enumerate(matrix.tolist())
+    rows = [
+        [None if math.isnan(value) else float(f"{value:.6g}") for value in row] for row in matrix.tolist()
     ]
+    for i, row in enumerate(rows):
+        row[i] = 0.0
+    return rows
 
 
 async def show_links(join: list[str], out: Path | None) -> None:
@@ -195,17 +169,11 @@ def table_of(found: LinkMap, name: str) -> Table:
     for i, peer in enumerate(found.peers):
         latency = found.latency_s[i] * 1e3
         known = np.flatnonzero(~np.isnan(latency))
-        nearest = known[np.argmin(latency[known])] if len(known) else None
-        table.add_row(
-            peer[-8:],
-            str(found.stages[i]),
-            str(len(known)),
-            _median(latency, ".1f"),
-            found.peers[nearest][-8:] if nearest is not None else "-",
-            f"{latency[nearest]:.1f}" if nearest is not None else "-",
-            _median(found.bandwidth[i] * 8e-6, ".1f"),
-            _median(found.uncertainty[i], ".0%"),
-        )
+        nearest = min(known, key=latency.__getitem__, default=i)
+        of_nearest = ("-", "-") if nearest == i else (found.peers[nearest][-8:], f"{latency[nearest]:.1f}")
+        medians = (_median(found.bandwidth[i] * 8e-6, ".1f"), _median(found.uncertainty[i], ".0%"))
+        shown = (peer[-8:], str(found.stages[i]), str(len(known)), _median(latency, ".1f"))
+        table.add_row(*shown, *of_nearest, *medians)
     return table
 
 

@@ -18,7 +18,7 @@ from node.membership.joining import DIAL_DEADLINE, greet
 from node.membership.view import Member, View
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights
-from protocol.errors import JoinError, NolocoError, Refused
+from protocol.errors import JoinError, NolocoError
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages.peers import GetStats, NodeStats
@@ -87,9 +87,7 @@ class Observer:
     async def _stats(self, peer: PeerId) -> NodeStats | None:
         try:
             stats, _ = await self.rpc.call(peer, GetStats(), deadline=STATS_DEADLINE)
-        except Refused:
-            return None  # it is still joining
-        except NolocoError:
+        except NolocoError:  # it is still joining, or gone
             return None
         return stats
 
@@ -99,26 +97,19 @@ class Observer:
         Raises `JoinError` when a stage has no replica that could answer.
         """
         await self.survey()
-        holders = []
-        for stage in range(self.manifest.stages):
-            holding = self.view.holding(stage, self.transport.now())
+        stages, now = self.manifest.stages, self.transport.now()
+        holders = [self.view.holding(stage, now) for stage in range(stages)]
+        for stage, holding in enumerate(holders):
             if not holding:
-                raise JoinError(
-                    f"No live peer serves stage {stage} of {self.manifest.stages}. Wait until one has joined."
-                )
-            holders.append(holding)
-        return [
-            [holding[i % len(holding)] for holding in holders] for i in range(max(len(h) for h in holders))
-        ]
+                raise JoinError(f"No live peer serves stage {stage} of {stages}. Wait until one has joined.")
+        return [[holding[i % len(holding)] for holding in holders] for i in range(max(map(len, holders)))]
 
 
 @asynccontextmanager
 async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
     """Join a running swarm as an observer for a while. Raises `JoinError` when nobody answers."""
     if not join:
-        raise JoinError(
-            "Tell where the run is: --join /ip4/…/tcp/…/p2p/… (the address of any member will do)."
-        )
+        raise JoinError("Tell where the run is: --join /ip4/…/tcp/…/p2p/… (any member's address will do).")
     with tempfile.TemporaryDirectory(prefix="noloco-visit-") as directory:
         key = Path(directory) / "identity.key"
         Identity.generate().save(key)
@@ -129,9 +120,7 @@ async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
             reached = await transport.connect(join, DIAL_DEADLINE)
             if not reached:
                 raise JoinError(
-                    "No peer answered at:\n  "
-                    + "\n  ".join(join)
-                    + "\nCheck that the address is current and "
+                    "\n  ".join(["No peer answered at:", *join]) + "\nCheck that the address is current and "
                     "complete, that the peer runs, and that its TCP port is open."
                 )
             greeting = await greet(rpc, transport, sorted(reached), None)
@@ -159,7 +148,7 @@ async def measure_spread(observer: Observer) -> float:
 
 
 def squared_deviation(replicas: Sequence[torch.Tensor]) -> float:
-    """Sum over replicas and parameters of the squared difference to the replicas' mean."""
+    """The sum over replicas and parameters of the squared difference from the replicas' mean."""
     if not replicas:
         return 0.0
     mean = torch.stack(list(replicas)).double().mean(0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -24,10 +24,10 @@ class Picture:
 
     title: str
     seconds: float
-    expected: int  # nodes that were started; 0 when unknown
     sightings: Sequence[Sighting]
-    names: dict[PeerId, str]  # short names of known peers
-    validation: Sequence[tuple[int, float, float]]  # (tokens, seconds, nats)
+    expected: int = 0  # nodes that were started; 0 when unknown
+    names: Mapping[PeerId, str] = field(default_factory=dict)  # short ones, of known peers
+    validation: Sequence[tuple[int, float, float]] = ()  # (tokens, seconds, nats)
     bigram: float | None = None
 
     @property
@@ -153,31 +153,21 @@ def save_svg(path: Path, picture: Picture) -> None:
         path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")
 
 
-def name_of(sighting: Sighting, names: dict[PeerId, str]) -> str:
+def name_of(sighting: Sighting, names: Mapping[PeerId, str]) -> str:
     return names.get(sighting.member.peer, sighting.member.peer[-8:])
 
 
-def _row(sighting: Sighting, names: dict[PeerId, str]) -> list[str]:
+def _row(sighting: Sighting, names: Mapping[PeerId, str]) -> list[str]:
     record, stats = sighting.member.announcement, sighting.stats
     name = name_of(sighting, names)
     if stats is None:
         known = [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)]
         return known + [""] * (len(COLUMNS) - len(known))
     partner = names.get(PeerId(stats.partner), stats.partner[-8:]) if stats.partner else "alone"
-    return [
-        name,
-        str(stats.stage),
-        stats.state,
-        str(stats.step),
-        str(stats.round),
-        _number(stats.loss, 3),
-        f"{stats.tokens_per_second:,.0f}",
-        percent(stats.recent_compute_fraction),
-        _lag(stats),
-        partner if stats.round else "",
-        str(stats.pair_averagings),
-        str(stats.resends),
-    ]
+    progress = [name, str(stats.stage), stats.state, str(stats.step), str(stats.round)]
+    speed = [f"{stats.tokens_per_second:,.0f}", percent(stats.recent_compute_fraction), _lag(stats)]
+    pairs = [partner if stats.round else "", str(stats.pair_averagings), str(stats.resends)]
+    return [*progress, _number(stats.loss, 3), *speed, *pairs]
 
 
 def _lag(stats: NodeStats) -> str:
@@ -205,14 +195,9 @@ async def show_status(join: Sequence[str], file: Path | None) -> None:
     async with visit(join) as observer:
         sightings = await observer.survey()
         manifest = observer.manifest
-        picture = Picture(
-            title=f"run '{manifest.name}'  {observer.signed.run_id}  {manifest.stages} stages",
-            seconds=max((s.stats.uptime for s in sightings if s.stats is not None), default=0.0),
-            expected=0,
-            sightings=sightings,
-            names={},
-            validation=(),
-        )
+        title = f"run '{manifest.name}'  {observer.signed.run_id}  {manifest.stages} stages"
+        uptime = max((s.stats.uptime for s in sightings if s.stats is not None), default=0.0)
+        picture = Picture(title, uptime, sightings)
         show(Console(), picture)
         print("\n".join(places(picture)))
         if file is not None:

@@ -53,6 +53,7 @@ def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
     """Of two runs that have ended."""
     swarm = disturber.swarm
     places = sorted(str(path) for path in disturber.places if path.exists())
+    _, alive = psutil.wait_procs(list(disturber.processes), timeout=END_SECONDS)
     return ChaosReport(
         seed,
         swarm.summary.complete,
@@ -61,7 +62,7 @@ def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
         faults=disturber.done,
         ended=disturber.ended,
         restarted_parts=_restarted_parts(node.directory for node in swarm.nodes.all),
-        left_behind=_left(disturber.processes) + places,
+        left_behind=[*(f"process {process.pid} {process.name()}" for process in alive), *places],
     )
 
 
@@ -79,11 +80,6 @@ def _restarted_parts(directories: Iterable[Path]) -> dict[str, int]:
             if '"part-failed"' in line and line.endswith("}"):
                 restarts[json.loads(line)["part"]] += 1
     return dict(restarts)
-
-
-def _left(processes: Iterable[psutil.Process]) -> list[str]:
-    _, alive = psutil.wait_procs(list(processes), timeout=END_SECONDS)
-    return [f"process {process.pid} {process.name()}" for process in alive]
 
 
 def loss_at(curve: Curve, tokens: int) -> float | None:

@@ -220,18 +220,14 @@ class Disturber:
                 resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
     async def _clock(self, node: LocalNode, fault: Fault) -> None:
-        await _ask_for(fault, node, hours=fault.hours)
+        """Within its process; so too the losses that are NaN."""
+        faults.ask(node.directory, fault.hours, fault.kind == "nan")
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            faults.ask(node.directory)
 
-    async def _nan(self, node: LocalNode, fault: Fault) -> None:
-        await _ask_for(fault, node, nan=True)
-
-
-async def _ask_for(fault: Fault, node: LocalNode, hours: float = 0.0, nan: bool = False) -> None:
-    faults.ask(node.directory, hours, nan)
-    try:
-        await asyncio.sleep(fault.seconds)
-    finally:
-        faults.ask(node.directory)
+    _nan = _clock
 
 
 def _signal_p2pd(node: LocalNode, number: signal.Signals) -> None:

@@ -22,13 +22,7 @@ LOOK_SECONDS = 0.2
 
 _true_time = time.time
 _asked: dict[str, float] = {"hours": 0.0, "nan": 0.0}  # of this process
-
-
-def _shifted_time() -> float:
-    return _true_time() + 3600 * _asked["hours"]
-
-
-time.time = _shifted_time
+time.time = lambda: _true_time() + 3600 * _asked["hours"]
 
 
 def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
@@ -40,18 +34,6 @@ def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
 
 def obey(directory: Path) -> None:
     """In a node's process, before it begins: do from now on what the file asks for."""
-    _wrap_losses()
-    threading.Thread(target=_follow, args=(directory / FILE_NAME,), name="faults", daemon=True).start()
-
-
-def _follow(path: Path) -> None:
-    while True:
-        if path.exists():
-            _asked.update(json.loads(path.read_text(encoding="utf-8")))
-        time.sleep(LOOK_SECONDS)
-
-
-def _wrap_losses() -> None:
     from node.model.passes import Passes
 
     learned = Passes.last_stage
@@ -61,3 +43,11 @@ def _wrap_losses() -> None:
         return (loss * float("nan") if _asked["nan"] else loss), by_inputs
 
     Passes.last_stage = last_stage  # type: ignore[method-assign, assignment]
+    threading.Thread(target=_follow, args=(directory / FILE_NAME,), name="faults", daemon=True).start()
+
+
+def _follow(path: Path) -> None:
+    while True:
+        if path.exists():
+            _asked.update(json.loads(path.read_text(encoding="utf-8")))
+        time.sleep(LOOK_SECONDS)

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from torch import Tensor
 
 from bootstrap.evaluation.measuring import (
@@ -54,22 +55,22 @@ class Measuring:
         self._text = held_out_text(plan.manifest, data, plan.validation_sequences, tokenizer)
         return data
 
-    async def start(self) -> list[str]:
-        """The loss of the weights that all start from, and the entropies of the text; as sentences."""
-        summary = self._summary
+    async def start(self, console: Console) -> None:
+        """Tell the loss of the weights that all start from, and the entropies of the text."""
+        plan, summary = self._plan, self._summary
         loss = await in_background("loss", self._starting_loss)
         summary.validation_loss.append((0, 0.0, round(loss.nats, 6)))
-        told = [f"The model starts at a loss of {loss.nats:.3f} nats per {summary.unit} on held-out text."]
-        if not self._plan.data and self._plan.manifest.data.tokenizer == BYTES:  # small enough to be counted
-            found = await in_background(
-                "entropies", entropies_of, self._plan.manifest, self._data, self._text
-            )
+        if not plan.data and plan.manifest.data.tokenizer == BYTES:  # small enough to be counted
+            found = await in_background("entropies", entropies_of, plan.manifest, self._data, self._text)
             summary.unigram_entropy, summary.bigram_entropy = found
-            told.append(
+        console.print(
+            f"The model starts at a loss of {loss.nats:.3f} nats per {summary.unit} on held-out text."
+        )
+        if summary.unigram_entropy is not None:
+            console.print(
                 f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, "
                 f"bigram {summary.bigram_entropy:.3f} nats per byte."
             )
-        return told
 
     def _starting_loss(self) -> Loss:
         if self._plan.from_checkpoint is not None:
@@ -112,9 +113,7 @@ class Measuring:
 
 
 VOCABULARY = 256
-PSEUDO_COUNT = (
-    0.01  # added to every count: of bytes that were never seen; 0.1 or 1 change the bigram's by 0.001
-)
+PSEUDO_COUNT = 0.01  # added to every count, for bytes never seen; 0.1 or 1 change the bigram's by 0.001
 EPOCH_TOKENS, EPOCH_SEQUENCES = 2**16, 16  # of a batch while an epoch is counted: a mebibyte at once
 
 

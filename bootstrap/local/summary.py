@@ -68,10 +68,13 @@ class Summary:
         lines = [
             "",
             f"validation loss  start {first[2]:.3f}   end {last[2]:.3f} nats per {self.unit}",
-            *self._entropies(last[2]),
             f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
             f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
         ]
+        if self.unigram_entropy is not None and self.bigram_entropy is not None:
+            verdict = "below" if last[2] < self.bigram_entropy else "not below"
+            entropies = f"unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}"
+            lines.insert(2, f"same text        {entropies}   (the end is {verdict} the bigram's)")
         if self.replica_spread is not None:
             estimate = self.replica_spread_estimate
             shown = "" if estimate is None else f"   (the nodes' own estimate: {estimate:.2e})"
@@ -84,15 +87,6 @@ class Summary:
         if self.nodes:
             lines.append(f"computing        {self._computing()} of the time since joining")
         return lines
-
-    def _entropies(self, loss: float) -> list[str]:
-        if self.unigram_entropy is None or self.bigram_entropy is None:
-            return []
-        verdict = "below" if loss < self.bigram_entropy else "not below"
-        return [
-            f"same text        unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}   "
-            f"(the end is {verdict} the bigram's)"
-        ]
 
     def _computing(self) -> str:
         """The fraction of time in training work, as a mean over each stage's replicas."""
@@ -124,17 +118,13 @@ class TokenCount:
 
     def note(self, sightings: Iterable[Sighting]) -> None:
         for sighting in sightings:
-            stats = sighting.stats
-            if (
-                stats is not None and stats.stage == 0 and stats.state != "joining"
-            ):  # it may be reading its count
-                self._note_node(sighting.member.peer, stats.tokens)
-
-    def _note_node(self, peer: PeerId, tokens: int) -> None:
-        last = self._said.get(peer, 0)
-        if tokens < last / 2:  # a checkpoint is not that old
-            self._before[peer] = self._before.get(peer, 0) + last
-        self._said[peer] = tokens
+            peer, stats = sighting.member.peer, sighting.stats
+            if stats is None or stats.stage != 0 or stats.state == "joining":  # it may be reading its count
+                continue
+            last = self._said.get(peer, 0)
+            if stats.tokens < last / 2:  # a checkpoint is not that old
+                self._before[peer] = self._before.get(peer, 0) + last
+            self._said[peer] = stats.tokens
 
 
 @dataclass(frozen=True)

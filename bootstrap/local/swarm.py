@@ -9,11 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bootstrap.creating.run import Founded, SeedPeer, found
+from bootstrap.creating.run import SeedPeer, found
 from bootstrap.inspect.observer import Observer, Sighting
 from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.measuring import Measuring
-from bootstrap.local.nodes import LocalNode, LocalNodes, LocalPlan
+from bootstrap.local.nodes import LocalNodes, LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
 from bootstrap.traces import FILE_NAME, merge_traces, require_writable
@@ -57,9 +57,8 @@ class LocalSwarm:
         self.tokens = TokenCount()
         self.names: dict[PeerId, str] = {}
         self.sightings: list[Sighting] = []
-        self._samples: list[
-            tuple[float, int, float]
-        ] = []  # while all train: seconds, tokens, share of nodes there
+        # while all train: seconds, tokens, share of nodes there
+        self._samples: list[tuple[float, int, float]] = []
         self._supervisor = Supervisor()
         self._console = console
         self._progress = progress
@@ -89,11 +88,15 @@ class LocalSwarm:
             require_writable(plan.trace)
         founded = found(plan.directory, plan.manifest, plan.tokenizer)
         summary.run_id = founded.signed.run_id
-        seed = _seed_peer(founded)
+        config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
+        seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
         try:
             observer = Observer(seed.transport, seed.rpc, founded.signed)
             for work in (self._begin(seed), self._watch(observer), self._conclude(observer)):
-                await self._unless_stopped(work)
+                if self._stopping.is_set():
+                    work.close()
+                else:
+                    await until_event(work, self._stopping)
         finally:
             self._progress.doing("")
             summary.wall_seconds = round(self._elapsed, 3)
@@ -104,13 +107,6 @@ class LocalSwarm:
             await self._gather_traces()
         return summary
 
-    async def _unless_stopped(self, work: Coroutine[object, object, None]) -> None:
-        """Do the work unless Ctrl-C comes first or has come."""
-        if self._stopping.is_set():
-            work.close()
-        else:
-            await until_event(work, self._stopping)
-
     # --- starting -----------------------------------------------------------------------------
 
     async def _begin(self, seed: SeedPeer) -> None:
@@ -119,11 +115,7 @@ class LocalSwarm:
         await self._measuring.open()
         await seed.start()
         self._progress.doing("importing torch and compiling kernels, once for all nodes")
-        await all_of(self._start_nodes(seed.transport.addresses()[0]), self._tell_start())
-
-    async def _tell_start(self) -> None:
-        for sentence in await self._measuring.start():
-            self._console.print(sentence)
+        await all_of(self._start_nodes(seed.transport.addresses()[0]), self._measuring.start(self._console))
 
     async def _start_nodes(self, address: str) -> None:
         plan = self.plan
@@ -251,20 +243,11 @@ class LocalSwarm:
         plan = self.plan
         if plan.trace is None:
             return
+        processes = {node.name: node.pid for node in self.nodes.all}
         try:
-            await asyncio.to_thread(merge_traces, _processes(self.nodes.all), plan.directory, plan.trace)
+            await asyncio.to_thread(merge_traces, processes, plan.directory, plan.trace)
         except StateError as error:
             self._console.print(f"{error}", soft_wrap=True)
         else:
-            self._console.print(
-                f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev.", soft_wrap=True
-            )
-
-
-def _seed_peer(founded: Founded) -> SeedPeer:
-    config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
-    return SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
-
-
-def _processes(nodes: list[LocalNode]) -> dict[str, int]:
-    return {node.name: node.pid for node in nodes}
+            told = f"Trace of all nodes: {plan.trace}. Open it in ui.perfetto.dev."
+            self._console.print(told, soft_wrap=True)

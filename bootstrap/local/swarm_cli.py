@@ -30,10 +30,8 @@ from protocol.errors import NolocoError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bootstrap.creating.choosing import RunOptions
     from bootstrap.local.nodes import LocalPlan
     from bootstrap.local.progress import StatusLine
-    from protocol.manifest import Manifest
 
 STEPS = 1000
 CHAOS_STEPS = 20_000  # more than ten minutes are enough for: the runs end by the clock
@@ -53,9 +51,7 @@ Steps = Annotated[
 ]
 Directory = Annotated[
     Path | None,
-    typer.Option(
-        "--dir", help="Directory for everything this command keeps; default: a new temporary directory."
-    ),
+    typer.Option("--dir", help="Directory for all that this command keeps; default: a new temporary one."),
 ]
 HeldOut = Annotated[int, typer.Option(min=1, help="Number of held-out sequences to evaluate on.")]
 TraceFile = Annotated[
@@ -97,7 +93,12 @@ def swarm(
 
         torch.set_num_threads(1)  # the nodes need the cores
         steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
-        wanted, raw = _resolved(RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps))
+        try:
+            wanted, raw = RunOptions(
+                preset, manifest, tokenizer, "", from_checkpoint, stages, steps
+            ).resolved()
+        except NolocoError as error:
+            fail(error)
         place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
         plan = LocalPlan(
             wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
@@ -138,13 +139,6 @@ def _begin_preloading(*before: str) -> None:
         forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _resolved(options: RunOptions) -> tuple[Manifest, bytes | None]:
-    try:
-        return options.resolved()
-    except NolocoError as error:
-        fail(error)
 
 
 def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int | None) -> bool:

@@ -35,14 +35,11 @@ class Tokenizer(Protocol):
     size: int
     end_of_text: int
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of `text` alone: no special tokens are added, and none are read from the text."""
-
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """`encode` of many texts, on all cores where the tokenizer can."""
+        """The ids of each text alone: no special tokens are added, and none are read from the text.
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, special tokens left out. Bytes that are no UTF-8 become replacement characters."""
+        Uses all cores where the tokenizer can.
+        """
 
 
 class ByteTokenizer:
@@ -51,14 +48,9 @@ class ByteTokenizer:
     size = 256
     end_of_text = 0
 
-    def encode(self, text: str) -> list[int]:
-        return list(_bytes_of(text))
-
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        return [np.frombuffer(_bytes_of(text), np.uint8).astype(np.int32) for text in texts]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(token for token in ids if 0 < token < 256).decode("utf-8", errors="replace")
+        found = (text.encode("utf-8", errors="replace").replace(b"\0", b"") for text in texts)
+        return [np.frombuffer(each, np.uint8).astype(np.int32) for each in found]
 
 
 class FileTokenizer:
@@ -70,28 +62,17 @@ class FileTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that reads like one is no end of text
         self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.end_of_text = self._end_of_text(end_of_text)
-
-    def _end_of_text(self, name: str) -> int:
-        token = self._tokenizer.token_to_id(name)
+        token = self._tokenizer.token_to_id(end_of_text)
         if token is None:
             raise TokenizerError(
-                f"The tokenizer has no token {name!r}, which is to end texts. Name one that it has with "
+                f"The tokenizer has no token {end_of_text!r}, which is to end texts. Name one that it has with "
                 "--end-of-text, or add it to the tokenizer."
             )
-        return int(token)
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        self.end_of_text = int(token)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=True)
-        return text
 
 
 def load_tokenizer(raw: bytes | None, manifest: Manifest) -> Tokenizer:
@@ -192,7 +173,3 @@ def _parse(raw: bytes) -> tokenizers.Tokenizer:
         raise TokenizerError(
             f"The tokenizer file is JSON, but no tokenizer ({str(error)[:120]}). Give a Hugging Face tokenizer.json."
         ) from None
-
-
-def _bytes_of(text: str) -> bytes:
-    return text.encode("utf-8", errors="replace").replace(b"\0", b"")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bootstrap.inspect.link_map import link_map, scenario_of, seen_from_outside, seen_in_simulation
+from bootstrap.inspect.link_map import MappedNode, link_map, scenario_of, seen_from_outside
 from bootstrap.placement.scenario import scenario_from
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
@@ -103,7 +103,9 @@ async def measured(minutes: float, **settings: Any) -> tuple[SimulatedSwarm, See
 
 def check_scenario(swarm: SimulatedSwarm) -> None:
     """The planner reads the same links as the world has."""
-    found = link_map(seen_in_simulation(swarm.nodes.values()))
+    found = link_map(
+        MappedNode(peer_of(node), node.context.stage, node.links.told()) for node in swarm.nodes.values()
+    )
     assert found.measured == found.pairs == 15
     scenario = scenario_from(json.loads(json.dumps(scenario_of(found, swarm.manifest))))
     assert scenario.estimated == 0

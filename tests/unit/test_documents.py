@@ -20,7 +20,7 @@ from node.data.tokenizer import ByteTokenizer, identity_of, load_tokenizer
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 from tests.unit import corpora
-from tests.unit.tokenizers_made_here import bpe
+from tests.unit.tokenizers_made_here import bpe, text_of
 
 HALF = Split(0.5)
 DOCUMENTS = corpora.made_up(60)
@@ -221,7 +221,7 @@ def test_text_of_a_tokenizer_comes_back_from_the_packed_tokens(tmp_path: Path) -
         if position.epoch == 1:
             break
     ends = [place for place, token in enumerate(tokens) if token == tokenizer.end_of_text]
-    texts = [tokenizer.decode(tokens[a + 1 : b]) for a, b in zip([-1, *ends], ends, strict=False)]
+    texts = [text_of(tokens[a + 1 : b], bpe()) for a, b in zip([-1, *ends], ends, strict=False)]
     trained = stored_documents((str(tmp_path / "a.jsonl"),), "text", 16_384, Split(0.05), tmp_path / "cache")
     assert texts == list(trained.training(("run", "peer"), 0, 0))
 

@@ -127,5 +127,5 @@ def test_status_shows_the_median_round_trip_when_there_is_one() -> None:
     record = Announcement(stage=0, state="serving", since=0.0)
     stats = NodeStats(stage=0, state="serving", step=0, round=0, links=[report(B, 0.1), report(C, 0.3)])
     sighting = Sighting(Member(A, record, 1e12), stats)
-    assert "round trip 200 ms" in headline(Picture("a run", 1.0, 1, [sighting], {}, ()))
-    assert "round trip" not in headline(Picture("a run", 1.0, 1, [], {}, ()))
+    assert "round trip 200 ms" in headline(Picture("a run", 1.0, [sighting], expected=1))
+    assert "round trip" not in headline(Picture("a run", 1.0, [], expected=1))

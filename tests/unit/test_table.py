@@ -30,7 +30,7 @@ def shown(numbers: NodeStats) -> str:
     )
     sighting = Sighting(Member(PEER, record, 1e12), numbers)
     console = Console(file=io.StringIO(), width=100, record=True)
-    console.print(render(Picture("a run", 1.0, 1, [sighting], {}, ())))
+    console.print(render(Picture("a run", 1.0, [sighting], expected=1)))
     return console.export_text()
 
 

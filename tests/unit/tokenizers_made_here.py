@@ -27,3 +27,11 @@ def bpe(vocabulary: int = 300, special: Sequence[str] = ("<|endoftext|>",)) -> b
     )
     tokenizer.train_from_iterator(TEXT * 10, trainer)
     return str(tokenizer.to_str()).encode()
+
+
+def text_of(ids: list[int], raw: bytes | None) -> str:
+    """The text of `ids` of the tokenizer.json `raw`; without one they are bytes."""
+    if raw is None:
+        return bytes(ids).decode("utf-8")
+    text: str = Tokenizer.from_str(raw.decode()).decode(ids, skip_special_tokens=True)
+    return text
