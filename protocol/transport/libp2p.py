@@ -52,8 +52,7 @@ class Libp2pTransport(Transport):
         self._identity = Identity.load(identity_path)
         self.peer_id = self._identity.peer_id
         self._identity_path = identity_path
-        self._config = config
-        self._port = config.port  # the real one, once it is known
+        self._config = config  # with the real port, once it is known
         self._session: Session | None = None  # None while p2pd is down
         self._latest: Session | None = None  # the last one started, to be stopped in any case
         self._handlers: dict[str, Handler] = {}
@@ -78,20 +77,16 @@ class Libp2pTransport(Transport):
             self._supervisor.keep(WATCHDOG, self._watch, "Should p2pd die meanwhile, no peer can be reached.")
 
     def addresses(self) -> list[str]:
-        session = self._up()
-        return [f"{address}/p2p/{self.peer_id}" for address in session.addresses]
+        return [f"{address}/p2p/{self.peer_id}" for address in self._up().addresses]
 
     async def connect(self, addresses: Sequence[str], deadline: float) -> list[PeerId]:
         session = self._up()
-        wanted = [
-            text for text in dict.fromkeys(map(check_address, addresses)) if peer_id_in(text) != self.peer_id
-        ]
+        checked = dict.fromkeys(map(check_address, addresses))
+        wanted = [address for address in checked if peer_id_in(address) != self.peer_id]
         answered = await self._while_up(session, session.join(wanted, deadline))
         for address in wanted:
             if (peer := peer_id_in(address)) in answered:
-                self._remember(
-                    peer, [address, *(known for known in self._book.get(peer, []) if known != address)]
-                )
+                self._remember(peer, list(dict.fromkeys([address, *self._book.get(peer, [])])))
         return answered
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
@@ -185,18 +180,12 @@ class Libp2pTransport(Transport):
 
     async def _new_session(self) -> Session:
         session = await Session.start(
-            self._identity_path,
-            self.peer_id,
-            self._config,
-            self._port,
-            self._handle,
-            lambda: self.now(),
-            self._life,
+            self._identity_path, self.peer_id, self._config, self._handle, lambda: self.now(), self._life
         )
         self._latest = session
         for protocol in list(self._handlers):
             await session.serve(protocol)
-        self._port = self._port or _port_in(session.addresses)
+        self._config = replace(self._config, port=self._config.port or _port_in(session.addresses))
         return session
 
     async def _watch(self) -> None:
@@ -204,9 +193,8 @@ class Libp2pTransport(Transport):
         while True:
             if self._session is None:
                 self._session = await self._revive()
-                self._rejoining = self._supervisor.spawn(
-                    self._rejoin(self._session), "rejoining the swarm", "Others are met by and by."
-                )
+                rejoining = self._rejoin(self._session)
+                self._rejoining = self._supervisor.spawn(rejoining, "rejoining", "Others are met by and by.")
                 self._revived.set()
             await self._until_exit(self._session)
 

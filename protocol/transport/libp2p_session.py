@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from protocol.addresses import check_address, is_loopback, peer_id_in
@@ -56,9 +57,7 @@ class Libp2pStream(Stream):
                 if await self.read(1) != _ACCEPTED:
                     raise PeerUnreachable(f"{self.remote} speaks another protocol")
         except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"{self.remote} did not accept the stream within {deadline:g} s"
-            ) from error
+            raise DeadlineExceeded(f"{self.remote} did not accept it within {deadline:g} s") from error
 
     async def read(self, size: int) -> Buffer:
         if self._socket.is_closing():
@@ -113,7 +112,7 @@ class Session:
         self.addresses: list[str] = []  # under which p2pd believes to be reached, without the peer id
         self._on_stream = on_stream
         self._listener = p2pd.directory / "streams.sock"
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server
         self._served: set[str] = set()
 
     @classmethod
@@ -122,7 +121,6 @@ class Session:
         identity: Path,
         peer: PeerId,
         config: Libp2pConfig,
-        port: int,
         on_stream: OnStream,
         now: Callable[[], float],
         supervisor: Supervisor,
@@ -131,31 +129,22 @@ class Session:
 
         Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is left behind then.
         """
-        p2pd = await P2pd.start(identity, config, port, supervisor)
+        p2pd = await P2pd.start(identity, config, supervisor)
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
                 dht = await Dht.create(p2pd.p2p, peer, config.client_only, now, supervisor)
                 session = cls(p2pd, dht, on_stream, supervisor)
+                await session.refresh_addresses()
+                loop, accept = asyncio.get_running_loop(), partial(P2pdSocket, session._on_connection)
+                session._server = await loop.create_unix_server(accept, str(session._listener))
+                return session
         except BaseException as error:
+            await supervisor.close()
             await p2pd.stop()
-            if isinstance(error, TimeoutError):
-                raise UserError("p2pd started but does not respond. Try again.") from error
+            if isinstance(error, OSError | NolocoError):  # a timeout is an OSError
+                why = str(error) or f"no answer within {_LOCAL_DEADLINE:g} s"
+                raise UserError(f"p2pd started but does not respond ({why}). Try again.") from error
             raise
-        try:
-            await session._listen()
-        except BaseException:
-            await session.stop()
-            raise
-        return session
-
-    async def _listen(self) -> None:
-        try:
-            self._server = await asyncio.get_running_loop().create_unix_server(
-                lambda: P2pdSocket(self._on_connection), str(self._listener)
-            )
-            await self.refresh_addresses()
-        except (OSError, NolocoError) as error:
-            raise UserError(f"p2pd started but does not respond ({error}). Try again.") from error
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd again: with a router's help or another network, they change."""
@@ -179,10 +168,8 @@ class Session:
 
     async def dial_any(self, peer: PeerId, addresses: list[str], deadline: float) -> bool:
         """Connect to the peer at whichever of its addresses answers first; False when none does in time."""
-        dials = [
-            self._supervisor.start(self.p2pd.control.connect(address, peer, deadline))
-            for address in addresses
-        ]
+        connect, start = self.p2pd.control.connect, self._supervisor.start
+        dials = [start(connect(address, peer, deadline)) for address in addresses]
         try:
             for dial in asyncio.as_completed(dials, timeout=deadline):
                 try:
@@ -226,8 +213,7 @@ class Session:
             places = await self.p2pd.control.find_peer(peer, _LOCAL_DEADLINE)
         except PeerUnreachable:
             return []
-        addresses = [f"{place}/p2p/{peer}" for place in places]
-        return [address for address in addresses if _plain(address)]
+        return [address for place in places if _plain(address := f"{place}/p2p/{peer}")]
 
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
         """As `Transport.dial_back`."""
@@ -242,8 +228,7 @@ class Session:
 
     async def stop(self) -> None:
         """Break all streams, end p2pd. Takes 3 s at most."""
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
         await self._supervisor.close()
         await self.p2pd.stop()
 

@@ -28,12 +28,9 @@ logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL; p2pd takes a few milliseconds when it is well
 _LAST_LINES = 5
-
-
 # A session of its own, where the machine has the command for it: Ctrl-C in a terminal is for its parent, which still
 # needs the network to leave. It replaces itself by p2pd, so that the child is p2pd.
 _OWN_SESSION = [path for path in [shutil.which("setsid")] if path is not None]
-
 IDLE_TIMEOUT = 10  # seconds; a p2pd whose parent died before it connected ends by itself after this
 
 
@@ -60,22 +57,20 @@ class P2pd:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
             task.add_done_callback(_forget_failure)
-        supervisor.keep(
-            "reading what p2pd says", self._read_output, "p2pd stands still once its output is full."
-        )
+        stops = "p2pd stands still once its output is full."
+        supervisor.keep("reading what p2pd says", self._read_output, stops)
 
     @classmethod
-    async def start(cls, identity: Path, config: Libp2pConfig, port: int, supervisor: Supervisor) -> P2pd:
-        """Start p2pd, listening on `port`, within `config.startup_timeout`.
+    async def start(cls, identity: Path, config: Libp2pConfig, supervisor: Supervisor) -> P2pd:
+        """Start p2pd within `config.startup_timeout`.
 
         Raises `ResourceError` when the port is taken and `UserError` when p2pd does not start for another
         reason; nothing is left behind then, and it may be repeated.
         """
-        listen_address = "" if config.client_only else _listen_address(config, port)
+        host_addresses = None if config.client_only else [_listen_address(config)]
         _remove_former()
-        directory = Path(
-            tempfile.mkdtemp(prefix=f"noloco-{os.getpid()}-{pids_known()}-", dir=_short_directory())
-        )
+        prefix = f"noloco-{os.getpid()}-{pids_known()}-"
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=_short_directory()))
         handles: list[P2P] = []
 
         class Handle(P2P):  # type: ignore[misc] # hivemind has no types
@@ -99,7 +94,7 @@ class P2pd:
         try:
             async with asyncio.timeout(config.startup_timeout):
                 p2p = await Handle.create(
-                    host_maddrs=[listen_address] if listen_address else None,
+                    host_maddrs=host_addresses,
                     no_listen=config.client_only,
                     announce_maddrs=list(config.announce) or None,
                     dht_mode="client" if config.client_only else "server",
@@ -122,11 +117,6 @@ class P2pd:
                 raise _start_failure(error, config) from error
             raise
         return cls(p2p, directory, supervisor)
-
-    @property
-    def pid(self) -> int:
-        pid: int = self.p2p._child.pid
-        return pid
 
     async def exited(self) -> str:
         """Wait for the process to end; says how it ended, for the log.
@@ -169,17 +159,17 @@ async def _end(p2p: P2P) -> None:
         await child.wait()
 
 
-def _listen_address(config: Libp2pConfig, port: int) -> str:
+def _listen_address(config: Libp2pConfig) -> str:
     try:
         address = ipaddress.ip_address(config.host)
     except ValueError as error:
         raise UserError(
-            f"Cannot listen on {config.host!r}: it is not an IP address. Try --host 0.0.0.0"
+            f"Cannot listen on {config.host!r}, which is no IP address. Try --host 0.0.0.0"
         ) from error
-    if config.announce and not port:
+    if config.announce and not config.port:
         raise UserError("An announced address leads to a fixed port of this machine; choose it with --port")
-    _check_port_free(address, port)
-    return f"/ip{address.version}/{config.host}/tcp/{port}"
+    _check_port_free(address, config.port)
+    return f"/ip{address.version}/{config.host}/tcp/{config.port}"
 
 
 def _check_port_free(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
@@ -191,23 +181,21 @@ def _check_port_free(address: ipaddress.IPv4Address | ipaddress.IPv6Address, por
             probe.bind((str(address), port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise ResourceError(
-                    f"Port {port} is in use by another program; choose another with --port"
-                ) from error
+                what = f"Port {port} is in use by another program; choose another with --port"
+                raise ResourceError(what) from error
             raise UserError(f"Cannot listen on {address} port {port}: {error.strerror}.") from error
 
 
 def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:
     if isinstance(error, TimeoutError):
-        return UserError(
-            f"p2pd did not start within {config.startup_timeout:g} s. Is this machine overloaded? Try again."
-        )
+        late = f"p2pd did not start within {config.startup_timeout:g} s."
+        return UserError(f"{late} Is this machine overloaded? Try again.")
     return UserError(f"p2pd did not start. {error}. Check --host, --port and --announce, then try again.")
 
 
-def _short_directory() -> str | None:
+def _short_directory() -> str:
     """A socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
-    return None if len(tempfile.gettempdir()) < 40 else "/tmp"
+    return tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"
 
 
 def pids_known() -> str:
@@ -220,8 +208,6 @@ def pids_known() -> str:
 
 def _remove_former() -> None:
     """The directories of processes that were killed and could not remove their own."""
-    for directory in Path(_short_directory() or tempfile.gettempdir()).glob(
-        f"noloco-[0-9]*-{pids_known()}-*"
-    ):
+    for directory in Path(_short_directory()).glob(f"noloco-[0-9]*-{pids_known()}-*"):
         if not Path(f"/proc/{directory.name.split('-')[1]}").exists() and Path("/proc/self").exists():
             shutil.rmtree(directory, ignore_errors=True)

@@ -26,7 +26,7 @@ from tests.transport_suite import TransportSuite
 def pid_of(transport: Transport) -> int:
     assert isinstance(transport, Libp2pTransport)
     assert transport._session is not None
-    return transport._session.p2pd.pid
+    return transport._session.p2pd.p2p._child.pid
 
 
 class OnLoopback(Network):
