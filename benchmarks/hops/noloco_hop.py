@@ -6,7 +6,6 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 import uvloop
@@ -32,23 +31,18 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 DEADLINE = 60.0
 
 
-class Parcel(Asks[Done]):
+class Parcel(Asks[Done], kind="forward", traffic=Traffic.PIPELINE):
     """Tensor: activations, as of `Forward`, with fields as long as its."""
 
-    kind: ClassVar[str] = "forward"
-    traffic: ClassVar[Traffic] = Traffic.PIPELINE
     microbatch: str = "m"
     stage: int = 1
 
 
-class Pong(Message):
-    kind: ClassVar[str] = "ready"
+class Pong(Message, kind="ready"):
     pair: str
 
 
-class Ping(Asks[Pong]):
-    kind: ClassVar[str] = "ready"
-    traffic: ClassVar[Traffic] = Traffic.CONTROL
+class Ping(Asks[Pong], kind="ready", traffic=Traffic.CONTROL):
     pair: str
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar, cast
+from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar, Unpack, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -52,10 +52,15 @@ class Traffic(StrEnum):
 
 
 class Message(BaseModel):
-    """Base of all messages. `kind` is its name on the wire."""
+    """Base of all messages. `kind` is a message's name on the wire."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     kind: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str = "", **settings: Unpack[ConfigDict]) -> None:
+        super().__init_subclass__(**settings)
+        if kind:
+            cls.kind = kind
 
     @classmethod
     def parsed(cls, body: object) -> Self:
@@ -68,20 +73,17 @@ class Message(BaseModel):
             raise WireError(f"malformed {cls.kind}: {place}: {first['msg']}") from None
 
 
-class Done(Message):
+class Done(Message, kind="done"):
     """A plain acknowledgement."""
 
-    kind: ClassVar[str] = "done"
 
-
-class Progress(Message):
+class Progress(Message, kind="progress"):
     """How far a request of the pipeline is, told every second or two until it is answered.
 
     Silence then means that the peer is frozen or gone, and slow work is waited for. Not a request: it travels in a
     frame of its own type.
     """
 
-    kind: ClassVar[str] = "progress"
     state: Literal["receiving", "queued", "computing", "onward"]  # onward: it waits for a later stage
     ahead: Natural = 0  # microbatches before it in the queue there
     done: Natural = 0  # grows whenever the request gets on, at a later stage too
@@ -123,16 +125,13 @@ class Answer(Generic[Reply_co]):
     tensors: Sequence[Encoded] = ()
 
 
-Dispatch: TypeAlias = Callable[[PeerId, Frame, Status], Awaitable[Answer[Message]]]
-
-
 @dataclass(frozen=True)
 class Handler:
     """What answers the requests of one kind. `dispatch` checks a frame's body before anything is done."""
 
     kind: str
     traffic: Traffic
-    dispatch: Dispatch
+    dispatch: Callable[[PeerId, Frame, Status], Awaitable[Answer[Message]]]
 
 
 class Asks(Message, Generic[Reply_co]):
@@ -140,6 +139,13 @@ class Asks(Message, Generic[Reply_co]):
 
     traffic: ClassVar[Traffic]
     _reply: ClassVar[type[Message]]
+
+    def __init_subclass__(
+        cls, kind: str = "", traffic: Traffic | None = None, **settings: Unpack[ConfigDict]
+    ) -> None:
+        super().__init_subclass__(kind, **settings)
+        if traffic:
+            cls.traffic = traffic
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:

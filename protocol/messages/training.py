@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,25 +13,22 @@ Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 # --- microbatches -------------------------------------------------------------------------------
 
 
-class Gradient(Message):
+class Gradient(Message, kind="gradient"):
     """Tensors: the gradient of the mean loss by the activations that were sent, same shape."""
 
-    kind: ClassVar[str] = "gradient"
     loss: Number
     queue: Natural  # microbatches waiting at the answering peer
     step: Natural  # inner steps it has done
     seconds: Number  # between admission and this answer, waiting for later stages included
 
 
-class Forward(Asks[Gradient]):
+class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE):
     """Carry a microbatch onward. Tensors: activations [sequences, tokens, hidden], labels [sequences, tokens].
 
     Answered by `Gradient`. A repeated delivery of the same id gets the first delivery's answer.
     Refusals: "busy" (queue full), "not-serving", "non-finite", "bad-shape".
     """
 
-    kind: ClassVar[str] = "forward"
-    traffic: ClassVar[Traffic] = Traffic.PIPELINE
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
     # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
@@ -39,50 +36,44 @@ class Forward(Asks[Gradient]):
     draw: Annotated[str, Field(max_length=64, exclude_if=lambda draw: not draw)] = ""
 
 
-class Return(Asks[Gradient]):
+class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE):
     """In a ring: bring the last stage's activations to the peer that drew the sequences, for the head and the loss.
 
     Tensors and answer as of `Forward`. Another replica of the first stage answers, too, but learns nothing from it: a
     microbatch whose home cannot be reached is of use to the stages between. Refusals: as of `Forward`, but "busy".
     """
 
-    kind: ClassVar[str] = "return"
-    traffic: ClassVar[Traffic] = Traffic.PIPELINE
     microbatch: Id
     home: OptionalId
     draw: OptionalId
 
 
-class Evaluated(Message):
-    kind: ClassVar[str] = "evaluated"
+class Evaluated(Message, kind="evaluated"):
     loss_sum: Number  # nats, summed over tokens
     tokens: Natural
 
 
-class Evaluate(Asks[Evaluated]):
+class Evaluate(Asks[Evaluated], kind="evaluate", traffic=Traffic.PIPELINE):
     """Forward only, with the slow weights φ. Tensors: tokens (stage 0) or activations, and labels.
 
     Answered by `Evaluated`. `route` names the peers of the stages behind the receiver. In a ring it ends with one of
     the first stage, which finds itself asked for the stage after the last one.
     """
 
-    kind: ClassVar[str] = "evaluate"
-    traffic: ClassVar[Traffic] = Traffic.PIPELINE
     stage: Natural
     route: Annotated[list[Id], Field(max_length=1_024)]
 
 
-class Predicted(Message):
+class Predicted(Message, kind="predicted"):
     """Tensors: the logits after the last token [k] and the tokens that they are of [k], or all logits [vocabulary].
 
     `rounds` are those of the weights that computed them, of each stage from the receiver on.
     """
 
-    kind: ClassVar[str] = "predicted"
     rounds: Annotated[list[Natural], Field(max_length=1_024)]
 
 
-class Predict(Asks[Predicted]):
+class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE):
     """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
 
     Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
@@ -92,8 +83,6 @@ class Predict(Asks[Predicted]):
     A failure leaves keys and values behind, for a minute at most.
     """
 
-    kind: ClassVar[str] = "predict"
-    traffic: ClassVar[Traffic] = Traffic.PIPELINE
     stage: Natural
     route: Annotated[list[Id], Field(max_length=1_024)]
     answer: Id
@@ -113,14 +102,13 @@ class Timed(Message):
     step_seconds: Seconds  # that an inner step of the sender takes
 
 
-class Accept(Timed):
+class Accept(Timed, kind="accept"):
     """The round that is meant is the one that goes on or the one after it, whichever can end with the proposer's."""
 
-    kind: ClassVar[str] = "accept"
     round: Natural
 
 
-class Propose(Timed, Asks[Accept]):
+class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING):
     """Ask a replica of the same stage to be the partner of a round. May be repeated, also to see whether it holds.
 
     Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
@@ -128,42 +116,34 @@ class Propose(Timed, Asks[Accept]):
     After a refusal or a failure there is no such pair.
     """
 
-    kind: ClassVar[str] = "propose"
-    traffic: ClassVar[Traffic] = Traffic.PAIRING
     stage: Natural
     round: Natural
     pair: Id  # names this exchange
 
 
-class Ready(Asks[Done]):
+class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING):
     """My round ends: end yours at the next inner step that allows it. May be repeated. Refusal: "unknown-pair"."""
 
-    kind: ClassVar[str] = "ready"
-    traffic: ClassVar[Traffic] = Traffic.PAIRING
     pair: Id
 
 
-class Release(Asks[Done]):
+class Release(Asks[Done], kind="release", traffic=Traffic.PAIRING):
     """The pair is none any more, as far as I am concerned: find another partner. Answered by `Done`, always."""
 
-    kind: ClassVar[str] = "release"
-    traffic: ClassVar[Traffic] = Traffic.PAIRING
     pair: Id
 
 
-class SitOut(Timed, Asks[Done]):
+class SitOut(Timed, Asks[Done], kind="sit-out", traffic=Traffic.PAIRING):
     """An odd number of us look for partners: be the one left over in the round that ends with my next one.
 
     The replica left over in a round asks this of a random other, so that not the slow ones are always left over.
     Refusal: "engaged" (has a partner for that round, or was alone before it).
     """
 
-    kind: ClassVar[str] = "sit-out"
-    traffic: ClassVar[Traffic] = Traffic.PAIRING
     stage: Natural
 
 
-class Contribute(Asks[Done]):
+class Contribute(Asks[Done], kind="contribute", traffic=Traffic.GOSSIP):
     """A piece of one part of a contribution, flat, from `offset`. Both partners send theirs at once.
 
     A run's contributions travel either as z = γ·φ + β·Δ, or as φ, which may come long before, and Δ. The piece
@@ -172,48 +152,39 @@ class Contribute(Asks[Done]):
     Refusals: "unknown-pair" (not, or no longer), "malformed" (another shape, NaN or infinity).
     """
 
-    kind: ClassVar[str] = "contribute"
-    traffic: ClassVar[Traffic] = Traffic.GOSSIP
     pair: Id
     part: Part
     offset: Natural
     total: Natural
 
 
-class RollCall(Message):
+class RollCall(Message, kind="roll-call"):
     """Who averages with whom, the same for all of them; `name` is that all-reduce's."""
 
-    kind: ClassVar[str] = "roll-call"
     name: Id
     members: Annotated[list[Id], Field(max_length=4096)]
 
 
-class Assemble(Asks[RollCall]):
+class Assemble(Asks[RollCall], kind="assemble", traffic=Traffic.GOSSIP):
     """DiLoCo: the sender's round ends; answered `RollCall` when the other replicas' have, or after a deadline.
 
     Refusals: "alone" (no other replica came in time), "group" (others call the roll, or the sender is unknown).
     """
 
-    kind: ClassVar[str] = "assemble"
-    traffic: ClassVar[Traffic] = Traffic.GOSSIP
 
-
-class Reduced(Message):
+class Reduced(Message, kind="reduced"):
     """Tensors: the mean over so many members, [entries of the part]."""
 
-    kind: ClassVar[str] = "reduced"
     members: Natural
 
 
-class Reduce(Asks[Reduced]):
+class Reduce(Asks[Reduced], kind="reduce", traffic=Traffic.GOSSIP):
     """DiLoCo: a part of z, flat, from `offset`; the receiver answers `Reduced` once all members gave theirs.
 
     Refusals: "late" (the others' parts are averaged already), "alone" (no other member came in time), "bad-shape",
     "given-up", "group".
     """
 
-    kind: ClassVar[str] = "reduce"
-    traffic: ClassVar[Traffic] = Traffic.GOSSIP
     offset: Natural
     total: Natural
     name: Id

@@ -163,9 +163,7 @@ def _listen_address(config: Libp2pConfig) -> str:
     try:
         address = ipaddress.ip_address(config.host)
     except ValueError as error:
-        raise UserError(
-            f"Cannot listen on {config.host!r}, which is no IP address. Try --host 0.0.0.0"
-        ) from error
+        raise UserError(f"Cannot listen on {config.host!r}, not an IP address. Try --host 0.0.0.0") from error
     if config.announce and not config.port:
         raise UserError("An announced address leads to a fixed port of this machine; choose it with --port")
     _check_port_free(address, config.port)
