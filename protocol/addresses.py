@@ -35,9 +35,8 @@ def check_address(text: str) -> str:
     try:
         public_key_of(peer)
     except RecordError as error:
-        raise _bad(
-            address, f"{peer!r} is not a peer id; one begins with 12D3Koo and has 52 characters"
-        ) from error
+        reason = f"{peer!r} is not a peer id; one begins with 12D3Koo and has 52 characters"
+        raise _bad(address, reason) from error
     return address
 
 

@@ -32,7 +32,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -41,11 +40,10 @@ from torch import Tensor
 from protocol import eden
 from protocol.errors import CodecError
 from protocol.kernels import BLOCK, add_quantised, quantise
+from protocol.transport.base import Buffer
 
 if sys.byteorder != "little":
     raise ImportError("noloco-node sends tensors as little-endian bytes; this machine is big-endian.")
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _INTEGERS = {"int32": torch.int32, "int64": torch.int64}

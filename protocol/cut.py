@@ -7,28 +7,12 @@ the most even one, the first stages one layer longer. Every stage has a layer.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
 from protocol.model import Model
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """What stages weigh by one measure: a layer, and what else there is in the first and in the last stage."""
-
-    layer: int
-    first: int
-    last: int
-
-    def besides(self, stages: int) -> list[int]:
-        """Of each stage, without layers."""
-        costs = [0] * stages
-        costs[0] += self.first
-        costs[-1] += self.last
-        return costs
 
 
 def layer_work(model: Model, sequence_tokens: int) -> int:
@@ -48,14 +32,16 @@ def starts_of(model: Model, sequence_tokens: int, stages: int) -> tuple[int, ...
     With tied embeddings the matrix, and with it the head's work, is in the first stage alone.
     """
     head, table, tied = head_work(model), model.table_parameters, model.tied_embeddings
-    work = LayerWeights(layer_work(model, sequence_tokens), head if tied else 0, 0 if tied else head)
-    size = LayerWeights(model.layer_parameters, table, 0 if tied else table)
+    # what a layer weighs, and what else there is in the first and in the last stage
+    work = layer_work(model, sequence_tokens), head if tied else 0, 0 if tied else head
+    size = model.layer_parameters, table, 0 if tied else table
     most = [model.layers] * stages
-    for cost in (work, size):
-        besides = cost.besides(stages)
-        allowed = _least_largest(model.layers, cost.layer, besides, most)
-        most = [min(old, (allowed - beside) // cost.layer) for old, beside in zip(most, besides, strict=True)]
-        most = [max(1, count) for count in most]
+    for layer, first, last in (work, size):
+        besides = [0] * stages
+        besides[0] += first
+        besides[-1] += last
+        allowed = _least_largest(model.layers, layer, besides, most)
+        most = [max(1, min(old, (allowed - b) // layer)) for old, b in zip(most, besides, strict=True)]
     return tuple(accumulate(_evenly(model.layers, most), initial=0))
 
 
@@ -63,19 +49,13 @@ def _least_largest(layers: int, layer: int, besides: Sequence[int], most: Sequen
     """The least bound on every stage's cost under which `layers` find a place, one at least in each stage."""
     kinds = {(beside, limit) for beside, limit in zip(besides, most, strict=True)}
     floor = max(besides) + layer
-    bounds = sorted(
-        {floor, *(b + n * layer for b, limit in kinds for n in range(1, limit + 1) if b + n * layer > floor)}
-    )
+    costs = {b + n * layer for b, limit in kinds for n in range(1, limit + 1)}
+    bounds = sorted({floor, *(cost for cost in costs if cost > floor)})
 
     def fits(bound: int) -> bool:
-        places = (min(m, (bound - b) // layer) for b, m in zip(besides, most, strict=True))
-        return sum(places) >= layers
+        return sum(min(m, (bound - b) // layer) for b, m in zip(besides, most, strict=True)) >= layers
 
-    low, high = 0, len(bounds) - 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(bounds[middle]) else (middle + 1, high)
-    return bounds[low]
+    return bounds[bisect_left(bounds, True, hi=len(bounds) - 1, key=fits)]
 
 
 def _evenly(layers: int, most: Sequence[int]) -> list[int]:

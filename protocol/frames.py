@@ -89,10 +89,7 @@ async def write_frame(
     header: bytes = msgpack.packb([request_id, kind, body, specs])
     payload_bytes = sum(tensor.nbytes for tensor in tensors)
     prefix = _PREFIX.pack(MAGIC, frame_type, len(header), payload_bytes)
-    buffers: list[Buffer] = [prefix + header]
-    for tensor in tensors:
-        buffers.extend(tensor.buffers)
-    await stream.write(*buffers)
+    await stream.write(prefix + header, *(buffer for tensor in tensors for buffer in tensor.buffers))
     return len(prefix) + len(header) + payload_bytes
 
 
@@ -119,9 +116,7 @@ async def read_frame(
         raise WireError(f"payload of {payload_bytes} bytes; at most {max_payload} are allowed here")
     request_id, kind, body, specs = _parse_header(await stream.read(header_bytes), payload_bytes)
     if sum(map(decoded_bytes, specs)) > MOST_EXPANSION * max_payload:
-        raise WireError(
-            f"the tensors take more than {MOST_EXPANSION} times the {max_payload} bytes allowed here"
-        )
+        raise WireError(f"the tensors take more than {MOST_EXPANSION} times the {max_payload} bytes allowed")
     try:
         frame_type = FrameType(type_code)
     except ValueError:

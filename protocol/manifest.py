@@ -73,7 +73,7 @@ class Data(Section):
     def _texts_end(self) -> Self:
         if (self.tokenizer == BYTES) == bool(self.end_of_text):
             raise ValueError(
-                "data.end_of_text names a token of data.tokenizer: give both, or neither for bytes as tokens"
+                "data.end_of_text names a token of data.tokenizer: give both, or neither for byte tokens"
             )
         return self
 
@@ -99,9 +99,8 @@ class Inner(Section):
     @model_validator(mode="after")
     def _schedule_fits(self) -> Self:
         if self.warmup_steps >= self.total_steps:
-            raise ValueError(
-                f"inner.warmup_steps {self.warmup_steps} must be below inner.total_steps {self.total_steps}"
-            )
+            steps = f"inner.total_steps {self.total_steps}"
+            raise ValueError(f"inner.warmup_steps {self.warmup_steps} must be below {steps}")
         if self.min_learning_rate > self.learning_rate:
             raise ValueError("inner.min_learning_rate must not exceed inner.learning_rate")
         return self
@@ -217,9 +216,7 @@ class Manifest(Section):
                 "microbatches that wait for it. Set it to 0"
             )
         if self.data.tokenizer == BYTES and self.model.vocab_size < 256:
-            raise ValueError(
-                f"model.vocab_size {self.model.vocab_size} is too small for byte tokens: use 256"
-            )
+            raise ValueError(f"model.vocab_size {self.model.vocab_size} is too small for bytes: use 256")
         return self
 
     def layers_of(self, stage: int) -> range:

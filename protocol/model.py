@@ -85,9 +85,7 @@ class Model(Section):
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: Annotated[int, Field(ge=0, le=2**30)] = 0  # tokens that a token sees; 0: all before it
-    full_layers: Annotated[int, Field(ge=0, le=1_024)] = (
-        0  # the first ones, which see all tokens all the same
-    )
+    full_layers: Annotated[int, Field(ge=0, le=1_024)] = 0  # the first ones, which see all tokens
     max_positions: Annotated[int, Field(ge=0, le=2**30)] = 0  # 0: those of a training sequence
     rope_theta: Positive = 10_000.0
     rope: Rope = Rope()
@@ -99,14 +97,11 @@ class Model(Section):
     def _shapes_fit(self) -> Self:
         if self.head_dim % 2:
             raise ValueError(f"model.head_dim {self.head_dim} must be even")
-        if not self.head_dim and (self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2):
-            raise ValueError(
-                f"model.hidden_size {self.hidden_size} must be an even multiple of model.heads {self.heads}"
-            )
+        hidden = f"model.hidden_size {self.hidden_size}"
+        if not self.head_dim and self.hidden_size % (2 * self.heads):
+            raise ValueError(f"{hidden} must be an even multiple of model.heads {self.heads}")
         if self.family == "llama" and self.hidden_size % self.heads:  # transformers' own condition
-            raise ValueError(
-                f"model.hidden_size {self.hidden_size} must be a multiple of model.heads {self.heads}"
-            )
+            raise ValueError(f"{hidden} must be a multiple of model.heads {self.heads}")
         if self.heads % self.key_value_heads:
             raise ValueError(f"model.heads {self.heads} must be a multiple of model.kv_heads {self.kv_heads}")
         return self

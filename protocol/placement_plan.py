@@ -13,6 +13,7 @@ from typing import Annotated, Self
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from protocol.announcement import Number
 from protocol.errors import RecordError
 from protocol.identity import Identity, verify
 from protocol.records import CLOCK_SLACK
@@ -25,7 +26,6 @@ MAX_PLAN_BYTES = 12 * 1024
 
 _DOMAIN = b"noloco-placement-plan-1:"
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
 Marks = Annotated[bytes, Field(max_length=MOST_PLANNED * MARK_BYTES)]
 
 
@@ -82,14 +82,11 @@ def open_plan(sealed: bytes, public_key: bytes, run_id: str, now: float) -> Plac
         raise RecordError(f"the plan has {len(sealed)} bytes; {MAX_PLAN_BYTES} are allowed")
     try:
         body, signature = msgpack.unpackb(sealed)
-        is_signed = isinstance(body, bytes) and isinstance(signature, bytes)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise RecordError("the plan is malformed") from error
-    if not is_signed or not verify(public_key, _DOMAIN + body, signature):
-        raise RecordError("the plan is not signed by the run's owner")
-    try:
+        is_of_bytes = isinstance(body, bytes) and isinstance(signature, bytes)
+        if not is_of_bytes or not verify(public_key, _DOMAIN + body, signature):
+            raise RecordError("the plan is not signed by the run's owner")
         plan = PlacementPlan.model_validate(msgpack.unpackb(body))
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise RecordError("the plan is malformed") from error
     if plan.run_id != run_id:
         raise RecordError("the plan is of another run")

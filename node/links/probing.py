@@ -12,11 +12,11 @@ from hashlib import blake2b
 
 from node.links.links import LinkEstimate, Links
 from protocol.announcement import AT_LEAST
-from protocol.codec import Buffer, Encoded
+from protocol.codec import Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe
 from protocol.rpc import Rpc, Traffic
-from protocol.transport.base import PeerId
+from protocol.transport.base import Buffer, PeerId
 
 logger = logging.getLogger(__name__)
 

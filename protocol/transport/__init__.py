@@ -1,5 +1,1 @@
-"""The one interface between peers, and its two implementations (`libp2p`, `memory`)."""
-
-from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
-
-__all__ = ["Handler", "PeerId", "Record", "Stream", "Transport"]
+"""The one interface between peers (`base`), and its two implementations (`libp2p`, `memory`)."""

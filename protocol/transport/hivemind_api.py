@@ -4,6 +4,7 @@ The import takes seconds and loads torch; import this module late. What it chang
 installs a log handler of its own with a level, renames the level WARNING to WARN, makes torch share tensors
 through the file system and silences two kinds of warnings.
 """
+# ruff: noqa: F401
 
 from __future__ import annotations
 
@@ -39,22 +40,3 @@ use_hivemind_log_handler("nowhere")  # its messages go where all others go
 logging.getLogger("hivemind").setLevel(_level)
 logging.addLevelName(logging.WARNING, _warning_name)
 torch.multiprocessing.set_sharing_strategy(_sharing_strategy)  # type: ignore[no-untyped-call]
-
-__all__ = [
-    "DHTID",
-    "P2P",
-    "DHTLocalStorage",
-    "DHTNode",
-    "DHTRecord",
-    "DictionaryDHTValue",
-    "MSGPackSerializer",
-    "Multiaddr",
-    "P2PDaemonError",
-    "PeerID",
-    "RecordValidatorBase",
-    "StreamInfo",
-    "p2pd_pb2",
-    "read_pbmsg_safe",
-    "traverse_dht",
-    "write_pbmsg",
-]

@@ -207,7 +207,5 @@ def _peer_in(address: str) -> PeerId:
     try:
         public_key_of(peer)
     except RecordError as error:
-        raise UserError(
-            f"{address!r} is not an address in this network; try one like {_PREFIX}12D3Koo…"
-        ) from error
+        raise UserError(f"{address!r} is no address in this network; try {_PREFIX}12D3Koo…") from error
     return PeerId(peer)
