@@ -19,11 +19,11 @@ swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on 
 
 test: $(VENV)/.installed  ## what can be told in six minutes on two cores; needs no network but loopback
 	$(BIN)/pytest -n auto -m "not long" tests/unit tests/swarm
-	$(BIN)/pytest -m "not long" tests/network  # real processes and real time: one after another
+	$(BIN)/pytest -m "not long" tests/network tests/attacks  # real processes and real time: one after another
 
 test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
 	$(BIN)/pytest -n auto -m long tests/unit tests/swarm
-	$(BIN)/pytest -m long tests/network
+	$(BIN)/pytest -m long tests/network tests/attacks
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -6,17 +6,24 @@ What this peer accepts from, and keeps for, the DHT are only records in the form
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import TypeVar
 
-import msgpack
-
 from protocol.errors import RecordError
-from protocol.records import CLOCK_SLACK, authenticate, check_lifetime, is_in_reach, key_digest
+from protocol.records import (
+    CLOCK_SLACK,
+    MAX_RECORD_BYTES,
+    authenticate,
+    check_lifetime,
+    is_in_reach,
+    key_digest,
+)
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import PeerId, Record
+from protocol.transport.dht_guard import AT_A_TIME, GuardedProtocol, decode
 from protocol.transport.hivemind_api import (
     DHTID,
     P2P,
@@ -34,6 +41,9 @@ T = TypeVar("T")
 _RPC_TIMEOUT = 3.0  # seconds after which one member counts as silent; hivemind's default
 MAX_KEY_BYTES = 3 << 20  # a key's records travel in one message, and hivemind's end at 4 MiB
 MAX_STORE_BYTES = 256 << 20  # strangers decide what is stored here; their records must not take all memory
+MOST_RECORDS = 16  # of one peer; it has one at its stage, at its old one, a claim and a lease
+MOST_BAD = 64  # records of one answer that are over, or were never good
+_PACKING = 5  # bytes before a value
 _REMEMBERED = 2048  # records whose signature was checked; each search brings the same ones from several peers
 
 
@@ -73,8 +83,10 @@ class Dht:
             cache_on_store=False,
             cache_refresh_before_expiry=0,
         )
-        node.protocol.storage = RecordStorage(now)
-        node.protocol.cache = RecordStorage(now)
+        guarded = node.protocol
+        assert isinstance(guarded, GuardedProtocol)
+        guarded.storage, guarded.cache = RecordStorage(now), RecordStorage(now)
+        guarded.validate, guarded.now = validator.accepts, now
         return cls(node, client_only, validator, now, supervisor)
 
     async def greet(self, peer: PeerId) -> bool:
@@ -119,7 +131,7 @@ class Dht:
         node, wanted = self._node, DHTID.from_bytes(digest)
         own = node.protocol.storage.get(wanted)
         if own is not None:
-            self._collect(digest, own.value, found)
+            await self._collect(digest, own.value, found)
         near = node.protocol.routing_table.get_nearest_neighbors(
             wanted, node.protocol.bucket_size, exclude=node.node_id
         )
@@ -131,7 +143,7 @@ class Dht:
             answer = await node._call_find_with_blacklist(peer_of[member], [wanted])
             value, neighbours = answer[wanted] if answer else (None, {})
             if value is not None:
-                self._collect(digest, value.value, found)
+                await self._collect(digest, value.value, found)
             peer_of.update(neighbours)
             return {wanted: (tuple(neighbours), False)}
 
@@ -145,16 +157,23 @@ class Dht:
             visited_nodes={wanted: {node.node_id}},
         )
 
-    def _collect(self, digest: bytes, slots: object, found: dict[PeerId, Record]) -> None:
+    async def _collect(self, digest: bytes, slots: object, found: dict[PeerId, Record]) -> None:
+        """Take the good ones; others have their turn meanwhile. Who sends many bad ones is not listened to."""
         if not isinstance(slots, DictionaryDHTValue):
             return
-        with slots.freeze():  # the sender chose its size limit; it must not be applied
+        with slots.freeze():
             entries = [(subkey, *entry) for subkey, entry in slots.items()]
-        for subkey, packed, expires in entries:
+        bad = 0
+        for number, (subkey, packed, expires) in enumerate(entries):
+            if number % AT_A_TIME == AT_A_TIME - 1:
+                await asyncio.sleep(0)
             try:
                 record = self._validator.open(digest, subkey, packed, expires)
             except RecordError:
-                continue  # own storage may hold records that have expired since
+                bad += 1  # own storage may hold records that have expired since
+                if bad > MOST_BAD:
+                    return
+                continue
             if record.subkey not in found or found[record.subkey].expires < expires:
                 found[record.subkey] = record
 
@@ -169,11 +188,15 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
     def validate(self, record: DHTRecord) -> bool:
         """False for anything bad, plain values without a sub-key included. Never raises."""
         try:
-            subkey = msgpack.unpackb(record.subkey)
-        except (ValueError, TypeError, msgpack.UnpackException):
+            subkey = decode(record.subkey)
+        except ValueError:
             return False
+        return self.accepts(record.key, subkey, record.value, record.expiration_time)
+
+    def accepts(self, digest: bytes, subkey: object, packed: bytes, expires: float) -> bool:
+        """The same of a record in its parts."""
         try:
-            self.open(record.key, subkey, record.value, record.expiration_time)
+            self.open(digest, subkey, packed, expires)
         except RecordError:
             return False
         return True
@@ -184,9 +207,11 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
         hivemind throws away a peer's whole answer when one record in it is invalid. Since clocks differ, and
         an answer may hold a record that expired a moment ago, such a record passes here; `get` omits it.
         """
+        if len(packed) > MAX_RECORD_BYTES + _PACKING:
+            raise RecordError(f"the value has {len(packed)} bytes")
         try:
-            sealed = msgpack.unpackb(packed)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            sealed = decode(packed)
+        except ValueError as error:
             raise RecordError("the value is not msgpack") from error
         if not isinstance(subkey, str) or not isinstance(sealed, bytes):
             raise RecordError("not a record in the slot of a peer")
@@ -201,38 +226,100 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
     In hivemind, a replayed older record is refused but shortens the life of the newer one; and a key's
     dictionary is dropped early once a search has merged a longer-lived record into it. A record that reaches too
     far, stored while this machine's clock was ahead, gives way: other peers refuse every answer that has it in it.
+
+    A key that is full takes one more peer in place of others: those stay that came first and take half of its room,
+    and among the rest it is drawn by lot, large records sooner. So a flood of fresh identities drives out itself.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, seed: int | None = None) -> None:
         super().__init__()
         self._now = now
-        self._bytes_at_most = 0  # grows with every store; counted again when it reaches the limit
+        self._rng = random.Random(seed)
+        # at most so much, since what has expired goes without a word; counted again when a limit is reached
+        self._bytes_at_most = 0
+        self._bytes_of_key: dict[DHTID, int] = {}
+        self._keys_of: dict[str, set[DHTID]] = {}  # under which a peer has records
+
+    def wants(self, key: DHTID, subkey: object, expires: float) -> bool:
+        """Whether a record would be new here; asked before its signature is checked."""
+        held = self.get(key)
+        current = held.value.get(subkey) if held is not None and isinstance(subkey, str) else None
+        return isinstance(subkey, str) and (
+            current is None or self._gives_way(current.expiration_time, expires)
+        )
+
+    def _gives_way(self, present: float, expires: float) -> bool:
+        return present < expires or not is_in_reach(present, self._now())
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         held = self.get(key)
         slots = DictionaryDHTValue() if held is None else held.value
-        if not isinstance(slots, DictionaryDHTValue):
+        if not isinstance(slots, DictionaryDHTValue) or self._has_many(subkey, key):
             return False
         current = slots.get(subkey)
+        if current is not None and not self._gives_way(current.expiration_time, expiration_time):
+            return False
         if current is not None and not is_in_reach(current.expiration_time, self._now()):
             del slots[subkey]
             current = None
-        if current is not None and current.expiration_time >= expiration_time:
-            return False
         growth = len(value) - (len(current.value) if current is not None else 0)
-        if growth > 0 and (_size(slots) + growth > MAX_KEY_BYTES or self._full(growth)):
+        if self._full(growth) or not self._make_room(key, slots, subkey, growth):
             return False
         if not slots.store(subkey, value, expiration_time):
             return False
+        self._keys_of.setdefault(subkey, set()).add(key)
         if held is None or expiration_time > held.expiration_time:
             self.store(key, slots, expiration_time)
         return True
 
+    def _has_many(self, subkey: str, key: DHTID) -> bool:
+        """Records of this peer under other keys."""
+        keys = self._keys_of.get(subkey, set())
+        if len(keys - {key}) < MOST_RECORDS:
+            return False
+        self._keys_of[subkey] = {
+            k for k in keys if (held := self.get(k)) is not None and subkey in held.value
+        }
+        return len(self._keys_of[subkey] - {key}) >= MOST_RECORDS
+
     def _full(self, more: int) -> bool:
         self._bytes_at_most += more
         if self._bytes_at_most > MAX_STORE_BYTES:
-            self._bytes_at_most = sum(_size(item.value) for _, item in self.items()) + more
+            self._count_again(more)
         return self._bytes_at_most > MAX_STORE_BYTES
+
+    def _count_again(self, more: int) -> None:
+        self._bytes_of_key = {key: _size(item.value) for key, item in self.items()}
+        self._bytes_at_most = sum(self._bytes_of_key.values()) + more
+        there = {key: set(item.value.data) for key, item in self.items()}
+        self._keys_of = {
+            peer: kept
+            for peer, keys in self._keys_of.items()
+            if (kept := {k for k in keys if peer in there.get(k, ())})
+        }
+
+    def _make_room(self, key: DHTID, slots: DictionaryDHTValue, subkey: str, more: int) -> bool:
+        """For a record of a peer, which is not counted among those that go."""
+        size = self._bytes_of_key.get(key, 0) + more
+        if size > MAX_KEY_BYTES:
+            size = _size(slots) + more
+        if size > MAX_KEY_BYTES:
+            young = {peer: nbytes for peer, nbytes in _after_half(slots) if peer != subkey}
+            while young and size > MAX_KEY_BYTES:
+                (out,) = self._rng.choices(list(young), list(young.values()))
+                size -= young.pop(out)
+                del slots[out]
+        self._bytes_of_key[key] = size
+        return size <= MAX_KEY_BYTES
+
+
+def _after_half(slots: DictionaryDHTValue) -> Iterator[tuple[str, int]]:
+    """Peers and the sizes of their records, without those that came first and take half of a key's room."""
+    oldest = 0
+    for peer, entry in slots.items():  # in the order in which they came; renewing keeps the place
+        oldest += len(entry.value)
+        if oldest > MAX_KEY_BYTES / 2:
+            yield peer, len(entry.value)
 
 
 def _size(slots: DictionaryDHTValue) -> int:

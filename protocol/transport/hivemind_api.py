@@ -22,19 +22,22 @@ _level = logging.getLogger("hivemind").level  # the program may have set it befo
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about what hivemind uses of torch and Python
+    import hivemind.dht.node as hivemind_node
     from hivemind.dht.node import DHTNode
+    from hivemind.dht.protocol import DHTProtocol
     from hivemind.dht.routing import DHTID
     from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
     from hivemind.dht.traverse import traverse_dht
     from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-    from hivemind.p2p import P2P, PeerID
+    from hivemind.p2p import P2P, P2PContext, PeerID
     from hivemind.p2p.p2p_daemon import P2PDaemonError
     from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
     from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
-    from hivemind.proto import p2pd_pb2
+    from hivemind.proto import dht_pb2, p2pd_pb2
     from hivemind.utils import MSGPackSerializer
     from hivemind.utils.logging import use_hivemind_log_handler
     from hivemind.utils.multiaddr import Multiaddr
+    from hivemind.utils.timed_storage import ValueWithExpiration
 
 use_hivemind_log_handler("nowhere")  # its messages go where all others go
 logging.getLogger("hivemind").setLevel(_level)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.identity import Identity
 from protocol.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
 from protocol.transport import dht
-from protocol.transport.dht import RecordStorage, RecordValidator
+from protocol.transport.dht import MOST_RECORDS, RecordStorage, RecordValidator
 from protocol.transport.hivemind_api import DHTID, DHTRecord, MSGPackSerializer
 
 ALICE = Identity.from_seed("alice")
@@ -111,13 +111,43 @@ def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytes
     monkeypatch.setattr(dht, "MAX_KEY_BYTES", 1000)
     monkeypatch.setattr(dht, "MAX_STORE_BYTES", 2500)
     storage = RecordStorage()
-    assert sum(put(storage, f"peer {number}", bytes(100), 60) for number in range(30)) == 10
-    assert not put(storage, "peer 0", bytes(200), 70)
-    assert put(storage, "peer 0", bytes(100), 80)
     others = [DHTID.generate(source=b"%d" % number) for number in range(30)]
-    assert sum(storage.store_subkey(key, "peer", bytes(100), NOW + 60) for key in others) == 15
-    clock[0] = NOW + 61
-    assert sum(storage.store_subkey(key, "peer", bytes(100), NOW + 120) for key in others) == 24
+    assert sum(put(storage, f"peer {number}", bytes(100), 60) for number in range(10)) == 10
+    assert put(storage, "peer 0", bytes(100), 80)
+    stored = [storage.store_subkey(key, f"peer {n}", bytes(100), NOW + 60) for n, key in enumerate(others)]
+    assert sum(stored) == 15
+    clock[0] = NOW + 81
+    stored = [storage.store_subkey(key, f"peer {n}", bytes(100), NOW + 120) for n, key in enumerate(others)]
+    assert sum(stored) == 25
+
+
+def test_one_peer_keeps_few_records(clock: list[float]) -> None:
+    storage = RecordStorage()
+    keys = [DHTID.generate(source=b"%d" % number) for number in range(2 * MOST_RECORDS)]
+    assert sum(storage.store_subkey(key, "one", b"x", NOW + 60) for key in keys) == MOST_RECORDS
+    assert storage.store_subkey(keys[0], "one", b"y", NOW + 70)  # its old ones go on
+    assert storage.store_subkey(keys[-1], "another", b"x", NOW + 70)
+    clock[0] = NOW + 65
+    assert storage.store_subkey(keys[-1], "one", b"x", NOW + 120)
+
+
+def test_a_flood_of_fresh_peers_drives_out_itself(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failed before: a full key refused whoever came, so that no newcomer was ever seen."""
+    monkeypatch.setattr(dht, "MAX_KEY_BYTES", 200_000)
+    storage = RecordStorage(seed=1)
+    honest = {f"honest {number}" for number in range(20)}
+    assert all(put(storage, peer, bytes(1000), 60) for peer in honest)
+    present = list[bool]()
+    for number in range(2000):
+        assert put(storage, f"flood {number}", bytes(16_000), 300)
+        if number % 10 == 0:  # a newcomer says that it is here twice in a lifetime of records
+            assert put(storage, "newcomer", bytes(1000), 60 + number / 1000)
+        present.append("newcomer" in held(storage))
+        assert honest <= set(held(storage))
+        assert sum(len(value) for value in held(storage).values()) <= 200_000
+    assert sum(present) / len(present) > 0.9
 
 
 def test_plain_values_are_not_mixed_with_records(clock: list[float]) -> None:

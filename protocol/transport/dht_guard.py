@@ -1,0 +1,241 @@
+"""A guard in front of hivemind's part of the DHT: what strangers send is bounded before it is parsed or kept.
+
+hivemind trusts who speaks its protocol. Without this, 3 kB of nested extension types end the process, a request that
+names a large key many times takes gigabytes, and 320 pings with invented node ids put a stranger between everybody
+and the keys of the run. Here
+
+- nothing nests: a value is plain, or one dictionary of sub-keys (`decode`);
+- a node id is the hash of the peer id that the connection proves (as in S/Kademlia), in pings and in answers;
+- requests name few keys; records and answers of one peer, and of all together, come out of a `Budget`;
+- nothing is stored as a cache, and signatures are checked a few at a time, so that the event loop stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Collection
+
+import msgpack
+
+from protocol.transport.hivemind_api import (
+    DHTID,
+    DHTProtocol,
+    DictionaryDHTValue,
+    P2PContext,
+    PeerID,
+    ValueWithExpiration,
+    dht_pb2,
+    hivemind_node,
+)
+
+DICTIONARY = 0x50  # hivemind's extension type of a dictionary of sub-keys
+MOST_SLOTS = 1 << 14  # in one; 3 MiB of records of a replica are a fifth of that
+MOST_KEYS = 16  # in one request for records; peers ask for one
+MOST_ENTRIES = 1_024  # in one request to store; a peer that meets a new neighbour sends it every key it holds
+ANSWER_BYTES = 3 << 20  # of records in one answer, and a little: hivemind's messages end at 4 MiB
+AT_A_TIME = 16  # signatures checked before others have their turn, 2 ms
+MOST_REMEMBERED = 4_096  # peers whose budgets are kept
+
+Nearest = dict[DHTID, PeerID]
+Found = dict[DHTID, tuple[ValueWithExpiration | None, Nearest]]
+
+
+class Exceeded(Exception):
+    """Too much was asked for. hivemind sends it to who asked; it is not logged."""
+
+
+def decode(packed: bytes) -> object:
+    """What hivemind sends: a plain value, or a dictionary of sub-keys. Raises `ValueError` for anything else.
+
+    hivemind's own way follows extension types within each other by recursion, as deep as the sender wants.
+    """
+    value = _plain(packed)
+    if not isinstance(value, msgpack.ExtType):
+        return value
+    if value.code != DICTIONARY:
+        raise ValueError(f"extension type {value.code} is not used here")
+    match _plain(value.data):
+        case [_, _, list(items)]:
+            return _dictionary(items)
+    raise ValueError("not a dictionary of sub-keys")
+
+
+def _plain(packed: bytes) -> object:
+    try:
+        return msgpack.unpackb(packed, max_array_len=MOST_SLOTS, max_map_len=0)
+    except (TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise ValueError("not msgpack") from error
+
+
+def _dictionary(items: list[object]) -> DictionaryDHTValue:
+    with DictionaryDHTValue().freeze() as slots:  # what has expired is omitted later
+        for item in items:
+            match item:
+                case [str(subkey), bytes(value), float(expires)]:
+                    slots.store(subkey, value, expires)
+                case _:
+                    raise ValueError("a slot has a name, bytes and a time")
+        return slots
+
+
+class Serializer:
+    """In place of hivemind's `MSGPackSerializer`, which writes what `decode` reads."""
+
+    dumps = staticmethod(DHTProtocol.serializer.dumps)
+    loads = staticmethod(decode)
+
+
+class Budget:
+    """So much at once, and so much a second, for each peer and for all of them together (token buckets).
+
+    Mutable state: what each peer and all of them have left, and when that was so.
+    """
+
+    def __init__(self, each: tuple[float, float], all_: tuple[float, float]) -> None:
+        """`each` and `all_`: how much at once, how much a second."""
+        self._each, self._all = each, all_
+        self._left: dict[object, tuple[float, float]] = {}
+
+    def take(self, peer: object, amount: float, now: float) -> bool:
+        """Whether there is so much left, for this peer and for all; then it is taken."""
+        mine, everybodys = self._has(peer, self._each, now), self._has(None, self._all, now)
+        enough = min(mine, everybodys) >= amount
+        taken = amount if enough else 0.0
+        for name, left in ((peer, mine), (None, everybodys)):
+            self._left.pop(name, None)  # who was here last is forgotten last
+            self._left[name] = left - taken, now
+        while len(self._left) > MOST_REMEMBERED:
+            del self._left[next(iter(self._left))]
+        return enough
+
+    def _has(self, name: object, limits: tuple[float, float], now: float) -> float:
+        most, per_second = limits
+        left, since = self._left.get(name, (most, now))
+        return min(most, left + (now - since) * per_second)
+
+
+def node_id_of(peer: PeerID) -> DHTID:
+    """The only node id that a peer may have, so that nobody chooses whose neighbour it is."""
+    return DHTID.generate(source=peer.to_base58().encode())
+
+
+class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no types
+    """hivemind's protocol on the same wire. `validate` and `now` are set by whoever makes the node."""
+
+    serializer = Serializer
+    validate: Callable[[bytes, object, bytes, float], bool]
+    now: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(self, *, _initialized_with_create: bool = False) -> None:
+        super().__init__(_initialized_with_create=_initialized_with_create)
+        self.records = Budget(each=(4_096, 64), all_=(16_384, 512))  # to be stored
+        self._checked = 0  # signatures so far
+        self.answered = Budget(each=(16 << 20, 2 << 20), all_=(64 << 20, 16 << 20))  # bytes
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        return str(DHTProtocol._get_handle_name(namespace, method_name))
+
+    # --- what others ask
+
+    async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
+        """A peer with another's node id is answered as one without any."""
+        if request.peer.node_id != node_id_of(context.remote_id).to_bytes():
+            request.peer.node_id = b""
+        return await super().rpc_ping(request, context)
+
+    async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
+        """As hivemind's. Raises `Exceeded`, which the sender sees; what was stored before that stays."""
+        entries = [
+            request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache
+        ]  # fmt: skip
+        if len({len(column) for column in entries}) != 1 or len(request.keys) > MOST_ENTRIES:
+            raise Exceeded(f"a request stores at most {MOST_ENTRIES} entries")
+        await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
+        stored = [
+            not in_cache and await self._store(context.remote_id, *entry)
+            for *entry, in_cache in zip(*entries, strict=True)
+        ]
+        return dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info)
+
+    async def _store(self, sender: PeerID, key: bytes, tag: bytes, value: bytes, expires: float) -> bool:
+        """One record, or a key's dictionary of them: whether all of it is here now."""
+        if tag == self.IS_REGULAR_VALUE:
+            return False  # it would belong to nobody
+        if tag != self.IS_DICTIONARY:
+            return await self._store_record(sender, key, decode(tag), value, expires)
+        slots = decode(value)
+        if not isinstance(slots, DictionaryDHTValue):
+            return False
+        with slots.freeze():
+            records = [(subkey, *entry) for subkey, entry in slots.items()]
+        return all([await self._store_record(sender, key, *record) for record in records])
+
+    async def _store_record(
+        self, sender: PeerID, key: bytes, subkey: object, value: bytes, expires: float
+    ) -> bool:
+        now, wanted = self.now(), DHTID.from_bytes(key)
+        if not self.storage.wants(wanted, subkey, expires):
+            return False  # the same or a newer one is here: no signature is checked for it
+        if not self.records.take(sender, 1, now):
+            raise Exceeded("too many records in a short time")
+        self._checked += 1
+        if self._checked % AT_A_TIME == 0:
+            await asyncio.sleep(0)
+        if not self.validate(key, subkey, value, expires):
+            return False
+        return bool(self.storage.store_subkey(wanted, subkey, value, expires))
+
+    async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
+        """As hivemind's; records beyond `ANSWER_BYTES` or the budget are left out. Raises `Exceeded`."""
+        keys = list(dict.fromkeys(request.keys))
+        if len(request.keys) > MOST_KEYS or len(keys) != len(request.keys):
+            raise Exceeded(f"a request names at most {MOST_KEYS} keys, each once")
+        answer, left = dht_pb2.FindResponse(results=[], peer=self.node_info), ANSWER_BYTES
+        asker = request.peer
+        for key in keys:
+            one = await super().rpc_find(dht_pb2.FindRequest(keys=[key], peer=asker), context)
+            (result,) = one.results
+            if not self._may_answer(context.remote_id, len(result.value), left):
+                result = dht_pb2.FindResult(
+                    type=dht_pb2.NOT_FOUND,
+                    nearest_node_ids=result.nearest_node_ids,
+                    nearest_peer_ids=result.nearest_peer_ids,
+                )
+            left -= len(result.value)
+            answer.results.append(result)
+            asker = dht_pb2.NodeInfo()  # it has been greeted
+        return answer
+
+    def _may_answer(self, asker: PeerID, nbytes: int, left: int) -> bool:
+        return not nbytes or (nbytes <= left and self.answered.take(asker, nbytes, self.now()))
+
+    # --- what others answer
+
+    async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Found | None:
+        """As hivemind's, with as many neighbours as it would name itself, under their own node ids."""
+        found: Found | None = await super().call_find(peer, keys)
+        if found is None:
+            return None
+        return {key: (value, self._true_neighbours(nearest)) for key, (value, nearest) in found.items()}
+
+    def _true_neighbours(self, nearest: Nearest) -> Nearest:
+        named = itertools.islice(nearest.items(), self.bucket_size)
+        return {node_id: peer for node_id, peer in named if node_id == node_id_of(peer)}
+
+    def _validate_dictionary(self, key_bytes: bytes, dictionary: object) -> bool:
+        """Of an answer: who searches looks at each record, a few at a time."""
+        return isinstance(dictionary, DictionaryDHTValue)
+
+    async def update_routing_table(
+        self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
+    ) -> None:
+        """Also called with the ids of those who answer."""
+        if node_id is None or node_id == node_id_of(peer_id):
+            await super().update_routing_table(node_id, peer_id, responded)
+
+
+# `DHTNode` makes its protocol itself, of the class that has this name in its module
+hivemind_node.DHTProtocol = GuardedProtocol
