@@ -162,7 +162,7 @@ def markdown(points: Sequence[FrontPoint]) -> str:
 
 
 def plot(points: Sequence[FrontPoint], file: Path) -> None:
-    with figure(file) as axis:
+    with figure(file) as (axis,):
         for method in dict.fromkeys(point.method for point in points):
             own = [point for point in points if point.method == method]
             axis.scatter(

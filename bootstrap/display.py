@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from node.machine.limits import optional
 from protocol.errors import StateError, UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def plain_table(
@@ -64,8 +67,8 @@ def writing(file: Path, advice: str) -> Iterator[None]:
 
 
 @contextmanager
-def figure(file: Path, panels: int = 1) -> Iterator[Any]:
-    """Axes of a figure that is saved to `file` at the end, SVG, PNG or PDF; a list of axes for several panels.
+def figure(file: Path, panels: int = 1) -> Iterator[Sequence[Axes]]:
+    """The axes of a figure's panels, which is saved to `file` at the end as SVG, PNG or PDF.
 
     Raises `UserError` when the file cannot be written, its ending names no format, or matplotlib is missing.
     """
@@ -80,7 +83,7 @@ def figure(file: Path, panels: int = 1) -> Iterator[Any]:
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(alpha=0.25)
         try:
-            yield axes[0] if panels > 1 else axes[0][0]
+            yield axes[0]
             drawing.tight_layout()
             file.parent.mkdir(parents=True, exist_ok=True)
             drawing.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)

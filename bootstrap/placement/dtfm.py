@@ -39,7 +39,7 @@ class DtfmProblem:
 
     @property
     def weights(self) -> Floats:
-        """w = α + 8·c_pp/β, one way."""
+        """[N, N] seconds of a macro-batch one way, w = α + 8·c_pp/β: what chains of moves go by."""
         one_way: Floats = self.pipeline / 2
         return one_way
 
@@ -57,7 +57,10 @@ class DtfmProblem:
         return SwapAnnealer(self.parallel, self.pipeline, groups_of(start, self.stages), generator)
 
     def coarse(self, generator: np.random.Generator) -> tuple[DtfmProblem, Integers] | None:
-        """A device's sum over its group becomes a cluster's, each other cluster standing for its m members."""
+        """The same among clusters of devices, and their members [C, m]; None where that is of no use.
+
+        A device's sum over its group becomes a cluster's, each other cluster standing for its m members.
+        """
         size = cluster_size(len(self.pipeline), self.replicas)
         if size == 1:
             return None
@@ -69,11 +72,9 @@ class DtfmProblem:
     def explain(self, stage_of: Integers) -> DtfmCost:
         """The terms of the cost, the order of the stages and the pipelines."""
         groups, count = groups_of(stage_of, self.stages), self.stages
-        hops, partner = np.zeros((count, count)), np.empty(self.replicas, np.int64)
-        for s in range(count):
-            for t in range(s):
-                hops[s, t] = hops[t, s] = bottleneck(self.pipeline, groups[s], groups[t], partner)
-        order = path_order(hops)
+        hops, shortest = np.empty((count, count)), np.empty((1 << count, count))
+        communication(self.parallel, self.pipeline, groups, hops, shortest)
+        order, partner = path_order(hops), np.empty(self.replicas, np.int64)
         rows = [groups[order[0]]]
         for stage in order[1:]:
             bottleneck(self.pipeline, rows[-1], groups[stage], partner)
@@ -96,16 +97,12 @@ class DtfmCost:
     pipeline: float
     stages: tuple[tuple[int, ...], ...]
 
-    @property
-    def total(self) -> float:
-        return self.parallel + self.pipeline
-
     def as_json(self) -> dict[str, float]:
         return {"data_parallel": self.parallel, "pipeline": self.pipeline}
 
-    def sentences(self) -> list[str]:
+    def sentence(self) -> str:
         parts = f"data parallelism {self.parallel:.3f} s, pipeline {self.pipeline:.3f} s"
-        return [f"COMM {self.total:.3f} s: {parts}."]
+        return f"COMM {self.parallel + self.pipeline:.3f} s: {parts}."
 
 
 def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:

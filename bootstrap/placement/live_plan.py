@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 from rich.table import Table
@@ -16,11 +15,11 @@ from bootstrap.creating.run import RUN_KEY
 from bootstrap.display import plain_table
 from bootstrap.inspect.link_map import LinkMap, link_map, scenario_of, seen_from_outside
 from bootstrap.inspect.observer import Observer, visit
-from bootstrap.placement.dtfm import DtfmProblem
 from bootstrap.placement.kernels import Integers
 from bootstrap.placement.noloco import NolocoProblem
 from bootstrap.placement.plan import Placement
 from bootstrap.placement.scenario import Scenario, scenario_from
+from bootstrap.placement.search import Problem
 from node.membership.capacity import Peer, peer_of
 from node.membership.discovery import DHT_DEADLINE
 from node.model.stage import work_of
@@ -59,13 +58,11 @@ class LiveSwarm:
             raise ScenarioError(
                 f"{len(self.peers)} nodes cannot fill {self.manifest.stages} stages: wait until more have joined."
             )
-        contents = scenario_of(self.links, self.manifest)
-        contents["may_serve"] = [sorted({*peer.may_serve, peer.stage}) for peer in self.peers]
-        contents.pop("throughput", None)
-        speeds = relative_speeds(self.peers, self.manifest)
-        if speeds is not None:
-            contents["throughput"] = speeds
-        return scenario_from(contents)
+        known = {
+            "may_serve": [sorted({*peer.may_serve, peer.stage}) for peer in self.peers],
+            "throughput": relative_speeds(self.peers, self.manifest),
+        }
+        return scenario_from(scenario_of(self.links, self.manifest) | known)
 
 
 async def look_at(join: Sequence[str]) -> LiveSwarm:
@@ -90,11 +87,11 @@ def relative_speeds(peers: Sequence[Peer], manifest: Manifest) -> list[float] | 
     """
     work = [work_of(manifest, stage) for stage in range(manifest.stages)]
     shares = [amount / fmean(work) for amount in work]
-    speeds = [p.capacity * shares[p.stage] if p.capacity else math.nan for p in peers]
-    known = [speed for speed in speeds if not math.isnan(speed)]
-    if not known:
+    speeds = np.array([p.capacity * shares[p.stage] if p.capacity else np.nan for p in peers])
+    if np.isnan(speeds).all():
         return None
-    return [median(known) if math.isnan(speed) else speed for speed in speeds]
+    known: list[float] = np.where(np.isnan(speeds), np.nanmedian(speeds), speeds).tolist()
+    return known
 
 
 # --- who would move ---------------------------------------------------------------------------
@@ -125,7 +122,7 @@ class Moves:
         count = f"{len(self.movers)} of {len(self.peers)}"
         return f"{count} nodes would move: a step takes {now} now, {self.cost:.3f} s then."
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "peers": [peer.peer for peer in self.peers],
             "stages_now": [peer.stage for peer in self.peers],
@@ -136,7 +133,7 @@ class Moves:
         }
 
 
-def moves_of(swarm: LiveSwarm, problem: DtfmProblem | NolocoProblem, plan: Placement) -> Moves:
+def moves_of(swarm: LiveSwarm, problem: Problem, plan: Placement) -> Moves:
     current, found = swarm.stage_of, np.empty(len(swarm.peers), np.int64)
     for stage, devices in enumerate(plan.stages):
         found[list(devices)] = stage
@@ -185,9 +182,7 @@ def _step_back(
 
 
 def moves_table(moves: Moves) -> Table:
-    table = plain_table("Moves")
-    for heading in ("device", "node", "from stage", "to stage"):
-        table.add_column(heading, justify="left" if heading == "node" else "right", no_wrap=True)
+    table = plain_table("Moves", ("device", "node", "from stage", "to stage"), left=("node",))
     for device, peer, target in moves.movers:
         table.add_row(str(device), peer.peer[-8:], str(peer.stage), str(target))
     return table

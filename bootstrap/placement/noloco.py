@@ -65,12 +65,12 @@ class Terms:
             "gossip": list(self.gossip),
         }
 
-    def sentences(self) -> list[str]:
-        return [
+    def sentence(self) -> str:
+        return (
             f"A step takes {self.step:.3f} s: a microbatch there and back {self.latency:.3f} s, then one every "
             f"{self.bottleneck * 1000:.1f} ms at most ({self.busiest} is the busiest); "
             f"{self.throughput:.1f} microbatches a second in the steady state."
-        ]
+        )
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class NolocoProblem:
     """Placements of a scenario's devices; `model` holds what the compiled loops need."""
 
     model: CostArrays
-    weights: Floats
+    weights: Floats  # [N, N]: seconds of a macro-batch one way
 
     @property
     def stages(self) -> int:

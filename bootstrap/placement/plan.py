@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bootstrap.placement.dtfm import DtfmCost, DtfmProblem, dtfm_problem
+from bootstrap.placement.dtfm import DtfmCost, dtfm_problem
 from bootstrap.placement.methods import METHODS
-from bootstrap.placement.noloco import NolocoProblem, Terms, Training, noloco_problem
+from bootstrap.placement.noloco import Terms, Training, noloco_problem
 from bootstrap.placement.scenario import Scenario
-from bootstrap.placement.search import Budget, Improvement, SearchResult, run_search
+from bootstrap.placement.search import Budget, Improvement, Problem, SearchResult, run_search
 from protocol.errors import ScenarioError
 
 OBJECTIVES = ("noloco", "dtfm")
@@ -49,7 +49,7 @@ class Placement:
 
 def problem_of(
     scenario: Scenario, objective: str, stages: int, replicas: int | None, training: Training
-) -> DtfmProblem | NolocoProblem:
+) -> Problem:
     """Raises `ScenarioError` when the scenario's devices cannot fill the stages, or the objective is unknown."""
     if objective == "noloco":
         return noloco_problem(scenario, stages, training)
@@ -59,7 +59,7 @@ def problem_of(
 
 
 def make_plan(
-    problem: DtfmProblem | NolocoProblem,
+    problem: Problem,
     method: str,
     budget: Budget,
     seed: int,

@@ -107,6 +107,4 @@ def plan(**options: Any) -> None:
         fail(error)
 
 
-plan.__dict__["__signature__"] = inspect.signature(
-    PlanRequest, eval_str=True
-)  # typer makes the options of it
+plan.__dict__["__signature__"] = inspect.signature(PlanRequest, eval_str=True)  # of which typer makes options

@@ -6,19 +6,18 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bootstrap.display import figure, plain_table
-from bootstrap.placement.dtfm import DtfmProblem
+from bootstrap.placement.kernels import Floats
 from bootstrap.placement.live_plan import (
     LiveSwarm,
     Moves,
@@ -33,8 +32,11 @@ from bootstrap.placement.pairing import mean_exchange, pairing
 from bootstrap.placement.plan import Placement, make_plan, problem_of
 from bootstrap.placement.plan_cli import PlanRequest
 from bootstrap.placement.scenario import Scenario, read_scenario
-from bootstrap.placement.search import Budget, Improvement
+from bootstrap.placement.search import Budget, Improvement, Problem
 from node.command import run_async
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RANDOM = 20  # placements, with whose median cost a plan is compared
 
@@ -68,7 +70,7 @@ def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
         print(f"The plan is signed and published; nodes follow it for {request.hours:g} h.", file=sys.stderr)
 
 
-def searched(problem: DtfmProblem | NolocoProblem, request: PlanRequest) -> list[Placement]:
+def searched(problem: Problem, request: PlanRequest) -> list[Placement]:
     """A plan for each method and seed, with a bar on a terminal."""
     budget = Budget(seconds=request.seconds)
     if request.evaluations is not None:
@@ -77,24 +79,23 @@ def searched(problem: DtfmProblem | NolocoProblem, request: PlanRequest) -> list
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[cost]}"), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
-    plans = []
+    plans: list[Placement] = []
     with bar:
         task = bar.add_task("compiling", total=len(request.searches), cost="")
-        for number, (method, seed) in enumerate(request.searches):
-            progress = partial(_advance, bar, task, f"{method}, seed {seed}", number)
-            plans.append(make_plan(problem, method, budget, seed, progress=progress))
+        for method, seed in request.searches:
+
+            def advance(sighting: Improvement, search: str = f"{method}, seed {seed}") -> None:
+                completed = len(plans) + min(1.0, sighting.spent)
+                bar.update(task, description=search, cost=f"{sighting.cost:.3f} s", completed=completed)
+
+            plans.append(make_plan(problem, method, budget, seed, progress=advance))
     return plans
-
-
-def _advance(bar: Progress, task: TaskID, search: str, finished: int, sighting: Improvement) -> None:
-    completed = finished + min(1.0, sighting.spent)
-    bar.update(task, description=search, cost=f"{sighting.cost:.3f} s", completed=completed)
 
 
 def _show(
     request: PlanRequest,
     known: Scenario,
-    problem: DtfmProblem | NolocoProblem,
+    problem: Problem,
     plans: list[Placement],
     moves: Moves | None = None,
 ) -> None:
@@ -119,37 +120,45 @@ def _show(
         console.print(moves.sentence(), highlight=False, markup=False)
 
 
-def stage_table(
-    plan: Placement, scenario: Scenario, floor: float, problem: DtfmProblem | NolocoProblem
-) -> Table:
+# --- tables -----------------------------------------------------------------------------------
+
+COMPARED = {  # headings, and what stands below them
+    "method": "{method}",
+    "median": "{median:.3f}",
+    "best": "{best:.3f}",
+    "worst": "{worst:.3f}",
+    "evaluations": "{evaluations:,.0f}",
+    "within 1 %\nafter": "{seconds_to_1_percent:.2f} s",
+    "of it,\nevaluations": "{evaluations_to_1_percent:,.0f}",
+}
+
+
+def stage_table(plan: Placement, scenario: Scenario, floor: float, problem: Problem) -> Table:
     """A row for each stage. `floor`: of 1 − λ₂, for the pairing that NoLoCo's rows tell of."""
-    table = plain_table(
-        f"{scenario.name}: {scenario.devices} devices in {len(plan.stages)} stages, {plan.method}"
-    )
-    table.add_column("stage", justify="right", overflow="fold")
-    table.add_column("devices", overflow="fold")
+    columns = {
+        "stage": [str(stage) for stage in range(len(plan.stages))],
+        "devices": [ranges(devices) for devices in plan.stages],
+    }
     if scenario.regions:
-        table.add_column("where", overflow="fold")
-    is_noloco = isinstance(problem, NolocoProblem) and isinstance(plan.terms, Terms)
-    for heading in ("hop to\nthe next", "partner,\nuniform", "partner,\nnearer") if is_noloco else ():
-        table.add_column(heading, justify="right")
-    for stage, devices in enumerate(plan.stages):
-        row = [str(stage), ranges(devices)]
-        if scenario.regions:
-            row.append(places([scenario.regions[device] for device in devices]))
-        if isinstance(problem, NolocoProblem) and isinstance(plan.terms, Terms):
-            hops, gossip = plan.terms.hops, plan.terms.gossip
-            times = problem.model.gossip[np.ix_(devices, devices)]
-            nearer = mean_exchange(pairing(times, floor), times)
-            row += [f"{hops[stage]:.3f} s" if stage < len(hops) else "", f"{gossip[stage]:.2f} s"]
-            row.append(f"{nearer:.2f} s")
+        counts = [Counter(scenario.regions[device] for device in devices) for devices in plan.stages]
+        columns["where"] = [", ".join(f"{n} {region}" for region, n in sorted(c.items())) for c in counts]
+    if isinstance(problem, NolocoProblem) and isinstance(plan.terms, Terms):
+        times = [problem.model.gossip[np.ix_(devices, devices)] for devices in plan.stages]
+        columns["hop to\nthe next"] = [*(f"{hop:.3f} s" for hop in plan.terms.hops), ""]
+        columns["partner,\nuniform"] = [f"{seconds:.2f} s" for seconds in plan.terms.gossip]
+        columns["partner,\nnearer"] = [f"{mean_exchange(pairing(t, floor), t):.2f} s" for t in times]
+    title = f"{scenario.name}: {scenario.devices} devices in {len(plan.stages)} stages, {plan.method}"
+    table = plain_table(title, columns, left=("devices", "where"))
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in zip(*columns.values(), strict=True):
         table.add_row(*row)
     return table
 
 
 def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) -> list[str]:
     """`random`: median cost of random placements."""
-    lines = plan.terms.sentences()
+    lines = [plan.terms.sentence()]
     if isinstance(plan.terms, Terms):
         lines.append(
             f"partner: mean time of an exchange; nearer: pairs as near as 1 − λ₂ ≥ {floor:g} allows."
@@ -165,18 +174,9 @@ def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) 
 
 def comparison(plans: Sequence[Placement]) -> Table:
     """A row for each method: costs over its seeds, and when the median seed came within 1 % of its end."""
-    table = plain_table("Cost in seconds, over seeds")
-    table.add_column("method")
-    for heading in ("median", "best", "worst", "evaluations", "within 1 %\nafter", "of it,\nevaluations"):
-        table.add_column(heading, justify="right")
+    table = plain_table("Cost in seconds, over seeds", COMPARED, left=("method",))
     for row in compared(plans):
-        table.add_row(
-            str(row["method"]),
-            *(f"{row[name]:.3f}" for name in ("median", "best", "worst")),
-            f"{row['evaluations']:,.0f}",
-            f"{row['seconds_to_1_percent']:.2f} s",
-            f"{row['evaluations_to_1_percent']:,.0f}",
-        )
+        table.add_row(*(cell.format(**row) for cell in COMPARED.values()))
     return table
 
 
@@ -185,13 +185,14 @@ def compared(plans: Sequence[Placement]) -> list[dict[str, float | str]]:
     rows: list[dict[str, float | str]] = []
     for method in dict.fromkeys(plan.method for plan in plans):
         own = [plan for plan in plans if plan.method == method]
+        costs = [plan.cost for plan in own]
         near = [next(s for s in p.outcome.history if s.cost <= 1.01 * p.cost) for p in own]
         rows.append(
             {
                 "method": method,
-                "median": median(plan.cost for plan in own),
-                "best": min(plan.cost for plan in own),
-                "worst": max(plan.cost for plan in own),
+                "median": median(costs),
+                "best": min(costs),
+                "worst": max(costs),
                 "seeds": len(own),
                 "evaluations": median(plan.outcome.evaluations for plan in own),
                 "seconds_to_1_percent": median(sighting.seconds for sighting in near),
@@ -211,11 +212,6 @@ def ranges(devices: Sequence[int]) -> str:
     return " ".join(parts)
 
 
-def places(regions: Sequence[str]) -> str:
-    """ "4 Ohio, 4 Oregon"."""
-    return ", ".join(f"{count} {region}" for region, count in sorted(Counter(regions).items()))
-
-
 # --- the picture ------------------------------------------------------------------------------
 
 
@@ -229,7 +225,7 @@ def plot_plan(plan: Placement, scenario: Scenario, plans: Sequence[Placement], f
         _curves(right, plans)
 
 
-def _map(axis: Any, plan: Placement, scenario: Scenario) -> None:
+def _map(axis: Axes, plan: Placement, scenario: Scenario) -> None:
     """Devices at one place stand in a ring; grey lines lead from stage to stage."""
     assert scenario.coordinates is not None
     places = _spread(scenario.coordinates)
@@ -243,8 +239,8 @@ def _map(axis: Any, plan: Placement, scenario: Scenario) -> None:
     axis.legend(frameon=False, fontsize=6, ncols=2)
 
 
-def _spread(coordinates: Any) -> Any:
-    places = np.array(coordinates, np.float64)
+def _spread(coordinates: Floats) -> Floats:
+    places = coordinates.copy()
     _, place, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
     for number in np.flatnonzero(counts > 1):
         own = np.flatnonzero(place.ravel() == number)
@@ -253,7 +249,7 @@ def _spread(coordinates: Any) -> Any:
     return places
 
 
-def _matrix(axis: Any, plan: Placement, scenario: Scenario) -> None:
+def _matrix(axis: Axes, plan: Placement, scenario: Scenario) -> None:
     """Bandwidth of each pair of devices, sorted by stage; the stages are coloured along the edges."""
     order = [device for stage in plan.stages for device in sorted(stage)]
     bandwidth = scenario.bandwidth[np.ix_(order, order)] / 1e9
@@ -276,15 +272,14 @@ def _matrix(axis: Any, plan: Placement, scenario: Scenario) -> None:
     axis.set_title(f"{plan.method}: {plan.cost:.2f} s")
 
 
-def _curves(axis: Any, plans: Sequence[Placement]) -> None:
-    methods = list(dict.fromkeys(plan.method for plan in plans))
-    for number, method in enumerate(methods):
-        label: str | None = method
-        for plan in (plan for plan in plans if plan.method == method):
-            seen = plan.outcome.history
-            times = [max(s.seconds, 1e-4) for s in seen] + [plan.outcome.seconds]
-            costs = [s.cost for s in seen] + [plan.cost]
-            axis.step(times, costs, where="post", color=f"C{number}", label=label, linewidth=1.0)
-            label = None
+def _curves(axis: Axes, plans: Sequence[Placement]) -> None:
+    colours: dict[str, str] = {}
+    for plan in plans:
+        label = None if plan.method in colours else plan.method  # one for all seeds
+        colour = colours.setdefault(plan.method, f"C{len(colours)}")
+        seen = plan.outcome.history
+        times = [max(s.seconds, 1e-4) for s in seen] + [plan.outcome.seconds]
+        costs = [s.cost for s in seen] + [plan.cost]
+        axis.step(times, costs, where="post", color=colour, label=label, linewidth=1.0)
     axis.set(xscale="log", xlabel="seconds of search", ylabel="cost of the best so far, s")
     axis.legend(frameon=False, fontsize=7)

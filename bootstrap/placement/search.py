@@ -9,11 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from bootstrap.placement.kernels import Floats, Integers
+from bootstrap.placement.dtfm import DtfmProblem
+from bootstrap.placement.kernels import Integers
+from bootstrap.placement.noloco import NolocoProblem
+
+Problem = DtfmProblem | NolocoProblem  # placements of N devices in S stages, and their cost
 
 
 @dataclass(frozen=True)
@@ -23,48 +26,6 @@ class Found:
     stage_of: Integers
     cost: float
     evaluations: int = 1
-
-
-class Annealer(Protocol):
-    """A walk through placements that remembers its best."""
-
-    @property
-    def best(self) -> Integers:
-        """The stage of each device [N]."""
-
-    @property
-    def least(self) -> float:
-        """The cost of `best`."""
-
-    def walk(self, temperature: float, steps: int) -> None:
-        """Tries `steps` changes at a temperature in seconds."""
-
-
-class Problem(Protocol):
-    """What is searched: placements of N devices in S stages, and their cost."""
-
-    @property
-    def stages(self) -> int: ...
-
-    @property
-    def weights(self) -> Floats:
-        """[N, N] seconds of a macro-batch one way: what the chains of moves go by."""
-
-    @property
-    def order_matters(self) -> bool:
-        """Whether the cost changes when the same groups are stages in another order."""
-
-    def cost(self, stage_of: Integers) -> float:
-        """Seconds; infinite for a placement that is not allowed."""
-
-    def drawn(self, generator: np.random.Generator) -> Integers:
-        """A random placement that is allowed."""
-
-    def annealer(self, start: Integers, generator: np.random.Generator) -> Annealer:
-        """A walk that starts at `start`."""
-
-    def coarse(self, generator: np.random.Generator) -> tuple[Problem, Integers] | None:
-        """The same among clusters of devices, and their members [C, m]; None where that is of no use."""
 
 
 @dataclass(frozen=True)

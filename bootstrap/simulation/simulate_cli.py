@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
+from typer import Option
 
 from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import fail
 from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
-
-Method = Annotated[str, typer.Option(help="noloco, diloco, average, local or all-reduce (in every step).")]
-Replicas = Annotated[str, typer.Option(help="Replicas per stage.")]
-Stages = Annotated[str, typer.Option(help="Number of pipeline stages.")]
-Routing = Annotated[str, typer.Option(help="Routing between stages: random or fixed.")]
-InnerSteps = Annotated[str | None, typer.Option("-k", help="Inner steps per round.")]
-Alpha = Annotated[str | None, typer.Option(help="Outer momentum.")]
-Beta = Annotated[str | None, typer.Option(help="Gain on the pair's progress.")]
-Gamma = Annotated[str | None, typer.Option(help="Pull toward the pair's mean.")]
-Overlap = Annotated[str | None, typer.Option(help="Overlap of exchange and training: none or phi-early.")]
-Staleness = Annotated[str | None, typer.Option(help="Staleness of the pipeline: 0 or 1 inner steps.")]
-Codecs = Annotated[
-    str | None, typer.Option(help="Codecs of activations/gradients, such as bf16 or int8/bf16.")
-]
-Steps = Annotated[int, typer.Option(min=1, help="Inner steps; the learning rate schedule spans them.")]
-Microbatches = Annotated[int, typer.Option(min=1, help="Microbatches per inner step of a replica.")]
-Sequences = Annotated[int, typer.Option(min=1, help="Sequences per microbatch.")]
-Slow = Annotated[str, typer.Option(help="Slow one last-stage replica down by this factor.")]
-Latency = Annotated[str, typer.Option(help="One-way latency of each link in milliseconds.")]
-Mbit = Annotated[str, typer.Option(help="Bandwidth of each uplink in Mbit/s; 0 means no limit.")]
-Seeds = Annotated[str, typer.Option(help="Random seeds; each one is a separate run.")]
-Validation = Annotated[int, typer.Option(min=1, help="Number of held-out sequences to evaluate on.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at a time, one core each.")]
-Results = Annotated[
-    Path | None, typer.Option(help="File to keep results in; an interrupted study resumes from it.")
-]
-Plot = Annotated[Path | None, typer.Option(help="Plot loss and spread against tokens to this SVG file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 CORES = os.cpu_count() or 1
 
@@ -54,60 +29,75 @@ def simulate() -> None:
     """Simulate a setting before anybody starts a node."""
 
 
+@dataclass(frozen=True)
+class LearningOptions:
+    """The options of `noloco simulate learning`. Those that are texts take lists, such as 4,8."""
+
+    preset: PresetToTrain = None
+    manifest: OwnManifest = None
+    method: Annotated[str, Option(help="noloco, diloco, average, local or all-reduce (in every step).")] = (
+        "noloco"
+    )
+    replicas: Annotated[str, Option(help="Replicas per stage.")] = "4"
+    stages: Annotated[str, Option(help="Number of pipeline stages.")] = "2"
+    routing: Annotated[str, Option(help="Routing between stages: random or fixed.")] = "random"
+    inner_steps: Annotated[str | None, Option("-k", help="Inner steps per round.")] = None
+    alpha: Annotated[str | None, Option(help="Outer momentum.")] = None
+    beta: Annotated[str | None, Option(help="Gain on the pair's progress.")] = None
+    gamma: Annotated[str | None, Option(help="Pull toward the pair's mean.")] = None
+    overlap: Annotated[str | None, Option(help="Overlap of exchange and training: none or phi-early.")] = None
+    staleness: Annotated[str | None, Option(help="Staleness of the pipeline: 0 or 1 inner steps.")] = None
+    wire: Annotated[
+        str | None, Option("--codecs", help="Codecs of activations/gradients, such as bf16 or int8/bf16.")
+    ] = None
+    steps: Annotated[int, Option(min=1, help="Inner steps; the learning rate schedule spans them.")] = 1000
+    microbatches: Annotated[int, Option(min=1, help="Microbatches per inner step of a replica.")] = 1
+    sequences: Annotated[int, Option(min=1, help="Sequences per microbatch.")] = 2
+    slow: Annotated[str, Option(help="Slow one last-stage replica down by this factor.")] = "1"
+    latency: Annotated[str, Option(help="One-way latency of each link in milliseconds.")] = "0"
+    mbit: Annotated[str, Option(help="Bandwidth of each uplink in Mbit/s; 0 means no limit.")] = "0"
+    seed: Annotated[str, Option("--seeds", help="Random seeds; each one is a separate run.")] = "0,1,2"
+    validation_sequences: Annotated[
+        int, Option(min=1, help="Number of held-out sequences to evaluate on.")
+    ] = 512
+    jobs: Annotated[int, Option(min=1, help="Number of runs at a time, one core each.")] = CORES
+    results: Annotated[
+        Path | None, Option(help="File to keep results in; an interrupted study resumes from it.")
+    ] = None
+    plot: Annotated[Path | None, Option(help="Plot loss and spread against tokens to this SVG file.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
+
+
 @app.command()
-def learning(
-    preset: PresetToTrain = None,
-    manifest: OwnManifest = None,
-    method: Method = "noloco",
-    replicas: Replicas = "4",
-    stages: Stages = "2",
-    routing: Routing = "random",
-    k: InnerSteps = None,
-    alpha: Alpha = None,
-    beta: Beta = None,
-    gamma: Gamma = None,
-    overlap: Overlap = None,
-    staleness: Staleness = None,
-    codecs: Codecs = None,
-    steps: Steps = 1000,
-    microbatches: Microbatches = 1,
-    sequences: Sequences = 2,
-    slow: Slow = "1",
-    latency: Latency = "0",
-    mbit: Mbit = "0",
-    seeds: Seeds = "0,1,2",
-    validation_sequences: Validation = 512,
-    jobs: Jobs = CORES,
-    results: Results = None,
-    plot: Plot = None,
-    as_json: AsJson = False,
-) -> None:
+def learning(**given: Any) -> None:
     """Show how well a setting learns: every replica of every stage in one process, no network.
 
     Options that take a list, such as 4,8, are tried in every combination.
     """
-    asked = {
-        "method": method, "replicas": replicas, "stages": stages, "routing": routing, "inner_steps": k,
-        "alpha": alpha, "beta": beta, "gamma": gamma, "overlap": overlap, "staleness": staleness,
-        "wire": codecs, "slow": slow, "latency": latency, "mbit": mbit, "seed": seeds,
-    }  # fmt: skip
+    options = LearningOptions(**given)
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.simulation.study import one_setting, run_and_show
 
     try:
-        base, _ = RunOptions(preset, manifest).resolved()
+        base, _ = RunOptions(options.preset, options.manifest).resolved()
+        asked = {name: getattr(options, name) for name in READERS}
         lists = {name: READERS[name](text) for name, text in asked.items() if text is not None}
         lists.setdefault("staleness", [base.inner.staleness])
         settings = [
             one_setting(
-                base, steps, microbatches, sequences, validation_sequences=validation_sequences,
-                **dict(zip(lists, values, strict=True)),
+                base, options.steps, options.microbatches, options.sequences,
+                validation_sequences=options.validation_sequences, **dict(zip(lists, values, strict=True)),
             )
             for values in product(*lists.values())
         ]  # fmt: skip
-        run_and_show(settings, results, jobs, plot, as_json)
+        run_and_show(settings, options.results, options.jobs, options.plot, options.as_json)
     except NolocoError as error:
         fail(error)
+
+
+learning.__dict__["__signature__"] = inspect.signature(
+    LearningOptions, eval_str=True
+)  # of which typer makes options
 
 
 # --- lists as text ------------------------------------------------------------------------------
