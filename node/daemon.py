@@ -13,15 +13,12 @@ import torch
 
 from node.config import NodeConfig
 from node.context import Context
-from node.frame_limits import payload_limits
 from node.links.links import Links
-from node.membership.abilities import Abilities
-from node.membership.data_source import DataSupply
-from node.membership.joining import find_run, serve_greeting
-from node.membership.moving import Mover
+from node.membership.data_source import DataSupply, RunTokenizer
+from node.membership.joining import find_run, payload_limits, serve_greeting
+from node.membership.moving import Mover, OwnersPlan
 from node.membership.newcomer import found_stage
-from node.membership.owners_plan import OwnersPlan
-from node.membership.tokenizer_exchange import RunTokenizer
+from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.replica import Replica
 from node.model.stage import parts_of

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 from node.config import NodeConfig
 from node.links.links import Links
-from node.membership.abilities import Abilities
-from node.membership.data_source import DataSupply, ReadData
+from node.membership.data_source import DataSupply, ReadData, RunTokenizer
 from node.membership.discovery import Membership
-from node.membership.tokenizer_exchange import RunTokenizer
+from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import torch
 
-from node.context import Context, Counters
+from node.context import Context, Counters, announcement, statistics
 from node.data.batches import Position
 from node.first_state import FirstState
 from node.link_probes import LinkProbes
@@ -25,11 +25,9 @@ from node.model.sparing import sparing_for
 from node.model.stage_work import StageWork, copies_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import CLOSING_SECONDS, NodeResources
-from node.node_statistics import announcement, statistics
 from node.pipeline.draws import Draws
-from node.pipeline.evaluation import EvaluationService
+from node.pipeline.inference import EvaluationService, PredictionService
 from node.pipeline.pipeline import Pipeline
-from node.pipeline.prediction import PredictionService
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.transfer import StateService

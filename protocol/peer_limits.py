@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from typing import TypeVar
 
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST = 64  # requests of a peer and class answered at once
 # even of the largest ones; two batches of eight, or the way to the next stage would not be hidden
@@ -62,25 +65,35 @@ class RequestLimiter:
         self.taken -= 1
 
 
+class PeerTable(dict[PeerId, T]):
+    """What is kept of each peer, of `most` at a time: the one whose entry was set longest ago is forgotten first."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, peer: PeerId, entry: T) -> None:
+        self.pop(peer, None)
+        super().__setitem__(peer, entry)
+        if len(self) > self._most:
+            del self[next(iter(self))]
+
+
 class Bans:
     """Mutable state: the strikes of each offender, and until when the worst are banned; `MAX_OFFENDERS` of each."""
 
     def __init__(self) -> None:
-        self._strikes: dict[PeerId, int] = {}
-        self._banned_until: dict[PeerId, float] = {}
+        self._strikes = PeerTable[int](MAX_OFFENDERS)
+        self._banned_until = PeerTable[float](MAX_OFFENDERS)
 
     def strike(self, peer: PeerId, now: float) -> None:
         """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`."""
-        if peer not in self._strikes and len(self._strikes) >= MAX_OFFENDERS:
-            self._strikes.pop(next(iter(self._strikes)))
-        self._strikes[peer] = self._strikes.get(peer, 0) + 1
-        if self._strikes[peer] >= BAN_AFTER_STRIKES:
-            del self._strikes[peer]
-            if len(self._banned_until) >= MAX_OFFENDERS:
-                self._banned_until.pop(next(iter(self._banned_until)))
-            self._banned_until[peer] = now + BAN_SECONDS
-            logger.warning("Peer %s broke the protocol too often and is ignored for a while", peer[-8:])
+        strikes = self._strikes.pop(peer, 0) + 1
+        if strikes < BAN_AFTER_STRIKES:
+            self._strikes[peer] = strikes
+            return
+        self._banned_until[peer] = now + BAN_SECONDS
+        logger.warning("Peer %s broke the protocol too often and is ignored for a while", peer[-8:])
 
     def is_banned(self, peer: PeerId, now: float) -> bool:
-        until = self._banned_until.get(peer)
-        return until is not None and now < until
+        return now < self._banned_until.get(peer, float("-inf"))

@@ -21,7 +21,7 @@ from coordination import Message, next_command, say, sleep_until
 from state import manifest_of, sample
 
 from node.context import Context, Counters
-from node.frame_limits import payload_limits
+from node.membership.joining import payload_limits
 from node.membership.view import View
 from node.model.compute import ComputeThread, Priority
 from node.model.replica import Replica

@@ -16,8 +16,8 @@ from pathlib import Path
 from bootstrap.creating.choosing import kept_tokenizer
 from bootstrap.display import writing
 from node.machine.processes import on_interrupt
+from node.membership.data_source import serve_tokenizer
 from node.membership.joining import serve_greeting
-from node.membership.tokenizer_exchange import serve_tokenizer
 from node.watch.health import Report, health_served, parts_told, reached_at
 from protocol.errors import StateError
 from protocol.identity import Identity

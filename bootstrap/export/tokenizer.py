@@ -11,7 +11,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from bootstrap.inspect.observer import Observer
 from node.data.tokenizer import load_tokenizer
-from node.membership.tokenizer_exchange import RunTokenizer
+from node.membership.data_source import RunTokenizer
 from protocol.manifest import BYTES, Manifest
 
 BYTES_END = "\0"  # byte 0, which no text holds, ends one

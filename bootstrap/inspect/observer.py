@@ -12,9 +12,8 @@ from pathlib import Path
 
 import torch
 
-from node.frame_limits import payload_limits
 from node.membership.discovery import read_stage
-from node.membership.joining import DIAL_DEADLINE, greet
+from node.membership.joining import DIAL_DEADLINE, greet, payload_limits
 from node.membership.view import Member, View
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights

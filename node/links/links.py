@@ -1,4 +1,6 @@
-"""What this node knows of its links to others, from round trips and transfers, and whom to measure next. Pure."""
+"""What this node knows of its links to others, from round trips and transfers, whom to measure next, and how long to
+wait for an answer. Pure.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,8 @@ PROBE_SECONDS = 0.2  # that a probe of a known link may take it
 LEAST_PAUSE = 10.0  # between two probes of a node, whomever they go to
 DUTY = 0.01  # of a link's time, at most, is spent on probes of it
 LONGEST = 60.0, 1e12  # round trip and bandwidth that can be told
+ANSWERS = 32  # how many past ones a deadline is learned from
+ENOUGH_ANSWERS = 5  # before they count for more than the manifest's starting point
 
 
 @dataclass
@@ -277,3 +281,29 @@ def _report(peer: PeerId, link: LinkEstimate) -> LinkReport:
         bandwidth=None if bandwidth is None else round(min(fastest, max(1.0, bandwidth)), 1),
         uncertainty=round(link.uncertainty, 3) if bandwidth is not None else 0.0,
     )
+
+
+class AdaptiveDeadline:
+    """Median plus a generous multiple of the spread of past durations, never above the manifest's limit.
+
+    Mutable state: the last `ANSWERS` durations in seconds. A deadline that was missed enters as twice itself,
+    so that deadlines grow again when the network slows down.
+    """
+
+    def __init__(self, limit: float, least: float) -> None:
+        self._limit = limit
+        self._least = least
+        self._durations: deque[float] = deque(maxlen=ANSWERS)
+
+    def note(self, seconds: float) -> None:
+        self._durations.append(seconds)
+
+    def note_missed(self) -> None:
+        self._durations.append(min(self._limit, 2 * self.seconds()))
+
+    def seconds(self) -> float:
+        if len(self._durations) < ENOUGH_ANSWERS:
+            return self._limit
+        middle = median(self._durations)
+        spread = median(abs(duration - middle) for duration in self._durations)
+        return min(self._limit, max(self._least, 3 * middle + 10 * spread))

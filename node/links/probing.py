@@ -6,7 +6,6 @@ import asyncio
 import logging
 import math
 import random
-from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -15,6 +14,7 @@ from protocol.announcement import AT_LEAST
 from protocol.codec import Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe
+from protocol.peer_limits import PeerTable
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import Buffer, PeerId
 
@@ -114,16 +114,13 @@ class ProbeAllowance:
     """Mutable state: what each of the last probers has asked for in its window."""
 
     def __init__(self) -> None:
-        self._windows: OrderedDict[PeerId, _Window] = OrderedDict()
+        self._windows = PeerTable[_Window](MOST_PROBERS)
 
     def allows(self, peer: PeerId, nbytes: int, now: float) -> bool:
         """Count a probe with `nbytes` of payload; whether it is answered."""
         window = self._windows.get(peer)
         if window is None or now - window.began >= WINDOW_SECONDS:
             window = self._windows[peer] = _Window(now)
-            self._windows.move_to_end(peer)
-            if len(self._windows) > MOST_PROBERS:
-                self._windows.popitem(last=False)
         window.probes += 1
         window.nbytes += nbytes
         return window.probes <= MOST_PROBES and window.nbytes <= MOST_BYTES and nbytes <= MAX_PROBE_BYTES

@@ -1,17 +1,29 @@
-"""What each stage can do, from what its replicas say of themselves. Pure.
+"""What each stage can do, and which peer should move to which stage: each peer decides from the same records. Pure.
 
 A swarm is as fast as its poorest stage: its throughput is the least, over the stages, of the sum of what their
-replicas can do (docs/moving.md). Newcomers go where that sum is least, and peers move there.
+replicas can do (docs/moving.md). Newcomers go where that sum is least. Peers move from where there is plenty to where
+it is short, one at a time, and only when the least clearly rises. Moves that the plan of the run's owner asks for
+come first, where it fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from node.membership.view import Member
 from protocol.transport.base import PeerId
+
+# What the least capacity must rise by. Equal machines measure themselves several percent apart, and a move costs
+# one peer minutes of downloading; below a sixth nobody would notice what was gained. Where no move gains this
+# much, a swarm of equal peers is within 13 % of the best that it can reach.
+GAIN = 1.15
+# What leaving the plan must gain. More than what lets the plan be followed, so that a swarm between the two stays as
+# it is instead of going back and forth.
+STRAY_GAIN = 1.3
+HURRY = 0.25  # of the usual patience: what a plan asks for is no matter of who has died
+SLACK = 1e-9  # of rounding: sums of the same numbers in another order
 
 
 @dataclass(frozen=True)
@@ -83,3 +95,162 @@ class Capacities:
         for counts, share in ((self.replicas, 1), (self.serving, int(self.peers[peer].is_serving))):
             counts[source] -= share
             counts[target] += share
+
+
+@dataclass(frozen=True)
+class Move:
+    peer: PeerId
+    source: int
+    target: int
+    is_planned: bool = False  # by the run's owner
+
+
+def next_move(
+    peers: Sequence[Peer],
+    work: Sequence[float],
+    planned: Mapping[PeerId, int],
+    came_before: float = float("inf"),
+    only: PeerId | None = None,
+) -> Move | None:
+    """The move to make next: by the plan where that fits the swarm as it is, else from a rich stage to the poorest.
+
+    `planned` are the stages that the plan has for peers; those it does not name stay where they are. A plan whose end
+    would call for a move back is not followed. See `best_move` for the other arguments.
+    """
+    if not planned or Capacities(peers, work).least == 0:
+        return best_move(peers, work, came_before, only)
+    if best_move(arranged(peers, work, planned), work) is None:
+        move = planned_move(peers, work, planned, came_before, only)
+        if move is not None or planned_move(peers, work, planned) is not None:
+            return move  # or wait until those have rested
+    return best_move(peers, work, came_before, only, gain=STRAY_GAIN)
+
+
+def planned_move(
+    peers: Sequence[Peer],
+    work: Sequence[float],
+    planned: Mapping[PeerId, int],
+    came_before: float = float("inf"),
+    only: PeerId | None = None,
+) -> Move | None:
+    """Of the moves that are left, the one that leaves the swarm the fastest meanwhile, then the first by peer id."""
+    now = Capacities(peers, work)
+    best, best_least = None, -1.0
+    for peer, p in now.peers.items():
+        target = planned.get(peer, p.stage)
+        if not may_leave(now, p, target) or p.since >= came_before or (only is not None and peer != only):
+            continue
+        now.move(peer, target)
+        least = now.least
+        now.move(peer, p.stage)
+        if least > best_least * (1 + 1e-9):  # rounding must not decide, or peers would disagree
+            best, best_least = Move(peer, p.stage, target, is_planned=True), least
+    return best
+
+
+def arranged(peers: Sequence[Peer], work: Sequence[float], planned: Mapping[PeerId, int]) -> list[Peer]:
+    """The swarm once everybody who may is where the plan has it."""
+    goal = Capacities(peers, work)
+    for p in _misplaced(peers, work, planned):
+        goal.move(p.peer, planned[p.peer])
+    stage_of = goal.stage_of
+    return [
+        replace(p, stage=stage_of[peer], capacity=goal.at(stage_of[peer], peer))
+        for peer, p in goal.peers.items()
+    ]
+
+
+def _misplaced(peers: Sequence[Peer], work: Sequence[float], planned: Mapping[PeerId, int]) -> list[Peer]:
+    return [
+        p
+        for p in peers
+        if p.is_serving and p.stage < len(work) and planned.get(p.peer, p.stage) in p.may_serve - {p.stage}
+    ]
+
+
+def best_move(
+    peers: Sequence[Peer],
+    work: Sequence[float],
+    came_before: float = float("inf"),
+    only: PeerId | None = None,
+    gain: float = GAIN,
+) -> Move | None:
+    """The move to make next, None when all is well or nobody can help. The order of `peers` does not matter.
+
+    `work` is what a microbatch costs at each stage, in any unit. Only peers that came to their stage before the
+    time `came_before` move, which does not hold while a stage is empty. With `only`, the best move of that peer.
+    `gain` is what the swarm's throughput must rise by.
+
+    Two stages may be equally poor, and then no single move makes the swarm faster. So moves are planned from the
+    fullest to the poorest stage until the gain is there, and the first of them is returned.
+    """
+    planned = Capacities(peers, work)
+    before = planned.least
+
+    def may_begin(peer: Peer) -> bool:
+        return (only is None or peer.peer == only) and (before == 0 or peer.since < came_before)
+
+    first = _next_move(planned, may_begin)
+    move = first
+    while move is not None:
+        planned.move(move.peer, move.target)
+        if before == 0 or planned.least >= gain * before:
+            return first
+        move = _next_move(planned, lambda peer: True)
+    return None
+
+
+def _next_move(now: Capacities, may: Callable[[Peer], bool]) -> Move | None:
+    """To the poorest stage, from one that stays richer than that was.
+
+    So each move makes the poorest of the two richer, and a chain of moves never comes back to where it was.
+    Taken is the move that leaves the swarm the fastest, then the one that leaves the poorer of the two the
+    richest, then the one from the richest stage, then the first by peer id.
+    """
+    target = now.of.index(now.least)
+    best, best_key = None, (0.0, 0.0, 0.0)
+    lowest: dict[int, float] = {}  # of the stages but the two, by source
+    for peer, p in now.peers.items():
+        source = now.stage_of[peer]
+        if not may_leave(now, p, target) or not may(p):
+            continue
+        left = now.of[source] - now.at(source, peer)
+        if left <= now.of[target] * (1 + SLACK) or left <= SLACK:
+            continue
+        if source not in lowest:
+            lowest[source] = min(
+                (c for s, c in enumerate(now.of) if s not in (source, target)), default=float("inf")
+            )
+        poorer = min(left, now.of[target] + now.at(target, peer))
+        key = (min(poorer, lowest[source]), poorer, now.of[source])
+        if best is None or key > best_key:
+            best, best_key = Move(peer, source, target), key
+    return best
+
+
+def may_leave(capacities: Capacities, peer: Peer, target: int) -> bool:
+    """Never a stage's last serving replica."""
+    source = capacities.stage_of[peer.peer]
+    able = peer.is_serving and target in peer.may_serve
+    return able and source != target and capacities.serving[source] > 1
+
+
+class MovePatience:
+    """Whether the same stage has been short for so long that it is not just a record that was late.
+
+    A dead peer's record outlives it, records of the same moment are read at different ones, and a lookup may
+    fail. Mutable state: which stage was to be helped, and since when.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._target: int | None = None
+        self._since = 0.0
+
+    def is_over(self, move: Move | None, is_leased: bool, now: float) -> bool:
+        """After another look at the records. While somebody moves, all wait, and then again."""
+        target = None if move is None or is_leased else move.target
+        if target != self._target:
+            self._target, self._since = target, now
+        enough = self._seconds * (HURRY if move is not None and move.is_planned else 1)
+        return target is not None and now - self._since >= enough

@@ -1,4 +1,7 @@
-"""From an address to the run: reach somebody, learn the manifest, check that the clocks agree; and answer others."""
+"""From an address to the run: reach somebody, learn the manifest, check that the clocks agree; and answer others.
+
+The manifest also says how large the frames are that a member may get.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import Literal
 
 from node.config import NodeConfig
 from node.membership.outside import inner_port, is_outside
+from node.model.replica import PIECE_PARAMETERS
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import ClockError, JoinError, NolocoError
+from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId, Transport
@@ -197,3 +202,17 @@ async def _announce_outside(transport: Transport, outside: str, own: list[str], 
         address=outside,
         instead_of=own,
     )
+
+
+def payload_limits(manifest: Manifest) -> dict[Traffic, int]:
+    """The largest frame of each class that this run can need, with some room for headers and scales."""
+    activations = manifest.tokens_per_microbatch * (manifest.model.hidden_size * 4 + 8)
+    logits = manifest.model.vocab_size * 8  # of one token, beside the tokens that they are of
+    piece = PIECE_PARAMETERS * 4
+    return {
+        Traffic.CONTROL: 1024 * 1024,
+        Traffic.PIPELINE: max(activations, logits) + 64 * 1024,
+        Traffic.PAIRING: 64 * 1024,
+        Traffic.GOSSIP: 2 * piece + 64 * 1024,
+        Traffic.STATE: 4 * piece + 64 * 1024,
+    }

@@ -1,4 +1,6 @@
-"""When this node should move to another stage: reads the records, lets `rebalance` decide, takes the lease."""
+"""When this node should move to another stage: it reads the records and the owner's plan, lets `capacity` decide, and
+takes the lease.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,18 @@ import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from node.membership.capacity import Peer, peer_of
+from node.membership.capacity import Move, MovePatience, Peer, next_move, peer_of
 from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
 from node.membership.joining import silent
-from node.membership.owners_plan import OwnersPlan
-from node.membership.rebalance import Move, MovePatience, next_move
 from node.membership.view import Member, View
 from node.model.stage import work_of
+from node.watch.events import Events
 from protocol.announcement import Claim, moving_key
 from protocol.errors import NolocoError, RecordError, UserError
-from protocol.transport.base import PeerId
+from protocol.placement_plan import PlacementPlan, open_plan, plan_key
+from protocol.records import MAX_LIFETIME
+from protocol.signed_manifest import SignedManifest
+from protocol.transport.base import PeerId, Record, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +29,13 @@ PATIENCE = 2.0
 REST = 3.0  # what a peer stays where it came to, so that the others' views have settled
 PAUSES = (0.4, 0.6)  # between looks; at random, or all would ask at once
 SETTLE_SECONDS = 6.0  # for claims of the same moment to be seen by each other: more than `DHT_DEADLINE`
-PROMPT_PEERS = (
-    50  # with more, looks are rarer in proportion: a node reads as much in a minute as with so many
-)
-LONGEST_CLAIM = (
-    1800.0  # a download that hangs must not keep everyone in place; who joins a stage counts for it
-)
+# with more peers, looks are rarer in proportion: a node reads as much in a minute as with so many
+PROMPT_PEERS = 50
+# seconds: a download that hangs must not keep everyone in place; who joins a stage counts for it
+LONGEST_CLAIM = 1800.0
+COPIES = 3  # of a plan in the DHT: peers that hold records leave, and a record lives for an hour only
+REFRESH = MAX_LIFETIME / 2  # a copy that is gone sooner is no copy to count on
+MOST_READ = 256  # records of one look: anybody can put something under the key
 
 
 class Mover:
@@ -188,3 +193,69 @@ class Mover:
 def pause_before_look(peers: int, lifetime: float) -> float:
     """Seconds between two looks at the records of so many peers, on average half of this."""
     return lifetime * max(1.0, peers / PROMPT_PEERS)
+
+
+class OwnersPlan:
+    """Mutable state: the newest plan that was valid when it was read, its bytes, and what was ignored.
+
+    What is forged, over or malformed is ignored: a warning tells of the first, `ignored` counts all.
+    """
+
+    def __init__(self, transport: Transport, signed: SignedManifest, events: Events) -> None:
+        self._transport = transport
+        self._signed = signed
+        self._events = events
+        self._plan: PlacementPlan | None = None
+        self._sealed = b""
+        self._known_bad: set[bytes] = set()
+        self.ignored = 0
+
+    @property
+    def current(self) -> PlacementPlan | None:
+        """None when there is no plan, or no more."""
+        holds = self._plan is not None and self._plan.expires > self._transport.now()
+        return self._plan if holds else None
+
+    async def read(self) -> PlacementPlan | None:
+        """Look for a newer one, and keep copies of the newest in the DHT. Deadline: `DHT_DEADLINE`, twice."""
+        records = await self._transport.get(plan_key(self._signed.run_id), DHT_DEADLINE)
+        for record in records[:MOST_READ]:
+            self._consider(record)
+        now = self._transport.now()
+        lasting = [r for r in records if r.value == self._sealed and r.expires > now + REFRESH]
+        if self.current is not None and len(lasting) < COPIES:
+            await self._pass_on()
+        return self.current
+
+    def _consider(self, record: Record) -> None:
+        if record.value == self._sealed or record.value in self._known_bad:
+            return
+        try:
+            plan = open_plan(
+                record.value, self._signed.public_key, self._signed.run_id, self._transport.now()
+            )
+        except RecordError as problem:
+            self._ignore(record, problem)
+            return
+        if self._plan is None or plan.issued > self._plan.issued:
+            self._plan, self._sealed = plan, record.value
+            self._events.say("The run's owner has a plan of who serves which stage.", "plan")
+
+    def _ignore(self, record: Record, problem: RecordError) -> None:
+        if len(self._known_bad) < MOST_READ:
+            self._known_bad.add(record.value)
+        self.ignored += 1
+        if self.ignored == 1:
+            self._events.warn(
+                f"Ignoring a plan from peer …{record.subkey[-8:]}: {problem}.",
+                "plan-ignored",
+                peer=record.subkey,
+            )
+        logger.debug("%d plans ignored; the last one: %s", self.ignored, problem)
+
+    async def _pass_on(self) -> None:
+        assert self._plan is not None
+        lifetime = min(MAX_LIFETIME, self._plan.expires - self._transport.now())
+        await self._transport.put(
+            plan_key(self._signed.run_id), self._sealed, max(1.0, lifetime), DHT_DEADLINE
+        )

@@ -12,7 +12,7 @@ from node.links.probing import Visitor
 from node.membership.capacity import Capacities, Peer, peer_of
 from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
 from node.membership.joining import silent
-from node.membership.owners_plan import OwnersPlan
+from node.membership.moving import OwnersPlan
 from node.membership.stage_choice import (
     Arrival,
     LinkTable,

@@ -1,7 +1,8 @@
-"""Which stage a newcomer takes, decided by each newcomer for itself from the same records. Pure.
+"""Which stage a newcomer takes, of those that its machine can serve (`Abilities`).
 
-First the stage that can do least, since the swarm is as fast as that. Stages that are closer than can be measured
-count as equally poor; of those a newcomer takes the one to which its links are best, as far as it knows them.
+Each newcomer decides for itself from the same records, by pure functions. First comes the stage that can do least,
+since the swarm is as fast as that. Stages that are closer than can be measured count as equally poor; of those a
+newcomer takes the one to which its links are best, as far as it knows them.
 
 What its links do to the steps of the run is the planner's step time (docs/placement.md) where a microbatch's way is
 what takes time: L·(1 + (B − 1)/F) + G/k, with L twice the sum of the mean hops and G the mean time of a pair's
@@ -15,14 +16,30 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import torch
+
+from node.config import NodeConfig
+from node.data.opening import LOCAL
+from node.machine.limits import Room, host_room
 from node.membership.capacity import Capacities, Peer
+from node.membership.data_source import DataSupply
+from node.model.memory_model import memory_of_state
+from node.model.resources import (
+    require_disk,
+    require_host_memory,
+    require_memory,
+    room_on,
+    stages_that_fit,
+)
+from node.model.state_directory import StateDirectory
 from protocol.announcement import PEER_CHARACTERS, LinkReport
+from protocol.errors import UserError
+from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
 
 ALIKE = 1.08  # capacities within this factor count as equal: equal machines measure themselves that far apart
 
 IN_FLIGHT = 16  # F, microbatches of a replica on the way: what the planner takes, too
-
 
 Arrival = tuple[float, PeerId]  # wall clock and peer id: the order in which newcomers have their turn
 
@@ -148,3 +165,52 @@ def _difference(
     mine = links.mean_seconds([me], others, nbytes)
     theirs = links.mean_seconds(own, others, nbytes)
     return 0.0 if mine is None or theirs is None else mine - theirs
+
+
+class Abilities:
+    """Which stages this machine can serve: by memory, disk, and text for the first one.
+
+    Mutable state: the stages that this node would move to.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        manifest: Manifest,
+        state: StateDirectory | None,
+        data: DataSupply,
+    ) -> None:
+        self._config = config
+        self._manifest = manifest
+        self._state = state
+        self._data = data
+        self._device = torch.device(config.device)
+        self._on_host = self._device.type == "cpu"
+        # with a stage of the volunteer's choice it stays there; the baseline DiLoCo has a fixed world
+        moves = config.moves and config.stage < 0 and manifest.outer.averages_pairs
+        has_text = bool(config.data) or manifest.data.source != LOCAL
+        fitting = stages_that_fit(manifest, self._room(), config.recompute, self._on_host)
+        self.serveable = {stage for stage in fitting if stage or has_text}  # of which a newcomer takes one
+        self.may_serve = set(self.serveable) if moves else set[int]()
+
+    def _room(self, freed: int = 0) -> Room:
+        room = room_on(self._device, self._config.most_memory)
+        return Room(room.free + freed, room.limit, room.source)
+
+    def require(self, stage: int, freed: int = 0) -> None:
+        """Raises `UserError` when the stage does not fit, `freed` bytes of memory being given back before."""
+        require_memory(self._manifest, stage, self._room(freed), self._config.recompute, self._on_host)
+        if not self._on_host:
+            require_host_memory(self._manifest, stage, host_room())
+        if self._state is not None:
+            require_disk(self._manifest, stage, self._state.path)
+        if stage == 0:
+            self._data.require()
+
+    def check_move(self, source: int, target: int) -> None:
+        """Raises `UserError` when `target` cannot be served instead of `source`: others are asked from then on."""
+        try:
+            self.require(target, freed=memory_of_state(self._manifest, source))
+        except UserError:
+            self.may_serve.discard(target)
+            raise

@@ -1,20 +1,28 @@
-"""Who serves what, as far as this node knows: a view built from DHT records and own experience. Pure.
+"""Who serves what, as far as this node knows, and whom it leaves alone: from DHT records and own experience. Pure.
 
-Records end by the wall clock, `now`, since their signers say when; whom to suspect is counted in elapsed seconds, so
-that a clock which is set right frees nobody and locks nobody away.
+Records end by the wall clock, `now`, since their signers say when. Suspicion and quarantine are counted in elapsed
+seconds, so that a clock which is set right frees nobody and locks nobody away. Each replica believes its own record
+of others alone: an accusation that travels is an attack by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from protocol.announcement import Announcement
+from protocol.peer_limits import PeerTable
 from protocol.transport.base import PeerId
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
 MAX_SUSPECT_SECONDS = 60.0
+OFFENCES = 3  # within the last MEETINGS with one peer; one alone may be an honest replica's bad round
+MEETINGS = 5
+QUARANTINE_SECONDS = 600.0  # doubling with each further one
+MAX_QUARANTINE_SECONDS = 86_400.0
+MAX_PEERS = 4_096  # offenders that are remembered
 
 
 @dataclass(frozen=True)
@@ -120,3 +128,43 @@ class View:
 
 def _is_current(member: Member, now: float) -> bool:
     return member.expires + member.kept > now
+
+
+@dataclass
+class _Record:
+    """Mutable state: whether each of the last meetings was an offence, and the quarantines so far."""
+
+    meetings: deque[bool] = field(default_factory=lambda: deque(maxlen=MEETINGS))
+    until: float = float("-inf")
+    times: int = 0
+
+
+class Quarantine:
+    """Which peers broke the rules of averaging too often to be averaged with for a while.
+
+    Mutable state: a record of each peer that ever offended.
+    """
+
+    def __init__(self) -> None:
+        self._records = PeerTable[_Record](MAX_PEERS)
+
+    def note(self, peer: PeerId, is_offence: bool, now: float) -> bool:
+        """A meeting with `peer` at `now` in seconds; whether a quarantine begins with it."""
+        record = self._records.pop(peer, None)
+        if record is None:
+            if not is_offence:
+                return False  # nothing is kept for the honest
+            record = _Record()
+        self._records[peer] = record
+        record.meetings.append(is_offence)
+        if sum(record.meetings) < OFFENCES:
+            return False
+        record.until = now + min(MAX_QUARANTINE_SECONDS, QUARANTINE_SECONDS * 2.0**record.times)
+        record.times += 1
+        record.meetings.clear()  # it starts again afterwards
+        return True
+
+    def holds(self, peer: PeerId, now: float) -> bool:
+        """Whether `peer` is to be left alone: no proposal to it, none taken from it."""
+        record = self._records.get(peer)
+        return record is not None and now < record.until

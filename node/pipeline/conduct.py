@@ -1,28 +1,32 @@
-"""How the peers of the next stage behave: whose answers are worthless, and who is left alone for it.
+"""Worthless work: whose answers are left alone for it, and what the volunteer is told of the own.
 
-Each node keeps its own record and believes nobody else's. A gradient out of all proportion to those that the same
-stage gave before is worthless, finite as it is: clipped to its norm, the others of its batch vanish.
+Each node keeps its own record of the next stage's peers and believes nobody else's. A gradient out of all proportion
+to those that the same stage gave before is worthless, finite as it is: clipped to its norm, the others of its batch
+vanish.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from node.context import Context
-from node.membership.quarantine import Quarantine
+from node.membership.view import Member, Quarantine
 from node.model.inner import LARGEST_NORM
-from protocol.errors import CodecError, Refused
+from node.model.replica import Replica
+from protocol.errors import CodecError, NonFinite, Refused
 from protocol.transport.base import PeerId
 
 CONTENT = frozenset({"non-finite", "bad-shape"})  # refusals for what a microbatch holds: no other time helps
 HISTORY = 64
 ENOUGH = 5  # gradients before one is judged
 PROPORTION = 1_000.0  # times the median; honest norms of a run differ by less than a tenth of it
+TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
 
 
 class Norms:
@@ -86,3 +90,95 @@ class Conduct:
 
     def _now(self) -> float:
         return self._context.view.elapsed()
+
+
+class Complaints:
+    """What is wrong here, told to the volunteer once and not with every microbatch.
+
+    Mutable state: what was told already.
+    """
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        self._context = context
+        self._replica = replica
+        self._told: set[str] = set()
+
+    def note(self, error: NonFinite) -> None:
+        """A microbatch was given up for what became of it here."""
+        event = "overflow" if error.overflows else "non-finite"
+        if f"{event} {error.what}" in self._told:
+            return
+        self._told.add(f"{event} {error.what}")
+        stage = self._context.stage
+        if error.overflows:
+            self._context.events.warn(
+                f"{error.what.capitalize()} of stage {stage} are too large for {error.overflows}, in which they "
+                "travel; such microbatches are dropped. If it goes on, the run's founder has to found it again with "
+                f'wire.{error.what.removeprefix("the ")} = "bf16".',
+                event,
+                stage=stage,
+                what=error.what,
+                codec=error.overflows,
+            )
+            return
+        sound = bool(torch.isfinite(self._replica.flat.values).all())
+        reason = (
+            "the microbatch or this device may be damaged" if sound else "this replica's weights are none"
+        )
+        self._context.events.warn(
+            f"Stage {stage} here computed NaN or infinity in {error.what}: {reason}. Such microbatches "
+            "are dropped. If it goes on, stop this node, remove its checkpoint and start it again.",
+            event,
+            stage=stage,
+            what=error.what,
+            weights_are_finite=sound,
+        )
+
+    def note_step(self) -> None:
+        """Whether this stage keeps up with the one before it: looked at after each inner step."""
+        context, now = self._context, self._context.transport.now()
+        if context.stage == 0 or "too slow" in self._told:
+            return
+        stage, before = (context.view.members(s, now) for s in (context.stage, context.stage - 1))
+        found = lag(context.throughput.capacity(), stage, before)
+        if found is None or not found.is_too_slow:
+            return
+        self._told.add("too slow")
+        context.events.warn(
+            f"Stage {context.stage} takes {found.here:.2g} s a microbatch here and {found.stage:.2g} s with all its "
+            f"replicas; the stage before produces one every {found.before:.2g} s. The run goes at the pace of this "
+            "stage: a faster device, more replicas of it or fewer layers in it would help.",
+            "stage-too-slow",
+            stage=context.stage,
+            seconds_here=round(found.here, 6),
+            seconds=round(found.stage, 6),
+            seconds_before=round(found.before, 6),
+        )
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Seconds for a microbatch, all replicas of a stage together, and of this replica alone."""
+
+    here: float
+    stage: float
+    before: float
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self.stage > TOO_SLOW * self.before
+
+
+def lag(own: float | None, stage: Iterable[Member], before: Iterable[Member]) -> Lag | None:
+    """`own` is this replica's capacity in microbatches per second; None while too little is known."""
+    ours, theirs = (
+        [member.announcement.capacity for member in members if member.announcement.state == "serving"]
+        for members in (stage, before)
+    )
+    if not own or not ours or not theirs or not all([*ours, *theirs]):
+        return None
+    return Lag(
+        here=1 / own,
+        stage=1 / sum(capacity for capacity in ours if capacity),
+        before=1 / sum(capacity for capacity in theirs if capacity),
+    )

@@ -12,7 +12,7 @@ from node.model.compute import Priority
 from node.model.memory_model import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
-from node.pipeline.complaints import Complaints
+from node.pipeline.conduct import Complaints
 from node.pipeline.deliveries import Deliveries, Passage
 from node.pipeline.gate import Gate, Window
 from node.pipeline.stage_client import Home, StageClient

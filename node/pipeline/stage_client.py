@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from node.context import Context
-from node.links.deadlines import AdaptiveDeadline
+from node.links.links import AdaptiveDeadline
 from node.pipeline.conduct import CONTENT, Conduct
 from node.pipeline.deliveries import Passage
 from node.pipeline.routing import FixedRouter, Router

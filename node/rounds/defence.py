@@ -30,8 +30,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from node.membership.quarantine import Quarantine
+from node.membership.view import Quarantine
 from node.model.flat import Slice
+from protocol.peer_limits import PeerTable
 from protocol.transport.base import PeerId
 
 Blocks: TypeAlias = NDArray[np.float64]
@@ -176,7 +177,7 @@ class History:
 
     def __init__(self, expected: NDArray[np.float64]) -> None:
         self._expected = expected
-        self._votes: dict[PeerId, tuple[NDArray[np.float64], float]] = {}  # the latest last
+        self._votes = PeerTable[tuple[NDArray[np.float64], float]](VOTES)
 
     def usual_ratios(self) -> NDArray[np.float64]:
         """Median of the votes of each block, as long as `expected`."""
@@ -198,10 +199,7 @@ class History:
         self, peer: PeerId, ratios: NDArray[np.float64], limits: NDArray[np.float64], agreement: float
     ) -> None:
         """A meeting: distances by own progress, what was allowed of them, and the cosine."""
-        self._votes.pop(peer, None)
         self._votes[peer] = np.minimum(ratios, GROWTH * limits), agreement
-        if len(self._votes) > VOTES:
-            del self._votes[next(iter(self._votes))]
 
 
 def _norms(squares: Blocks) -> Blocks:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from node.context import Context
-from node.links.deadlines import AdaptiveDeadline
+from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, TensorPool, sample_stride, weights_of

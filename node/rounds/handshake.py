@@ -8,11 +8,12 @@ from collections import deque
 from dataclasses import asdict
 from statistics import median
 
-from node.links.deadlines import AdaptiveDeadline
+from node.links.links import AdaptiveDeadline
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.messages import Asks
 from protocol.messages.training import Propose, Ready, Release, SitOut, Timed
+from protocol.peer_limits import PeerTable
 from protocol.rpc import Reply, Rpc
 from protocol.transport.base import PeerId
 
@@ -29,7 +30,7 @@ class Handshake:
         self._rpc = rpc
         self._deadline = AdaptiveDeadline(FIRST_DEADLINE, LEAST_DEADLINE)
         self._trips: deque[float] = deque(maxlen=REMEMBERED_TRIPS)
-        self._met: dict[PeerId, None] = {}
+        self._met = PeerTable[None](REMEMBERED_PEERS)
 
     @property
     def round_trip(self) -> float:
@@ -100,8 +101,6 @@ class Handshake:
         if has_met:
             self._deadline.note(seconds)
             self._trips.append(seconds)
-        elif len(self._met) >= REMEMBERED_PEERS:
-            self._met.pop(next(iter(self._met)))
         self._met[peer] = None
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from node.membership.abilities import Abilities
-from node.membership.capacity import Peer
+from node.membership.capacity import Move, Peer, next_move
 from node.membership.moving import Mover
-from node.membership.rebalance import Move, next_move
+from node.membership.stage_choice import Abilities
 from node.state.download import download_state
 from protocol.errors import JoinError, ResourceError
 from protocol.transport.base import PeerId

@@ -13,7 +13,7 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.data.batches import Batch, Position, TrainingData
 from node.data.documents import Split, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of
-from node.membership.tokenizer_exchange import fetch_tokenizer
+from node.membership.data_source import fetch_tokenizer
 from protocol.errors import TokenizerError
 from protocol.manifest import Manifest
 from protocol.messages.peers import GetTokenizer, TokenizerPiece

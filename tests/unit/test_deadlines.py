@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.links.deadlines import ENOUGH, HISTORY, AdaptiveDeadline
+from node.links.links import ANSWERS, ENOUGH_ANSWERS, AdaptiveDeadline
 
 LIMIT, LEAST = 30.0, 0.5
 
@@ -20,8 +20,8 @@ def after(*seconds: float) -> AdaptiveDeadline:
 
 def test_the_manifests_limit_holds_until_there_is_experience() -> None:
     assert after().seconds() == LIMIT
-    assert after(*[0.1] * (ENOUGH - 1)).seconds() == LIMIT
-    assert after(*[0.1] * ENOUGH).seconds() < LIMIT
+    assert after(*[0.1] * (ENOUGH_ANSWERS - 1)).seconds() == LIMIT
+    assert after(*[0.1] * ENOUGH_ANSWERS).seconds() < LIMIT
 
 
 def test_a_steady_network_gets_three_times_what_it_takes() -> None:
@@ -45,19 +45,19 @@ def test_it_stays_within_its_bounds(durations: list[float], misses: int) -> None
 
 
 def test_misses_make_it_grow_until_the_limit_when_the_network_slows_down() -> None:
-    deadline = after(*[0.2] * HISTORY)
+    deadline = after(*[0.2] * ANSWERS)
     before = deadline.seconds()
-    for _ in range(HISTORY):
+    for _ in range(ANSWERS):
         deadline.note_missed()
     assert deadline.seconds() > before
-    for _ in range(4 * HISTORY):
+    for _ in range(4 * ANSWERS):
         deadline.note_missed()
     assert deadline.seconds() == LIMIT
 
 
 def test_it_comes_down_again_when_the_network_recovers() -> None:
-    deadline = after(*[20.0] * HISTORY)
+    deadline = after(*[20.0] * ANSWERS)
     assert deadline.seconds() == LIMIT
-    for _ in range(HISTORY):
+    for _ in range(ANSWERS):
         deadline.note(0.2)
     assert deadline.seconds() == pytest.approx(0.6)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import node.rounds.defence
-from node.membership.quarantine import OFFENCES, QUARANTINE_SECONDS
+from node.membership.view import OFFENCES, QUARANTINE_SECONDS
 from node.model.flat import layout
 from node.rounds.defence import FAR, GROWTH, VOTES, Defence, Finding, History, blocks_of
 from protocol.transport.base import PeerId

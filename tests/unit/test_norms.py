@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pipeline.complaints import TOO_SLOW, Lag
-from node.pipeline.conduct import ENOUGH, HISTORY, PROPORTION, Norms
+from node.pipeline.conduct import ENOUGH, HISTORY, PROPORTION, TOO_SLOW, Lag, Norms
 from node.pipeline.draws import LONGEST_PAUSE, TOLD_SECONDS, Dropped
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.membership.capacity import Peer
-from node.membership.rebalance import Move, next_move
+from node.membership.capacity import Move, Peer, next_move
 from protocol.transport.base import PeerId
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from transformers import DynamicCache
 
-from node.pipeline.prediction import Memories, Memory
+from node.pipeline.inference import Memories, Memory
 from protocol.errors import Refused
 from protocol.transport.base import PeerId
 from protocol.transport.virtual_time import run_virtual

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from node.membership.quarantine import MAX_PEERS, OFFENCES, QUARANTINE_SECONDS, Quarantine
+from node.membership.view import MAX_PEERS, OFFENCES, QUARANTINE_SECONDS, Quarantine
 from protocol.transport.base import PeerId
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.membership.capacity import Peer
+from node.membership.capacity import GAIN, Move, MovePatience, Peer, best_move
 from node.membership.moving import PROMPT_PEERS, pause_before_look
-from node.membership.rebalance import GAIN, Move, MovePatience, best_move
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(1, 8), min_size=2, max_size=5)

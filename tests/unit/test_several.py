@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.config import NodeConfig, build_config
-from node.several import arguments_of, config_of, devices_of
+from node.serving import arguments_of, config_of, devices_of
 from protocol.errors import UserError
 
 

@@ -8,11 +8,10 @@ from typing import cast
 
 import msgpack
 
-from node.context import Context, Counters, Throughput
+from node.context import Context, Counters, Throughput, statistics
 from node.links.links import Links
 from node.membership.view import View
 from node.model.replica import Replica
-from node.node_statistics import statistics
 from node.watch.counting import MAX_COUNTED, Tally
 from protocol.frames import MAX_HEADER_BYTES
 from protocol.identity import Identity

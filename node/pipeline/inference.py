@@ -1,7 +1,8 @@
-"""The next token for whoever asks: forward passes with the slow weights along a route that the asker chose.
+"""Losses and next tokens for whoever asks: forward passes with the slow weights along a route that the asker chose.
 
-Keys and values of earlier tokens are kept between requests where they fit, so that one more token costs one token.
-They are a convenience: whoever asks can start again at any time, and is told to when they are gone.
+They stand behind training: a stage computes them only when no microbatch waits. For next tokens the keys and values
+of earlier ones are kept between requests where they fit, so that one more token costs one token. They are a
+convenience: whoever asks can start again at any time, and is told to when they are gone.
 """
 
 from __future__ import annotations
@@ -16,23 +17,51 @@ import torch
 from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import Replica
-from protocol.codec import encode
+from node.model.stage_work import StageWork
+from protocol.codec import Encoded, encode
 from protocol.errors import Refused, WireError
-from protocol.messages.training import Predict, Predicted
+from protocol.messages import Asks
+from protocol.messages.training import Evaluate, Evaluated, Predict, Predicted
 from protocol.patience import Patience
-from protocol.rpc import Answer, Request, Rpc
+from protocol.rpc import Answer, Reply, Request, Rpc
 from protocol.transport.base import PeerId
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
 
-PREDICTION_DEADLINE = 60.0  # of silence, as for an evaluation
-PREDICTION_STANDSTILL = 600.0
+ONWARD_DEADLINE = 60.0  # of silence: it may wait long behind the training of a slow stage
+ONWARD_STANDSTILL = 600.0  # and not for ever
 # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
 MOST_BYTES = 128 << 20
 FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
 
 Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer
+
+
+class EvaluationService:
+    """Losses of the slow weights."""
+
+    def __init__(self, context: Context, work: StageWork) -> None:
+        self._context = context
+        self._work = work
+
+    def serve(self, rpc: Rpc) -> None:
+        """Answer others from now on."""
+        rpc.handle(Evaluate.answered_by(self.on_evaluate))
+
+    async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
+        """Loss of the slow weights on a microbatch, along the route that the caller chose."""
+        context, work, message = self._context, self._work, request.message
+        is_back = _comes_back(context, message)
+
+        def decoded() -> tuple[torch.Tensor, torch.Tensor]:
+            return work.decoded(request, is_back, may_be_short=True)
+
+        if context.is_last or is_back:
+            loss_sum, tokens = await context.compute.run(Priority.SERVE, work.evaluate_last, decoded, is_back)
+            return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
+        parcel = await context.compute.run(Priority.SERVE, work.evaluate, decoded)
+        return Answer((await _onward(context, message, message.stage, message.route, parcel))[0])
 
 
 @dataclass(frozen=True)
@@ -93,7 +122,7 @@ class Memories:
 
 
 class PredictionService:
-    """Stands behind training: it computes only when no microbatch waits."""
+    """Next tokens by the slow weights. Mutable state: what is kept of the answers in the making."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context
@@ -110,12 +139,7 @@ class PredictionService:
     async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:
         """Logits of the slow weights after the last token, along the route that the caller chose."""
         context, message = self._context, request.message
-        manifest = context.manifest
-        is_back = manifest.is_ring and context.stage == 0 and message.stage == manifest.stages
-        is_ours = is_back or message.stage == context.stage
-        if not is_ours or len(message.route) != manifest.hops - 1 - message.stage:
-            raise Refused("not-serving", "the route does not fit this stage")
-        if is_back:
+        if _comes_back(context, message):
             logits, round_ = await context.compute.run(Priority.SERVE, self._head, request)
             return _answer([round_], logits)
         key = (request.peer, message.answer)
@@ -123,22 +147,11 @@ class PredictionService:
         outputs, memory = await context.compute.run(Priority.SERVE, self._advance, request, before)
         if self._remembers:
             self._memories.keep(key, memory)
-        if message.stage == manifest.hops - 1:
+        if context.is_last:
             return _answer([memory.round], outputs)
-        return await self._onward(message, memory.round, outputs[0])
-
-    async def _onward(self, message: Predict, round_: int, activations: torch.Tensor) -> Answer[Predicted]:
-        onward = message.model_copy(update={"stage": message.stage + 1, "route": message.route[1:]})
-        try:
-            predicted, tensors = await self._context.rpc.call(
-                PeerId(message.route[0]),
-                onward,
-                [encode(activations, "fp32")],
-                deadline=Patience(PREDICTION_DEADLINE, PREDICTION_STANDSTILL),
-            )
-        except WireError as failure:  # of the next stage, not of the one who asks
-            raise Refused("failed", f"stage {onward.stage} answered nonsense") from failure
-        return _answer([round_, *predicted.rounds], tensors)
+        parcel = [encode(outputs[0], "fp32")]
+        predicted, tensors = await _onward(context, message, message.stage, message.route, parcel)
+        return _answer([memory.round, *predicted.rounds], tensors)
 
     # --- on the compute thread ----------------------------------------------------------------
 
@@ -156,8 +169,6 @@ class PredictionService:
         kept = Memory(cache, tokens, replica.round, nbytes)
         if not self._context.is_last:
             return [outputs], kept
-        if self._context.manifest.is_ring:
-            return [outputs[:, -1:]], kept  # the last token's are all that the head needs
         return _largest(outputs[0, -1].float(), request.message.top), kept
 
     def _head(self, request: Request[Predict]) -> tuple[list[torch.Tensor], int]:
@@ -204,3 +215,28 @@ def _largest(logits: torch.Tensor, top: int) -> list[torch.Tensor]:
 def _answer(rounds: list[int], tensors: list[torch.Tensor]) -> Answer[Predicted]:
     encoded = [encode(t, "fp32" if t.is_floating_point() else "int32") for t in tensors]
     return Answer(Predicted(rounds=rounds), encoded)
+
+
+# --- the route ------------------------------------------------------------------------------------
+
+
+def _comes_back(context: Context, message: Evaluate | Predict) -> bool:
+    """Whether what is asked comes back to the first stage of a ring. Raises `Refused` for another stage's."""
+    manifest = context.manifest
+    is_back = manifest.is_ring and context.stage == 0 and message.stage == manifest.stages
+    is_ours = is_back or message.stage == context.stage
+    if not is_ours or len(message.route) != manifest.hops - 1 - message.stage:
+        raise Refused("not-serving", "the route does not fit this stage")
+    return is_back
+
+
+async def _onward(
+    context: Context, message: Asks[Reply], stage: int, route: list[str], parcel: list[Encoded]
+) -> tuple[Reply, list[torch.Tensor]]:
+    """What the next stage of the route answers. Raises `Refused` when that is nonsense, else as `Rpc.call`."""
+    onward = message.model_copy(update={"stage": stage + 1, "route": route[1:]})
+    patience = Patience(ONWARD_DEADLINE, ONWARD_STANDSTILL)
+    try:
+        return await context.rpc.call(PeerId(route[0]), onward, parcel, deadline=patience)
+    except WireError as failure:  # of the next stage, not of the one who asks
+        raise Refused("failed", f"stage {stage + 1} answered nonsense") from failure
