@@ -34,89 +34,78 @@ class Underway:
     task: asyncio.Task[None] | None = None  # None until it has a place
 
 
+@dataclass
 class Answering:
     """Mutable state: the requests under way, and whether somebody tells how far they are."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        dispatch: Callable[[Frame, Status], Awaitable[Answer[Message]]],
-        strike: Callable[[], None],
-        places: RequestLimiter,
-        supervisor: Supervisor,
-    ) -> None:
-        self._channel = channel
-        self._dispatch = dispatch
-        self._strike = strike
-        self._places = places
-        self._supervisor = supervisor
-        self._underway: dict[int, Underway] = {}
-        self._tells = False
+    channel: Channel
+    dispatch: Callable[[Frame, Status], Awaitable[Answer[Message]]]
+    strike: Callable[[], None]
+    places: RequestLimiter
+    supervisor: Supervisor
+    underway: dict[int, Underway] = field(default_factory=dict)
+    telling: bool = False
 
     async def take(self, max_payload: int, tells: bool) -> None:
         """The next frame of the stream. Nothing more is read while all places are taken, so the peer has to wait.
 
         With `tells` it is told how far the request is, and may give it up. Raises as `read_frame`.
         """
-        frame = await self._channel.read(max_payload, self._began_to_come if tells else lambda *_: None)
+        frame = await self.channel.read(max_payload, self._began_to_come if tells else lambda *_: None)
         if frame.type is FrameType.CANCEL:
             self._give_up(frame.request_id)
             return
-        underway = self._underway.get(frame.request_id, Underway(0.0))
+        underway = self.underway.get(frame.request_id, Underway(0.0))
         underway.status.look = lambda: QUEUED
         try:
-            await self._places.take(places_for(max_payload))
+            await self.places.take(places_for(max_payload))
         except BaseException:
-            self._underway.pop(frame.request_id, None)
+            self.underway.pop(frame.request_id, None)
             raise
-        underway.task = self._supervisor.spawn(self._answer(frame, underway.status), "answering a request")
-        underway.task.add_done_callback(lambda _: self._places.give_back())
+        underway.task = self.supervisor.spawn(self._answer(frame, underway.status), "answering a request")
+        underway.task.add_done_callback(lambda _: self.places.give_back())
 
     def end(self) -> None:
         """The stream has ended: nobody waits for what was asked with `tells`."""
-        self._channel.broken = True
-        for number in list(self._underway):
+        self.channel.broken = True
+        for number in list(self.underway):
             self._give_up(number)
 
     def _give_up(self, number: int) -> None:
-        underway = self._underway.pop(number, None)
+        underway = self.underway.pop(number, None)
         if underway is not None and underway.task is not None:
             underway.task.cancel()
-
-    # --- how far requests are -----------------------------------------------------------------
 
     def _began_to_come(self, frame_type: FrameType, number: int) -> None:
         if frame_type is not FrameType.REQUEST:
             return
-        if number in self._underway:
+        if number in self.underway:
             raise WireError("two requests under way have the same number")
-        self._underway[number] = Underway(asyncio.get_running_loop().time())
-        if not self._tells:
-            self._tells = True
-            self._supervisor.spawn(self._tell(), "telling how far requests are")
+        self.underway[number] = Underway(asyncio.get_running_loop().time())
+        if not self.telling:
+            self.telling = True
+            self.supervisor.spawn(self._tell(), "telling how far requests are")
 
     async def _tell(self) -> None:
         """Until nothing is under way any more."""
         loop = asyncio.get_running_loop()
         try:
-            while self._underway and not self._channel.broken:
+            while self.underway and not self.channel.broken:
                 await asyncio.sleep(PROGRESS_SECONDS)
-                for number, underway in list(self._underway.items()):
-                    if loop.time() - underway.since >= PROGRESS_SECONDS and number in self._underway:
-                        await self._channel.tell(FrameType.PROGRESS, number, underway.status.look())
+                for number, underway in list(self.underway.items()):
+                    if loop.time() - underway.since >= PROGRESS_SECONDS and number in self.underway:
+                        await self.channel.tell(FrameType.PROGRESS, number, underway.status.look())
         finally:
-            self._tells = False
-
-    # --- answering ----------------------------------------------------------------------------
+            self.telling = False
 
     async def _answer(self, frame: Frame, status: Status) -> None:
-        channel = self._channel
+        channel = self.channel
         try:
             answer = await self._handled(frame, status)
         except Refused as refusal:
             await channel.refuse(frame, refusal.code, refusal.reason)
         except WireError as error:
-            self._strike()
+            self.strike()
             await channel.refuse(frame, "malformed", str(error)[:200])
         except NolocoError as error:
             await channel.refuse(frame, "failed", str(error))
@@ -132,6 +121,6 @@ class Answering:
 
     async def _handled(self, frame: Frame, status: Status) -> Answer[Message]:
         try:
-            return await self._dispatch(frame, status)
+            return await self.dispatch(frame, status)
         finally:  # from here on it is not cancelled: an answer cut short would end the stream
-            self._underway.pop(frame.request_id, None)
+            self.underway.pop(frame.request_id, None)

@@ -18,14 +18,6 @@ from protocol.transport.base import Stream
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A request that was sent, or is being sent."""
-
-    answer: asyncio.Future[Frame]
-    patience: Patience
-
-
 @dataclass
 class Channel:
     """Either side of one stream of one class of traffic; only the calling side has requests that wait.
@@ -38,12 +30,10 @@ class Channel:
     traffic: str
     watch: FrameWatch
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: dict[int, Waiting] = field(default_factory=dict)
+    waiting: dict[int, tuple[asyncio.Future[Frame], Patience]] = field(default_factory=dict)
     next_id: int = 0
     broken: bool = False
     reader: asyncio.Task[None] | None = None
-
-    # --- calling ------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -60,7 +50,7 @@ class Channel:
         request_id = self.next_id
         self.next_id += 1
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.waiting[request_id] = Waiting(future, patience)
+        self.waiting[request_id] = future, patience
         is_sent = False
         try:
             await self.send(FrameType.REQUEST, request_id, request, tensors, patience)
@@ -85,8 +75,8 @@ class Channel:
                 frame = await self.read(max_payload)
                 if frame.type is FrameType.PROGRESS:
                     self._note_progress(frame)
-                elif (waiting := self.waiting.pop(frame.request_id, None)) and not waiting.answer.done():
-                    waiting.answer.set_result(frame)
+                elif (waiting := self.waiting.pop(frame.request_id, None)) and not waiting[0].done():
+                    waiting[0].set_result(frame)
         except NolocoError as error:
             reason = error
             if isinstance(error, WireError):
@@ -99,9 +89,7 @@ class Channel:
             raise WireError("progress of another kind")
         progress = Progress.parsed(frame.body)
         if (waiting := self.waiting.get(frame.request_id)) is not None:
-            waiting.patience.note(progress)
-
-    # --- frames -------------------------------------------------------------------------------
+            waiting[1].note(progress)
 
     async def send(
         self,
@@ -167,8 +155,6 @@ class Channel:
         self.watch.received(self.traffic, self.stream.remote, frame.kind, len(frame.payload), frame.began)
         return frame
 
-    # --- the end ------------------------------------------------------------------------------
-
     def close(self, reason: NolocoError) -> None:
         """End the stream from this side; the requests that wait raise `reason`."""
         if self.reader is not None:
@@ -178,9 +164,9 @@ class Channel:
     def fail(self, reason: NolocoError) -> None:
         self.broken = True
         self.stream.close()
-        for waiting in self.waiting.values():
-            if not waiting.answer.done():
-                waiting.answer.set_exception(reason)
+        for answer, _ in self.waiting.values():
+            if not answer.done():
+                answer.set_exception(reason)
         self.waiting.clear()
 
 

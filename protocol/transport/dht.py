@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -51,17 +51,11 @@ class Dht:
     """This peer's part of the DHT. Dies with its p2pd; make a new one then."""
 
     def __init__(
-        self,
-        node: DHTNode,
-        client_only: bool,
-        validator: RecordValidator,
-        now: Callable[[], float],
-        supervisor: Supervisor,
+        self, node: DHTNode, client_only: bool, now: Callable[[], float], supervisor: Supervisor
     ) -> None:
         self._node = node
         self._now = now
         self._client_only = client_only
-        self._validator = validator
         self._supervisor = supervisor
 
     @classmethod
@@ -87,17 +81,15 @@ class Dht:
         assert isinstance(guarded, GuardedProtocol)
         guarded.storage, guarded.cache = RecordStorage(now), RecordStorage(now)
         guarded.validate, guarded.now = validator.accepts, now
-        return cls(node, client_only, validator, now, supervisor)
+        return cls(node, client_only, now, supervisor)
 
     async def greet(self, peer: PeerId) -> bool:
         """Make a connected peer known to the routing table, and this peer to its; whether it answered.
 
         Takes 3 s at most. A clock that is more than 3 s off is only logged here.
         """
-        known = await self._node.protocol.call_ping(
-            PeerID.from_base58(peer), validate=not self._client_only, strict=False
-        )
-        return known is not None
+        ping = self._node.protocol.call_ping
+        return await ping(PeerID.from_base58(peer), validate=not self._client_only, strict=False) is not None
 
     async def explore(self, deadline: float) -> bool:
         """Fill the routing table with the neighbours of this peer; False when that goes on after the deadline."""
@@ -132,14 +124,10 @@ class Dht:
         own = node.protocol.storage.get(wanted)
         if own is not None:
             await self._collect(digest, own.value, found)
-        near = node.protocol.routing_table.get_nearest_neighbors(
-            wanted, node.protocol.bucket_size, exclude=node.node_id
-        )
-        peer_of = dict(near)
+        nearest, size = node.protocol.routing_table.get_nearest_neighbors, node.protocol.bucket_size
+        peer_of = dict(nearest(wanted, size, exclude=node.node_id))
 
-        async def ask(
-            member: DHTID, queries: Collection[DHTID]
-        ) -> dict[DHTID, tuple[tuple[DHTID, ...], bool]]:
+        async def ask(member: DHTID, queries: Collection[DHTID]) -> dict[DHTID, tuple[Sequence[DHTID], bool]]:
             answer = await node._call_find_with_blacklist(peer_of[member], [wanted])
             value, neighbours = answer[wanted] if answer else (None, {})
             if value is not None:
@@ -150,7 +138,7 @@ class Dht:
         await traverse_dht(
             queries=[wanted],
             initial_nodes=list(peer_of),
-            beam_size=node.protocol.bucket_size,
+            beam_size=size,
             num_workers=node.num_workers,
             queries_per_call=1,
             get_neighbors=ask,
@@ -168,7 +156,7 @@ class Dht:
             if number % AT_A_TIME == AT_A_TIME - 1:
                 await asyncio.sleep(0)
             try:
-                record = self._validator.open(digest, subkey, packed, expires)
+                record = self._node.protocol.record_validator.open(digest, subkey, packed, expires)
             except RecordError:
                 bad += 1  # own storage may hold records that have expired since
                 if bad > MOST_BAD:

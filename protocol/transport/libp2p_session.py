@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _LOCAL_DEADLINE = 10.0
 _GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
 _SLICE = 4 << 20  # bytes handed to the socket at once; between two slices a closed stream is noticed
-_ACCEPTED = b"\x01"
+_ACCEPTED = b"\x01"  # a handler has taken the stream
 
 
 class Libp2pStream(Stream):
@@ -42,12 +42,8 @@ class Libp2pStream(Stream):
     def wrote(self) -> float:
         return self._socket.wrote
 
-    async def accept(self) -> None:
-        """Tell the opener that a handler has taken the stream."""
-        await self.write(_ACCEPTED)
-
     async def accepted(self, deadline: float) -> None:
-        """Wait for `accept` at the other end.
+        """Wait for the other end to say that a handler has taken the stream.
 
         p2pd opens streams of a protocol that it knows the peer to serve without asking the peer, even one
         that is frozen. Raises as `Transport.open`.
@@ -242,7 +238,7 @@ class Session:
             async with asyncio.timeout(_LOCAL_DEADLINE):
                 await read_pbmsg_safe(connection, info)
             stream = Libp2pStream(PeerId(PeerID(info.peer).to_base58()), connection)
-            await stream.accept()
+            await stream.write(_ACCEPTED)
             await self._on_stream(stream, info.proto)
         except (OSError, EOFError, TimeoutError, NolocoError) as error:
             logger.debug("An incoming stream ended: %s", error)

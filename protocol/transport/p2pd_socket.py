@@ -145,8 +145,6 @@ class P2pdSocket(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=0)  # so `drain` waits until the kernel has everything
         self._made(self)
 
-    # --- reading
-
     async def readexactly(self, size: int) -> Buffer:
         """A cancelled call takes nothing. Raises `EOFError` or `OSError` when the connection ended before."""
         if self._reader is not None:
@@ -195,8 +193,6 @@ class P2pdSocket(asyncio.BufferedProtocol):
         self._end(EOFError("the connection ended"))
         return True  # what is still to be written may be wanted
 
-    # --- writing
-
     def write(self, data: Buffer) -> None:
         """The data must stay unchanged until `drain` returns."""
         self._transport.write(data)
@@ -228,8 +224,6 @@ class P2pdSocket(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._has_room = True
         _wake(self._writer)
-
-    # --- the end
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
