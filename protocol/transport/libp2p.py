@@ -275,5 +275,4 @@ class Libp2pTransport(Transport):
 
 def _port_in(addresses: list[str]) -> int:
     """The TCP port that p2pd chose, or 0 when it does not listen."""
-    ports = [int(port) for address in addresses for port in re.findall(r"/tcp/(\d+)", address)]
-    return ports[0] if ports else 0
+    return next((int(port) for address in addresses for port in re.findall(r"/tcp/(\d+)", address)), 0)

@@ -160,7 +160,7 @@ class MemoryTransport(Transport):
                 island = await self._network.search(self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return False
-        return island.records.put(digest, self.peer_id, sealed, expires, self._network.now())
+        return island.put(digest, self.peer_id, sealed, expires, self._network.now())
 
     async def get(self, key: str, deadline: float) -> list[Record]:
         self._check_running()
@@ -169,7 +169,7 @@ class MemoryTransport(Transport):
                 island = await self._network.search(self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return []
-        return island.records.get(key_digest(key), self.now())
+        return island.get(key_digest(key), self.now())
 
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         self._check_running()

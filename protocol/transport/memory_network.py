@@ -96,9 +96,13 @@ class MemoryNetwork:
         return self._running.get(peer)
 
     def join(self, a: PeerId, b: PeerId) -> None:
-        """Unite the islands of two running peers."""
-        if a in self._islands and b in self._islands:
-            self._unite(self._islands[a], self._islands[b])
+        """Unite the islands of two peers, if both run."""
+        one, other = self._islands.get(a), self._islands.get(b)
+        if one is None or other is None or one is other:
+            return
+        small, large = (one, other) if len(one.members) < len(other.members) else (other, one)
+        large.absorb(small)
+        self._islands.update(dict.fromkeys(small.members, large))
 
     async def travel(self, sender: PeerId, receiver: PeerId) -> None:
         """The time that a small message needs; for ever while a fault lies between the two."""
@@ -146,32 +150,32 @@ class MemoryNetwork:
     # --- islands
 
     def _settle(self, island: Island) -> None:
-        self._islands.update(dict.fromkeys(island.members(), island))
-
-    def _unite(self, a: Island, b: Island) -> None:
-        if a is not b:
-            small, large = (a, b) if len(a) < len(b) else (b, a)
-            large.absorb(small)
-            self._islands.update(dict.fromkeys(small.members(), large))
+        self._islands.update(dict.fromkeys(island.members, island))
 
     def _reunite(self) -> None:
         torn, self._torn = self._torn, []
         for parts in torn:
-            witnesses = [part.members() for part in parts]
-            alive = [next((peer for peer in peers if peer in self._islands), None) for peers in witnesses]
+            alive = [next((peer for peer in part.members if peer in self._islands), None) for part in parts]
             present = [peer for peer in alive if peer is not None]
             for peer in present[1:]:
                 self.join(present[0], peer)
 
 
-class RecordStore:
-    """What the peers of one island hold together. Forged and stale records are refused, as by real peers."""
+class Island:
+    """Peers that have found each other, and the records that they hold.
 
-    def __init__(self) -> None:
+    A new peer is an island of its own until it connects to another peer. A partition splits an island, each
+    part keeping a copy of the records; connecting and healing unite islands.
+    """
+
+    def __init__(self, members: Iterable[PeerId] = ()) -> None:
+        self.members: list[PeerId] = []
+        self._index: dict[PeerId, int] = {}
         self._slots: dict[bytes, dict[str, Record]] = {}  # key digest -> peer id -> its newest record
+        self._add(members)
 
     def put(self, digest: bytes, subkey: str, sealed: bytes, expires: float, now: float) -> bool:
-        """False when the record is invalid at `now` or does not outlive the one that it would replace."""
+        """Keep it. False, as from real peers, when it is invalid at `now` or would not outlive the one before."""
         try:
             record = open_record(digest, subkey, sealed, expires, now)
         except RecordError:
@@ -186,59 +190,39 @@ class RecordStore:
         slots = self._slots.get(digest, {})
         return [slots[peer] for peer in sorted(slots) if slots[peer].expires > now]
 
-    def absorb(self, other: RecordStore) -> None:
-        for digest, slots in other._slots.items():
-            for record in slots.values():
-                _keep_latest(self._slots.setdefault(digest, {}), record)
-
-
-class Island:
-    """Peers that have found each other, and the records that they hold.
-
-    A new peer is an island of its own until it connects to another peer. A partition splits an island, each
-    part keeping a copy of the records; connecting and healing unite islands.
-    """
-
-    def __init__(self, members: Iterable[PeerId] = ()) -> None:
-        self.records = RecordStore()
-        self._members: list[PeerId] = []
-        self._index: dict[PeerId, int] = {}
-        self._add(members)
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def members(self) -> list[PeerId]:
-        return list(self._members)
-
     def sample(self, rng: Random) -> PeerId:
         """One member at random, at a cost that does not grow with their number."""
-        return rng.choice(self._members)
+        return rng.choice(self.members)
 
     def remove(self, peer: PeerId) -> None:
-        index, last = self._index.pop(peer), self._members.pop()
+        index, last = self._index.pop(peer), self.members.pop()
         if last != peer:
-            self._members[index] = last
+            self.members[index] = last
             self._index[last] = index
 
     def absorb(self, other: Island) -> None:
-        self._add(other._members)
-        self.records.absorb(other.records)
+        self._add(other.members)
+        self._copy_records(other)
 
     def split(self, side: Callable[[PeerId], int]) -> list[Island]:
         """One island for each different `side` of a member."""
         sides: dict[int, list[PeerId]] = {}
-        for peer in self._members:
+        for peer in self.members:
             sides.setdefault(side(peer), []).append(peer)
         parts = [Island(members) for members in sides.values()]
         for part in parts:
-            part.records.absorb(self.records)
+            part._copy_records(self)
         return parts
 
     def _add(self, members: Iterable[PeerId]) -> None:
         for peer in members:
-            self._index[peer] = len(self._members)
-            self._members.append(peer)
+            self._index[peer] = len(self.members)
+            self.members.append(peer)
+
+    def _copy_records(self, other: Island) -> None:
+        for digest, slots in other._slots.items():
+            for record in slots.values():
+                _keep_latest(self._slots.setdefault(digest, {}), record)
 
 
 def _keep_latest(slots: dict[str, Record], record: Record) -> bool:

@@ -40,7 +40,7 @@ class InMemory(Network):
         self, through: Transport, digest: bytes, subkey: str, sealed: bytes, expires: float
     ) -> bool:
         island = await self.world.search(through.peer_id)
-        return island.records.put(digest, subkey, sealed, expires, self.world.now())
+        return island.put(digest, subkey, sealed, expires, self.world.now())
 
 
 class TestUnderVirtualTime(TransportSuite):
