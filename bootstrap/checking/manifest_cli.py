@@ -47,7 +47,9 @@ def check(
     """
     try:
         devices = named(device)
-        chosen = chosen_for_check(file, preset)
+        if (file is None) == (preset is None):
+            raise UserError(f"Name either a manifest file or a preset: --preset {' | '.join(PRESETS)}.")
+        chosen = load_toml(file) if file is not None else load_preset(preset or "")
     except ManifestError as error:
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
     except UserError as error:
@@ -64,13 +66,6 @@ def check(
     from bootstrap.checking.tables import show_report
 
     show_report(report, chosen, links, speeds)
-
-
-def chosen_for_check(file: Path | None, preset: str | None) -> Manifest:
-    """The one manifest that was named. Raises `ManifestError`, or `UserError` for none or two."""
-    if (file is None) == (preset is None):
-        raise UserError(f"Name either a manifest file or a preset: --preset {' | '.join(PRESETS)}.")
-    return load_toml(file) if file is not None else load_preset(preset or "")
 
 
 def refuse(problems: list[str], file: Path | None, as_json: bool) -> NoReturn:

@@ -22,7 +22,7 @@ from bootstrap.display import bars
 from bootstrap.export.export_cli import FACTS
 from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, transformers_tokenizer
 from bootstrap.generation.exported import load_exported
-from bootstrap.inspect.observer import Observer, visit
+from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
 from node.data.opening import LOCAL, DataPlan, open_data
 from node.data.sources import Document, documents_of, places_of
@@ -33,16 +33,12 @@ from protocol.codec import encode
 from protocol.errors import DataError, DeadlineExceeded, ManifestError, PeerUnreachable, Refused
 from protocol.manifest import BYTES, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
-from protocol.patience import Patience
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 HELD_OUT_SEQUENCES = 256
 AT_ONCE = 8  # sequences that an export computes together
-EVALUATION_DEADLINE = 60.0  # of silence: a slow stage that trains says that it will come to it
-EVALUATION_STANDSTILL = 1_200.0  # longer than the nodes wait for each other
 IN_FLIGHT = 4
-TRIES = 3
 
 Progress: TypeAlias = Callable[[int, int], None]  # (sequences done, of how many)
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -86,15 +82,9 @@ async def evaluate_swarm(join: list[str], wanted: WantedLosses, every_replica: b
     async with visit(join) as observer:
         manifest = observer.manifest
         raw = await tokenizer_file(observer, own)
-        text = await in_background(
-            "data",
-            wanted.text,
-            manifest,
-            raw,
-            transformers_tokenizer(manifest, raw),
-            manifest.data.sequence_tokens,
-            manifest.inner.sequences,
-        )
+        tokenizer = transformers_tokenizer(manifest, raw)
+        sizes = (manifest.data.sequence_tokens, manifest.inner.sequences)
+        text = await in_background("data", wanted.text, manifest, raw, tokenizer, *sizes)
         routes = await observer.routes()
         losses = []
         for route in routes if every_replica else routes[:1]:
@@ -102,7 +92,7 @@ async def evaluate_swarm(join: list[str], wanted: WantedLosses, every_replica: b
                 loss = await evaluate_route(
                     observer, text, route, lambda done, total: shown.update("Evaluating", done, total)
                 )
-            print(f"{loss}, through {_short(route)}")
+            print(f"{loss}, through {short(route)}")
             losses.append(loss.nats)
         if len(losses) > 1:
             print(f"{sum(losses) / len(losses):.4f} nats per token, mean over {len(losses)} routes")
@@ -125,10 +115,6 @@ def _manifest_of(directory: Path) -> Manifest | None:
         return manifest_from(json.loads((directory / FACTS).read_text(encoding="utf-8"))["manifest"])
     except (OSError, ValueError, KeyError, TypeError, ManifestError):
         return None
-
-
-def _short(route: Sequence[str]) -> str:
-    return " → ".join(peer[-8:] for peer in route)
 
 
 @dataclass(frozen=True)
@@ -184,18 +170,15 @@ async def _evaluate(
     observer: Observer, route: Sequence[PeerId], inputs: torch.Tensor, labels: torch.Tensor
 ) -> Evaluated:
     tensors = [encode(inputs.to(torch.int32), "int32"), encode(labels.to(torch.int32), "int32")]
-    back = route[:1] if observer.manifest.is_ring else []
-    request = Evaluate(stage=0, route=[*route[1:], *back])
-    for attempt in range(TRIES):
+    request = Evaluate(stage=0, route=observer.hops_after_first(route))
+    for attempt in range(ROUTE_TRIES):
         try:
-            evaluated, _ = await observer.rpc.call(
-                route[0], request, tensors, deadline=Patience(EVALUATION_DEADLINE, EVALUATION_STANDSTILL)
-            )
+            evaluated, _ = await observer.rpc.call(route[0], request, tensors, deadline=route_patience())
             return evaluated
         except (PeerUnreachable, DeadlineExceeded, Refused):
-            if attempt == TRIES - 1:
+            if attempt == ROUTE_TRIES - 1:
                 raise
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(PAUSE_SECONDS)
     raise AssertionError("the loop returns or raises")
 
 

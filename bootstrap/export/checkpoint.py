@@ -25,7 +25,6 @@ from protocol.manifest import Manifest, as_toml
 
 PATTERN = "model{suffix}.safetensors"
 INDEX = "model.safetensors.index.json"
-_READ_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
@@ -79,19 +78,14 @@ def _tensor(weight: Weight, stages: list[NDArray[np.float32]], dtype: torch.dtyp
 
 def sha256_of(path: Path) -> str:
     """Of a file, in hexadecimal."""
-    sha = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_READ_AT_ONCE):
-            sha.update(chunk)
-    return sha.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checkpoint_config(manifest: Manifest, dtype: torch.dtype, ids: dict[str, int | None]) -> PreTrainedConfig:
     """What config.json holds: the run's model, and the tokenizer's `ids` of special tokens."""
     config = model_config(manifest)
-    config.dtype = dtype
-    for name, token in ids.items():
-        setattr(config, name, token)
+    config.update({"dtype": dtype, **ids})
     return config
 
 

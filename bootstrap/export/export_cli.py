@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ import typer
 
 from bootstrap.model_options import Join, TokenizerFile
 from node.command import fail, run_async
+from node.machine.limits import parse_size
 from protocol.errors import NolocoError, ResourceError, StateError, UserError
 from protocol.transport.base import PeerId
 
@@ -19,7 +20,7 @@ PARTIAL = "partial"  # the folder in the export in which it is made
 FACTS = "noloco.json"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # and what torch calls them
 DEFAULT_SHARD = "2GB"
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+LEAST_SHARD = 1_000  # bytes: less is a size whose unit was forgotten
 
 
 def export(
@@ -91,7 +92,7 @@ def check_order(order: ExportOrder) -> None:
 
 def shard_bytes(text: str) -> int:
     """Bytes of "2GB" or "500MB". Raises `UserError`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(KB|MB|GB)", text.strip().upper())
-    if match is None or not float(match[1]):
-        raise UserError(f"{text!r} is no size of a file. Write --shard-size 2GB, or 500MB.")
-    return int(float(match[1]) * _UNITS[match[2]])
+    with suppress(ValueError):
+        if (found := parse_size(text)) >= LEAST_SHARD:
+            return found
+    raise UserError(f"{text!r} is not a size of a file. Write --shard-size 2GB, or 500MB.")

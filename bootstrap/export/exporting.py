@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -175,17 +174,18 @@ def _finish(
     new = order.directory / PARTIAL / "new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
-    for name in write_shards(
-        manifest, [file.weights() for file in files], new, dtype, shard_bytes(order.shard_size)
-    ):
+    weights, most = [file.weights() for file in files], shard_bytes(order.shard_size)
+    for name in write_shards(manifest, weights, new, dtype, most):
         tell(f"Wrote {name}.")
     _describe(transformers_tokenizer(manifest, tokenizer), new, dtype, facts)
     sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(new.iterdir())]
     (new / SUMS).write_text("".join(sums), encoding="utf-8")
-    _remove_weights(order.directory)
-    for path in sorted(
-        new.iterdir(), key=lambda path: path.name == "config.json"
-    ):  # the last one makes it whole
+    # an earlier export may have had more shards
+    for former in ("config.json", INDEX, "model*.safetensors"):
+        for path in order.directory.glob(former):
+            path.unlink()
+    # config.json comes last: it makes the export whole
+    for path in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
         path.replace(order.directory / path.name)
     shutil.rmtree(order.directory / PARTIAL)
 
@@ -197,13 +197,6 @@ def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype,
     GenerationConfig(**ids).save_pretrained(new)
     (new / "README.md").write_text(model_card(facts), encoding="utf-8")
     (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")
-
-
-def _remove_weights(directory: Path) -> None:
-    """Those of an earlier export: it may have had more shards."""
-    for path in [directory / "config.json", directory / INDEX, *directory.glob("model*.safetensors")]:
-        with suppress(FileNotFoundError):
-            path.unlink()
 
 
 async def export_swarm(join: list[str], order: ExportOrder, tokenizer: str) -> None:

@@ -31,23 +31,6 @@ class ExportedModel:
 
 def load_exported(directory: Path) -> ExportedModel:
     """Raises `StateError` with one line on what is wrong with the directory; nothing is fetched from anywhere."""
-    require_checkpoint(directory)
-    transformers_logging.disable_progress_bar()  # ours is the only one on the screen
-    tokenizer = load_tokenizer(directory)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto").eval()
-        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    except LOADING_ERRORS as error:
-        raise StateError(
-            f"The model in {directory} cannot be loaded ({_first_line(error)}). Export it again."
-        ) from None
-    # the model may know more positions than the run trained it on
-    context = min(int(getattr(model.config, "max_position_embeddings", 2**31)), tokenizer.model_max_length)
-    return ExportedModel(model, tokenizer, context)
-
-
-def require_checkpoint(directory: Path) -> None:
-    """Raises `StateError` unless the directory looks like a model."""
     if not directory.is_dir():
         raise StateError(
             f"There is no directory {directory}. Give --model the one that `noloco export --out` wrote."
@@ -63,6 +46,18 @@ def require_checkpoint(directory: Path) -> None:
         raise StateError(
             f"The model in {directory} cannot be loaded (config.json is damaged). Export it again."
         ) from None
+    transformers_logging.disable_progress_bar()  # ours is the only one on the screen
+    tokenizer = load_tokenizer(directory)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto").eval()
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    except LOADING_ERRORS as error:
+        raise StateError(
+            f"The model in {directory} cannot be loaded ({_first_line(error)}). Export it again."
+        ) from None
+    # the model may know more positions than the run trained it on
+    context = min(int(getattr(model.config, "max_position_embeddings", 2**31)), tokenizer.model_max_length)
+    return ExportedModel(model, tokenizer, context)
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:

@@ -10,17 +10,12 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from bootstrap.generation.generate_cli import Decoding
-from bootstrap.inspect.observer import Observer
+from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
 from protocol.messages.training import Predict
-from protocol.patience import Patience
 from protocol.transport.base import PeerId
 
-PREDICTION_DEADLINE = 60.0  # of silence: a slow stage that trains says that it will come to it
-PREDICTION_STANDSTILL = 1_200.0  # longer than the nodes wait for each other
-TRIES = 3
-PAUSE_SECONDS = 0.5
 FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
 
 
@@ -65,7 +60,7 @@ class SwarmAnswer:
         if len(values) == 1 and values[0].shape == (vocabulary,):
             return values[0]
         if len(values) != 2 or values[0].dim() != 1 or values[0].shape != values[1].shape:
-            raise JoinError(f"The route {self} answers nonsense. Run the command again.")
+            raise JoinError(f"The route {short(self._route)} answers nonsense. Run the command again.")
         logits = torch.full((vocabulary,), -torch.inf)
         logits[values[1].long().clamp(0, vocabulary - 1)] = values[0]
         return logits
@@ -73,7 +68,7 @@ class SwarmAnswer:
     async def _predict(self, sequence: list[int], top: int) -> list[torch.Tensor]:
         """Ask the route, with the newest token alone where it has the others in mind, else with all of them."""
         failure: NolocoError | None = None
-        for attempt in range(TRIES):
+        for attempt in range(ROUTE_TRIES):
             try:
                 return await self._ask(sequence, top)
             except Refused as refusal:
@@ -84,23 +79,19 @@ class SwarmAnswer:
             except (PeerUnreachable, DeadlineExceeded, WireError) as error:
                 failure = error
             self._remembered = 0
-            if attempt < TRIES - 1:
+            if attempt < ROUTE_TRIES - 1:
                 await asyncio.sleep(PAUSE_SECONDS)
         raise JoinError(
-            f"The route {self} failed ({failure}). Run the command again: it takes replicas that are there."
+            f"The route {short(self._route)} failed ({failure}). Run the command again: it takes replicas that "
+            "are there."
         )
 
     async def _ask(self, sequence: list[int], top: int) -> list[torch.Tensor]:
         new = torch.tensor(sequence[self._remembered :], dtype=torch.int32)[None]
-        back = self._route[:1] if self._observer.manifest.is_ring else []
-        request = Predict(
-            stage=0, route=[*self._route[1:], *back], answer=self._name, position=self._remembered, top=top
-        )
+        hops = self._observer.hops_after_first(self._route)
+        request = Predict(stage=0, route=hops, answer=self._name, position=self._remembered, top=top)
         predicted, tensors = await self._observer.rpc.call(
-            self._route[0],
-            request,
-            [encode(new, "int32")],
-            deadline=Patience(PREDICTION_DEADLINE, PREDICTION_STANDSTILL),
+            self._route[0], request, [encode(new, "int32")], deadline=route_patience()
         )
         self._remembered = len(sequence) if self._forgotten < FORGIVEN else 0
         self._note(predicted.rounds)
@@ -115,9 +106,6 @@ class SwarmAnswer:
                 "or when the run is complete, for one set of weights throughout."
             )
         self.rounds = rounds
-
-    def __str__(self) -> str:
-        return " → ".join(peer[-8:] for peer in self._route)
 
 
 class Sampler:

@@ -21,6 +21,7 @@ from protocol.errors import JoinError, NolocoError
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages.peers import GetStats, NodeStats
+from protocol.patience import Patience
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
@@ -30,7 +31,8 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 STATS_DEADLINE = 3.0
 ASKED_AT_ONCE = 32
 SURVEY_SECONDS = 6.0
-PAUSE_SECONDS = 0.5  # between looks
+PAUSE_SECONDS = 0.5  # between looks, and before a route is asked again
+ROUTE_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,21 @@ class Observer:
             if not holding:
                 raise JoinError(f"No live peer serves stage {stage} of {stages}. Wait until one has joined.")
         return [[holding[i % len(holding)] for holding in holders] for i in range(max(map(len, holders)))]
+
+    def hops_after_first(self, route: Sequence[PeerId]) -> list[str]:
+        """Where a request goes from the first peer of the route on; in a ring in the end back to it."""
+        return [*route[1:], *(route[:1] if self.manifest.is_ring else ())]
+
+
+def route_patience() -> Patience:
+    """A minute of silence, since a slow stage that trains says that it works; without progress longer than nodes wait
+    for each other.
+    """
+    return Patience(60.0, 1_200.0)
+
+
+def short(route: Sequence[PeerId]) -> str:
+    return " → ".join(peer[-8:] for peer in route)
 
 
 @asynccontextmanager

@@ -34,29 +34,9 @@ class Picture:
     def stats(self) -> list[NodeStats]:
         return [sighting.stats for sighting in self.sightings if sighting.stats is not None]
 
-    @property
-    def tokens(self) -> int:
-        return tokens_trained(self.sightings)
-
-    @property
-    def rate(self) -> float:
-        return sum(stats.tokens_per_second for stats in self.stats if stats.stage == 0)
-
     def spread(self) -> float | None:
         """The nodes' own estimates, as a root mean square; None while there are none."""
         return _mean([stats.spread for stats in self.stats], power=2)
-
-    def expected_spread(self) -> float | None:
-        """What theory expects of `spread`."""
-        return _mean([stats.expected_spread for stats in self.stats], power=2)
-
-    def round_trip(self) -> float | None:
-        """Seconds: the median over all links that the nodes have measured."""
-        return median_round_trip([report for stats in self.stats for report in stats.links])
-
-    def loss(self) -> float | None:
-        """Nats per token, the mean over the last stage's replicas."""
-        return _mean([stats.loss for stats in self.stats])
 
 
 def _mean(values: Sequence[float | None], power: int = 1) -> float | None:
@@ -91,22 +71,25 @@ def render(picture: Picture) -> Group:
 
 def headline(picture: Picture) -> str:
     """One line: time, peers alive, tokens, rate, losses, the median round trip and spread."""
-    alive = len(picture.stats)
-    peers = f"{alive}/{picture.expected}" if picture.expected else str(alive)
+    nodes = picture.stats
+    peers = f"{len(nodes)}/{picture.expected}" if picture.expected else str(len(nodes))
+    rate = sum(stats.tokens_per_second for stats in nodes if stats.stage == 0)
+    theory = _mean([stats.expected_spread for stats in nodes], power=2)
+    round_trip = median_round_trip([report for stats in nodes for report in stats.links])
     parts = [
         f"{picture.seconds:4.0f} s",
         f"{peers} alive",
-        f"{picture.tokens:,} tokens",
-        f"{picture.rate:,.0f}/s",
-        f"loss {_number(picture.loss(), 3)}",
+        f"{tokens_trained(picture.sightings):,} tokens",
+        f"{rate:,.0f}/s",
+        f"loss {_number(_mean([stats.loss for stats in nodes]), 3)}",
     ]
     if picture.validation:
         parts.append(f"held-out {picture.validation[-1][2]:.3f}")
     if picture.bigram is not None:
         parts.append(f"bigram {picture.bigram:.3f}")
-    if (round_trip := picture.round_trip()) is not None:
+    if round_trip is not None:
         parts.append(f"round trip {1000 * round_trip:.0f} ms")
-    parts.append(f"spread {_number(picture.spread(), 4)} (theory {_number(picture.expected_spread(), 4)})")
+    parts.append(f"spread {_number(picture.spread(), 4)} (theory {_number(theory, 4)})")
     return "  ".join(parts)
 
 
@@ -134,15 +117,6 @@ def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], N
             console.print(headline(picture), soft_wrap=True)
 
     return line, lambda: None
-
-
-def places(picture: Picture) -> list[str]:
-    """Where others dial each node: the first address that it announces."""
-    return [
-        f"{name_of(sighting, picture.names)}  {sighting.member.announcement.addresses[0]}"
-        for sighting in picture.sightings
-        if sighting.member.announcement.addresses
-    ]
 
 
 def save_svg(path: Path, picture: Picture) -> None:
@@ -199,6 +173,8 @@ async def show_status(join: Sequence[str], file: Path | None) -> None:
         uptime = max((s.stats.uptime for s in sightings if s.stats is not None), default=0.0)
         picture = Picture(title, uptime, sightings)
         show(Console(), picture)
-        print("\n".join(places(picture)))
+        for sighting in sightings:
+            for address in sighting.member.announcement.addresses[:1]:  # where others dial it
+                print(f"{name_of(sighting, {})}  {address}")
         if file is not None:
             save_svg(file, picture)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -177,24 +178,22 @@ class Disturber:
             await self.swarm.nodes.start_again(node)
 
     async def _freeze(self, node: LocalNode, fault: Fault) -> None:
-        with self._away(node):
-            try:
-                node.signal(signal.SIGSTOP)
-                await asyncio.sleep(fault.seconds)
-            finally:
-                node.signal(signal.SIGCONT)
+        await self._frozen(node, fault.seconds, node.signal)
 
     async def _p2pd(self, node: LocalNode, fault: Fault) -> None:
         _signal_p2pd(node, signal.SIGKILL)
 
     async def _cut(self, node: LocalNode, fault: Fault) -> None:
         """All its links: without privileges nothing cuts one of them on loopback. Others see silence, no end."""
+        await self._frozen(node, fault.seconds, partial(_signal_p2pd, node))
+
+    async def _frozen(self, node: LocalNode, seconds: float, send: Callable[[signal.Signals], None]) -> None:
         with self._away(node):
             try:
-                _signal_p2pd(node, signal.SIGSTOP)
-                await asyncio.sleep(fault.seconds)
+                send(signal.SIGSTOP)
+                await asyncio.sleep(seconds)
             finally:
-                _signal_p2pd(node, signal.SIGCONT)
+                send(signal.SIGCONT)
 
     @contextmanager
     def _away(self, node: LocalNode) -> Iterator[None]:

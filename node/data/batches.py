@@ -67,12 +67,6 @@ class TokenisingTally:
     tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, documents: int, nbytes: int, tokens: int, seconds: float) -> None:
-        self.documents += documents
-        self.nbytes += nbytes
-        self.tokens += tokens
-        self.seconds += seconds
-
     def rate(self) -> tuple[float, float]:
         """Bytes and tokens in a second of tokenising."""
         seconds = max(self.seconds, 1e-9)
@@ -191,8 +185,10 @@ def tokenised(texts: list[str], tokenizer: Tokenizer, tally: TokenisingTally) ->
     began = time.perf_counter()
     end = np.array([tokenizer.end_of_text], np.int32)
     ids = [np.concatenate([part, end]) for part in tokenizer.encode_batch(texts)]
-    seconds = time.perf_counter() - began
-    tally.add(len(texts), sum(len(text.encode()) for text in texts), sum(map(len, ids)), seconds)
+    tally.seconds += time.perf_counter() - began
+    tally.documents += len(texts)
+    tally.nbytes += sum(len(text.encode()) for text in texts)
+    tally.tokens += sum(map(len, ids))
     return ids
 
 

@@ -83,7 +83,13 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
             _exit("Left at once; what was in flight here is lost to the swarm.", EXIT_INTERRUPTED)
         asked = True
         if number == signal.SIGTERM:
-            _exit_in_the_end()
+            # in a thread of its own: the loop may be what hangs
+            sentence = (
+                "There was no time to end everything; the last checkpoint is what a restart goes on from."
+            )
+            timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
+            timer.daemon = True
+            timer.start()
         stop(number)
 
     loop = asyncio.get_running_loop()
@@ -97,14 +103,6 @@ def end_process() -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def _exit_in_the_end() -> None:
-    """A thread of its own: the loop may be the one that hangs."""
-    sentence = "There was no time to end everything; the last checkpoint is what a restart goes on from."
-    timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
-    timer.daemon = True
-    timer.start()
 
 
 def _exit(sentence: str, code: int) -> None:
