@@ -13,12 +13,24 @@ from node.machine.limits import size
 from node.model.memory_model import backward_bytes, forward_bytes
 from protocol.manifest import Manifest
 
+FITS = {"whole": "", "smaller": " *", "no": "does not fit"}
+ABOUT_SPEEDS = {
+    "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, with kernels of "
+    "5 µs at least (assumed), and memory bandwidth in the optimizer's step; no waiting for links. *: in smaller "
+    "steps, which is slower (docs/memory.md). --measure measures this machine."
+}
+
 
 def show_report(report: Report, manifest: Manifest, links: AssumedLinks, speeds: list[DeviceReport]) -> None:
     memory = memory_table([stage.memory_parts for stage in report.stages])
     tables = [stage_table(report), "", memory, *(["", device_table(speeds)] if speeds else [])]
-    said = sentences(report, manifest, links) | (speed_of_devices() if speeds else {})
-    Console().print(*tables, "", sentence_grid(said), sep="\n", highlight=False)
+    said = sentences(report, manifest, links) | (ABOUT_SPEEDS if speeds else {})
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    for subject, text in said.items():
+        grid.add_row(subject, Text(text))
+    Console().print(*tables, "", grid, sep="\n", highlight=False)
 
 
 def stage_table(report: Report) -> Table:
@@ -82,23 +94,6 @@ def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[s
     return said
 
 
-def speed_of_devices() -> dict[str, str]:
-    return {
-        "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, with kernels of "
-        "5 µs at least (assumed), and memory bandwidth in the optimizer's step; no waiting for links. *: in smaller "
-        "steps, which is slower (docs/memory.md). --measure measures this machine."
-    }
-
-
-def sentence_grid(said: dict[str, str]) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold")
-    grid.add_column()
-    for subject, text in said.items():
-        grid.add_row(subject, Text(text))
-    return grid
-
-
 def _pipeline(hop: Hop, report: Report, manifest: Manifest) -> str:
     wire, forward, back = manifest.wire, forward_bytes(manifest), backward_bytes(manifest)
     microbatches = report.tokens_per_round // manifest.tokens_per_microbatch
@@ -152,9 +147,6 @@ def _count(number: int) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
-
-
-FITS = {"whole": "", "smaller": " *", "no": "does not fit"}
 
 
 def memory_table(figures: list[MemoryFigures]) -> Table:

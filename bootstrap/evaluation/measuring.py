@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -276,24 +277,17 @@ def measured(batches: list[Batch], tokenizer: PreTrainedTokenizerBase) -> Measur
     return MeasuredText(batches, sum(byte_count(tokenizer, row) for row in rows))
 
 
-def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, most: int | None) -> NDArray[np.int32]:
+def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, most: int | None) -> NDArray[np.int64]:
     """The tokens of the document, the first `most` of them."""
-    parts: list[NDArray[np.int32]] = []
-    count = 0
-    for text in _lines(document):
-        parts.append(np.array(ids_of(tokenizer, text), np.int32))
-        count += parts[-1].size
-        if most is not None and count >= most:
-            break
-    return np.concatenate(parts)[:most] if parts else np.empty(0, np.int32)
+    ids = chain.from_iterable(ids_of(tokenizer, text) for text in _lines(document))
+    return np.fromiter(islice(ids, most), np.int64)
 
 
 def _lines(document: Document) -> Iterator[str]:
     """The document in parts that end with a line, so that no token lies across them."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     rest = ""
-    for block in document:
-        text = rest + decoder.decode(block)
+    for decoded in codecs.iterdecode(document, "utf-8", errors="replace"):
+        text = rest + decoded
         end = text.rfind("\n") + 1
         if end:
             yield text[:end]
@@ -302,9 +296,9 @@ def _lines(document: Document) -> Iterator[str]:
         yield rest
 
 
-def _windows(ids: NDArray[np.int32], tokens: int, at_once: int) -> Iterator[Batch]:
+def _windows(ids: NDArray[np.int64], tokens: int, at_once: int) -> Iterator[Batch]:
     """Batches of whole windows, then what is left as a window of its own."""
-    stream = torch.from_numpy(ids.astype(np.int64))
+    stream = torch.from_numpy(ids)
     whole = max(0, len(stream) - 1) // tokens
     inputs = stream[: whole * tokens].view(whole, tokens)
     labels = stream[1 : whole * tokens + 1].view(whole, tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,20 +44,13 @@ Tell = Callable[[str], None]
 StageProgress = Callable[[int, int, int], None]  # (stage, pieces there, of how many)
 
 
-@dataclass(frozen=True)
-class Exported:
-    directory: Path
-    parameters: int
-    sources: tuple[Source, ...]
-
-
 async def export(
     observer: Observer,
     order: ExportOrder,
     tokenizer: bytes | None = None,
     tell: Tell = lambda sentence: None,
     progress: StageProgress = lambda stage, done, total: None,
-) -> Exported:
+) -> Facts:
     """Fetch the slow weights and write a checkpoint. One that was cut short in the same directory goes on.
 
     `tokenizer` is the run's tokenizer.json, None where bytes are tokens.
@@ -83,7 +75,7 @@ async def export(
             f"Cannot write to {order.directory} ({error.strerror}). Free some space or choose another --out; "
             "started again with the same --out it goes on where it stopped."
         ) from None
-    return Exported(order.directory, facts.parameters, tuple(facts.sources))
+    return facts
 
 
 async def _source(observer: Observer, order: ExportOrder, stage: int, partial: Path) -> Source:
@@ -102,7 +94,10 @@ async def _fetch(
     for _ in range(TRIES):
         had_some = bool(earlier_donors(partial, run_id, stage))
         file = StageFile(partial, run_id, source)
-        tell(f"Stage {stage} from {source}." + _went_on(file, had_some))
+        kept = " What was here is of other weights or damaged: started again." if had_some else ""
+        if file.present:
+            kept = f" {len(file.present)} of its {file.pieces} pieces are here already."
+        tell(f"Stage {stage} from {source}.{kept}")
         try:
             await fetch_stage(observer.rpc, file, lambda done, total: progress(stage, done, total))
         except RoundEnded as ended:
@@ -114,12 +109,6 @@ async def _fetch(
         f"The replicas of stage {stage} are too quick for this link: their rounds end before their weights are "
         "here. Export when the run is complete, from a faster connection, or without --mean."
     )
-
-
-def _went_on(file: StageFile, had_some: bool) -> str:
-    if file.present:
-        return f" {len(file.present)} of its {file.pieces} pieces are here already."
-    return " What was here is of other weights or damaged: started again." if had_some else ""
 
 
 def _dtype(order: ExportOrder) -> torch.dtype:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bootstrap.traces import FILE_NAME
@@ -84,7 +84,7 @@ class LocalNode:
     name: str
     arguments: list[str]
     directory: Path
-    process: multiprocessing.process.BaseProcess
+    process: multiprocessing.process.BaseProcess = field(init=False)
 
     @property
     def log(self) -> Path:
@@ -116,20 +116,17 @@ class LocalNodes:
         self.all: list[LocalNode] = []
         self._prepare = prepare
 
-    async def start(self, name: str, arguments: list[str], directory: Path) -> LocalNode:
+    async def start(self, name: str, arguments: list[str], directory: Path) -> None:
         """`noloco-node` with these arguments, its output in `directory`; waits for the process to be forked."""
-        node = LocalNode(name, arguments, directory, self._process(arguments, directory))
-        await asyncio.to_thread(node.process.start)
+        node = LocalNode(name, arguments, directory)
+        await self.start_again(node)
         self.all.append(node)
-        return node
 
     async def start_again(self, node: LocalNode) -> None:
         """The same node, from its state directory, after its process has ended."""
-        node.process = self._process(node.arguments, node.directory)
+        arguments = (node.arguments, node.directory, self._prepare)
+        node.process = _context.Process(target=_be_node, args=arguments, daemon=True)
         await asyncio.to_thread(node.process.start)
-
-    def _process(self, arguments: list[str], directory: Path) -> multiprocessing.process.BaseProcess:
-        return _context.Process(target=_be_node, args=(arguments, directory, self._prepare), daemon=True)
 
     async def stop(self) -> None:
         """Ask all to leave, wait `GRACE_SECONDS` together, then kill the rest."""

@@ -39,14 +39,11 @@ PRELOADED = "bootstrap.local.preloaded"
 DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 
 
-Stages = Annotated[
-    int | None, typer.Option(min=1, help="Number of pipeline stages; default: the manifest's.")
-]
+Stages = Annotated[int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")]
 Steps = Annotated[
     int | None,
     typer.Option(
-        min=1,
-        help="Inner steps; the learning rate schedule spans them. Default: 1000, or 20000 with --chaos.",
+        min=1, help="Inner steps, which the learning rate spans; default: 1000, 20000 with --chaos."
     ),
 ]
 Directory = Annotated[
@@ -60,9 +57,7 @@ TraceFile = Annotated[
 ]
 Chaos = Annotated[
     int | None,
-    typer.Option(
-        metavar="SEED", help="Train twice, the second time with a random fault every 15 s, and compare."
-    ),
+    typer.Option(metavar="SEED", help="Train a second time with a random fault every 15 s, and compare."),
 ]
 
 
