@@ -60,9 +60,7 @@ def named(names: str) -> list[Device]:
     devices = []
     for name in filter(None, (part.strip().lower() for part in names.split(","))):
         if name not in DEVICES:
-            raise UserError(
-                f"There are no numbers for the device {name!r} here. Known: {', '.join(DEVICES)}."
-            )
+            raise UserError(f"The device {name!r} is unknown. Known devices: {', '.join(DEVICES)}.")
         devices.append(DEVICES[name])
     return devices
 

@@ -100,9 +100,11 @@ def init(
     given = {flag: value for flag, value in locals().items() if flag in QUESTIONS and value is not None}
     try:
         if file.exists() and not force:
-            raise UserError(f"{file} is there already. Choose another file, or replace it with --force.")
+            raise UserError(f"{file} exists already. Choose another file, or replace it with --force.")
         if not yes and not sys.stdin.isatty():
-            raise UserError("Nobody can be asked here: give what you want as flags, and --yes for the rest.")
+            raise UserError(
+                "There is no terminal to ask questions on: choose by flags, and add --yes for the rest."
+            )
         base = load_preset(size or ("tiny" if yes else typer.prompt("Size of the model", default="tiny")))
         if not yes:
             given |= _asked(base, given)

@@ -41,7 +41,7 @@ def evaluate(
     Without --data on text that the run holds out; --data files are measured whole.
     """
     if (model is None) == (not join):
-        fail(UserError("Tell which model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
+        fail(UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
     from bootstrap.evaluation.measuring import WantedLosses, evaluate_export, evaluate_swarm
     from node.data.opening import default_cache
 

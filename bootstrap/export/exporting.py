@@ -106,7 +106,7 @@ async def _fetch(
         else:
             return file
     raise JoinError(
-        f"The replicas of stage {stage} are too quick for this link: their rounds end before their weights are "
+        f"The replicas of stage {stage} are too fast for this link: their rounds end before their weights are "
         "here. Export when the run is complete, from a faster connection, or without --mean."
     )
 

@@ -102,7 +102,7 @@ async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) 
     except NolocoError as failure:
         return f"…{peer[-8:]}: {failure}"
     if index.stage != stage:
-        return f"…{peer[-8:]}: it has gone to stage {index.stage}"
+        return f"…{peer[-8:]}: it moved to stage {index.stage}"
     if index.parameters != parameters:
         return f"…{peer[-8:]}: it has {index.parameters} parameters where the manifest says {parameters}"
     return Donor(peer, index.step, index.round, observer.view.has_finished(peer))

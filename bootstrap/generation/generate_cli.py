@@ -1,4 +1,4 @@
-"""`noloco generate`: let a model go on with a text; how the next token is chosen, for an export and a swarm alike."""
+"""`noloco generate`: let a model continue a text; how the next token is chosen, for an export and a swarm alike."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def generate(
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     tokenizer: TokenizerFile = "",
 ) -> None:
-    """Let a model go on with a text: one in a directory, or straight from a running swarm."""
+    """Let a model continue a text: one in a directory, or straight from a running swarm."""
     try:
         decoding = Decoding(tokens, temperature, top_k, top_p, seed)
         if (model is None) == (not join):
-            raise UserError("Tell which model: --model DIRECTORY of an export, or --join ADDRESS of a run.")
+            raise UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run.")
         text = _prompt(prompt)
         from bootstrap.generation.writing import generate_from_export, generate_from_swarm
 
@@ -50,7 +50,7 @@ def _prompt(argument: str | None) -> str:
     if argument is not None and argument != "-":
         return argument
     if sys.stdin.isatty():
-        raise UserError('Give the text to go on with: noloco generate "Once upon a time" …, or on stdin.')
+        raise UserError('Give the text to continue: noloco generate "Once upon a time" …, or on stdin.')
     return sys.stdin.buffer.read().decode("utf-8", errors="replace")
 
 

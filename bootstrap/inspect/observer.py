@@ -125,7 +125,7 @@ def short(route: Sequence[PeerId]) -> str:
 async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
     """Join a running swarm as an observer for a while. Raises `JoinError` when nobody answers."""
     if not join:
-        raise JoinError("Tell where the run is: --join /ip4/…/tcp/…/p2p/… (any member's address will do).")
+        raise JoinError("Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member).")
     with tempfile.TemporaryDirectory(prefix="noloco-visit-") as directory:
         key = Path(directory) / "identity.key"
         Identity.generate().save(key)

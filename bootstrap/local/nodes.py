@@ -105,7 +105,7 @@ class LocalNode:
 
     def last_words(self, lines: int = 8) -> str:
         said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return "\n".join("  " + line for line in said[-lines:]) or "  (it said nothing)"
+        return "\n".join("  " + line for line in said[-lines:]) or "  (it printed nothing)"
 
 
 class LocalNodes:

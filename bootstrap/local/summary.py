@@ -63,7 +63,7 @@ class Summary:
     def lines(self) -> list[str]:
         """The summary for people."""
         if not self.validation_loss:
-            return ["The swarm did not get far enough to measure a loss."]
+            return ["The swarm ended before a loss was measured."]
         first, last = self.validation_loss[0], self.validation_loss[-1]
         lines = [
             "",

@@ -158,7 +158,7 @@ class LocalSwarm:
             await self._supervisor.close()
             close()
         raise UserError(
-            f"The swarm did not finish in {deadline:.0f} s. The nodes' logs in {self.plan.directory} tell why."
+            f"The swarm did not finish in {deadline:.0f} s. The logs in {self.plan.directory} say why."
         )
 
     def _begin_training(self) -> None:
@@ -213,7 +213,7 @@ class LocalSwarm:
         """A node that dies before all have joined means that the swarm cannot start; later it goes on."""
         dead = [node for node in self.nodes.all if not node.is_running and node.name not in self.away]
         if dead and (not self._seen_all or len(dead) == len(self.nodes.all)):
-            raise UserError(f"Node {dead[0].name} ended early. Its last words:\n{dead[0].last_words()}")
+            raise UserError(f"Node {dead[0].name} ended early. The end of its log:\n{dead[0].last_words()}")
 
     async def _evaluate(self, observer: Observer) -> None:
         if not self._console.is_terminal:  # there the table stays

@@ -133,7 +133,7 @@ def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
     try:
         return next(batches)
     except StopIteration:
-        raise DataError("The data could not be read on. Start the node again.") from None
+        raise DataError("Reading the data broke off. Start the node again.") from None
 
 
 class FeedReport:

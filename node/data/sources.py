@@ -141,12 +141,12 @@ def _json_lines(path: Path, field: str) -> Iterator[str | None]:
 
 def _field_of_line(line: bytes, field: str, where: str) -> str | None:
     if len(line) >= _LONGEST_LINE:
-        raise DataError(f"{where} is longer than {_LONGEST_LINE >> 20} MiB. Is this JSON lines? Cut it up.")
+        raise DataError(f"{where} is longer than {_LONGEST_LINE >> 20} MiB. Is this JSON lines? Split it.")
     try:
         contents = json.loads(line)
     except ValueError as error:
         raise DataError(
-            f"{where} is not JSON ({str(error)[:80]}). Mend or delete this line; each line must be one object."
+            f"{where} is not JSON ({str(error)[:80]}). Correct or delete this line; each line must be one object."
         ) from None
     if not isinstance(contents, dict):
         raise DataError(
@@ -274,7 +274,7 @@ def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:
         yield from dataset
     except Exception as error:  # noqa: BLE001  as above: damaged files, broken connections
         raise DataError(
-            f"The dataset {name!r} cannot be read on ({_reason(error)}). Check its files and the connection."
+            f"The dataset {name!r} broke off while it was read ({_reason(error)}). Check files and connection."
         ) from None
 
 

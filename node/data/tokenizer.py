@@ -171,5 +171,5 @@ def _parse(raw: bytes) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # noqa: BLE001  the library raises nothing narrower
         raise TokenizerError(
-            f"The tokenizer file is JSON, but no tokenizer ({str(error)[:120]}). Give a Hugging Face tokenizer.json."
+            f"The tokenizer file is JSON, but not a tokenizer ({str(error)[:120]}). Give a tokenizer.json."
         ) from None

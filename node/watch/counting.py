@@ -6,10 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from protocol.transport.base import PeerId
 
 WINDOW_SECONDS = 60.0
 MARK_SECONDS = 1.0  # how finely the last minute is known
+MAX_COUNTED = 1_024  # peers
 
 
 class Busy:
@@ -54,21 +57,15 @@ class Busy:
         with self._lock:
             now = self._clock()
             began = max(self._start, now - WINDOW_SECONDS)
-            return _ratio(self._seconds(now) - self._seconds_at(began), now - began)
+            return _ratio(self._seconds(now) - self._seconds_at(began, now), now - began)
 
     def _seconds(self, now: float) -> float:
         return self._done + (now - self._since if self._since is not None else 0.0)
 
-    def _seconds_at(self, time: float) -> float:
-        """Busy seconds until `time`, which lies between two marks, or after the last one and before now."""
-        before = self._marks[0]
-        now = self._clock()
-        for after in [*self._marks, (now, self._seconds(now))]:
-            if after[0] >= time:
-                share = (time - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 1.0
-                return before[1] + share * (after[1] - before[1])
-            before = after
-        return before[1]
+    def _seconds_at(self, time: float, now: float) -> float:
+        """Busy seconds until `time`, between two marks or after the last one; between marks it is one line."""
+        times, seconds = zip(*self._marks, (now, self._seconds(now)), strict=True)
+        return float(np.interp(time, times, seconds))
 
     def _mark(self, now: float) -> None:
         """Between marks further apart than `MARK_SECONDS` it was one piece of work, or none, all the time."""
@@ -81,9 +78,6 @@ class Busy:
 
 def _ratio(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 0.0
-
-
-MAX_COUNTED = 1_024
 
 
 class Tally(dict[PeerId, int]):

@@ -111,7 +111,9 @@ def look(directory: Path, deadline: float = DEADLINE) -> Report:
     try:
         path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
     except OSError:
-        raise Unwell(f"no daemon runs with the state directory {directory}, or it has just begun") from None
+        raise Unwell(
+            f"no daemon runs with the state directory {directory}, or it has only just started"
+        ) from None
     ends, answer = time.monotonic() + deadline, b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
@@ -124,7 +126,7 @@ def look(directory: Path, deadline: float = DEADLINE) -> Report:
                 answer += part
         report = json.loads(answer)
         if not isinstance(report, dict):
-            raise ValueError("what it says is no report")
+            raise ValueError("its answer is not a report")
     except (OSError, ValueError) as error:
         raise Unwell(f"the daemon of {directory} does not answer ({error})") from None
     return report
@@ -139,7 +141,7 @@ def directories(directory: Path) -> list[Path]:
 def main() -> None:
     """One line for each daemon; exit code 0 when all are well, 1 otherwise."""
     if len(sys.argv) != 2:
-        sys.exit("Tell whose health to ask for: python -m node.watch.health STATE-DIRECTORY")
+        sys.exit("Usage: python -m node.watch.health STATE-DIRECTORY")
     try:
         for directory in directories(Path(sys.argv[1])):
             print(json.dumps(ask(directory)))

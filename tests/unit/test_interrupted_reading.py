@@ -79,7 +79,7 @@ def test_a_local_swarm_ends_and_starts_no_node(
         await corpus.wait_for_reader()
         swarm.stop()
         told = (await running).lines()
-        assert told == ["The swarm did not get far enough to measure a loss."]
+        assert told == ["The swarm ended before a loss was measured."]
 
     asyncio.run(main())
     assert not json.loads(summary.read_text())["nodes"]

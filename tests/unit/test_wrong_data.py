@@ -64,7 +64,7 @@ def make(directory: Path) -> None:
         ("short.txt", ("too short to train on", "--data")),
         ("*.md", ("No file matches", "*.md", "Check the pattern")),
         ("texts", ("texts is a folder", "*.txt")),
-        ("broken.jsonl", ("broken.jsonl:3 is not JSON", "Mend or delete")),
+        ("broken.jsonl", ("broken.jsonl:3 is not JSON", "Correct or delete")),
         ("list.jsonl", ("list.jsonl:2 is not a JSON object",)),
         ("number.jsonl", ("number.jsonl:1", "holds int, not text", "--text-field")),
         ("text.jsonl", ("text.jsonl:1 is not JSON",)),

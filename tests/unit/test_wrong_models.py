@@ -100,9 +100,9 @@ def test_prompts_and_settings_that_cannot_be(saved: Path) -> None:
     assert_refused("generate", "a", *there, "--temperature", "-1", says="--temperature")
     assert_refused("generate", "a", *there, "--top-k", "5", says="--temperature above 0")
     assert_refused("generate", "a", *there, "--tokens", "0", says="--tokens")
-    assert_refused("generate", "a", says="Tell which model")
-    assert_refused("generate", "a", *there, "--join", NOBODY, says="Tell which model")
-    assert_refused("eval", says="Tell which model")
+    assert_refused("generate", "a", says="Name the model")
+    assert_refused("generate", "a", *there, "--join", NOBODY, says="Name the model")
+    assert_refused("eval", says="Name the model")
 
 
 def test_texts_that_cannot_be_measured(saved: Path, tmp_path: Path) -> None:
