@@ -46,7 +46,7 @@ def peer_id_in(address: str) -> PeerId:
 
 
 def without_peer(address: str) -> str:
-    """Where to dial, without whom to expect there."""
+    """The address to dial, without the peer that is expected there."""
     return check_address(address).rsplit("/p2p/", 1)[0]
 
 

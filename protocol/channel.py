@@ -123,7 +123,7 @@ class Channel:
 
     @asynccontextmanager
     async def _turn(self, patience: Patience | None = None) -> AsyncIterator[None]:
-        """The stream for one frame, once those before are out. Raises as `send`, when it does not come."""
+        """Hold the stream for one frame, once those before are out. Raises as `send` when that takes too long."""
         async with _limit(patience, lambda waiting: waiting.due(self._moved())):
             await self.write_lock.acquire()
         try:
@@ -134,7 +134,7 @@ class Channel:
             self.write_lock.release()
 
     async def refuse(self, request: Frame, code: str, reason: str) -> None:
-        """Answer `request` with a refusal; a peer that cannot be reached any more does without."""
+        """Answer `request` with a refusal, which is dropped if the peer can no longer be reached."""
         try:
             async with self._turn():
                 await write_frame(self.stream, FrameType.REFUSAL, request.request_id, code, reason[:200])
@@ -142,7 +142,7 @@ class Channel:
             logger.debug("A refusal could not be sent")
 
     async def tell(self, frame_type: FrameType, request_id: int, message: Message) -> None:
-        """Send a short frame that nobody answers. One that cannot be sent is none."""
+        """Send a short frame that nobody answers. If it cannot be sent, it is dropped."""
         try:
             await self.send(frame_type, request_id, message, (), Patience(FRAME_SECONDS))
         except (PeerUnreachable, TransportDown, TimeoutError):

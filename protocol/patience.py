@@ -15,7 +15,7 @@ from protocol.messages import Progress
 # What a frame has at least once it has begun, whatever the deadline of its request: cut short, it ends the stream and
 # with it every other request under way.
 FRAME_SECONDS = 10.0
-MOST_ADVANCES = 1_024  # of one request; who says more often that it got on is not believed any more
+MOST_ADVANCES = 1_024  # of one request; a peer that reports more of them is no longer believed
 
 
 class Patience:

@@ -56,7 +56,7 @@ class PlacementPlan(BaseModel):
     def of(
         cls, run_id: str, stages: Sequence[Sequence[PeerId]], issued: float, seconds: float
     ) -> PlacementPlan:
-        """Raises `RecordError` when that is no plan."""
+        """Raises `RecordError` when these places do not make a valid plan."""
         marks = [b"".join(mark_of(peer) for peer in peers) for peers in stages]
         try:
             return cls(run_id=run_id, issued=issued, expires=issued + seconds, stages=marks)

@@ -80,7 +80,7 @@ class Supervisor:
         return task
 
     def _join_parent(self) -> None:
-        """Known there from the first task on and until `close`, so that groups that came and went leave nothing."""
+        """Be known there from the first task until `close`, so that groups that have ended leave nothing behind."""
         if self._parent is not None:
             self._parent._groups[self] = None
             self._parent._join_parent()

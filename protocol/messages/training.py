@@ -77,8 +77,8 @@ class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE):
     """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
 
     Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
-    still be held, and then one more token, n = 1, is enough. 0 begins anew with all tokens, and is always possible.
-    Refusals: "forgotten" (begin anew: other weights, too long ago, no room), "not-serving", "bad-shape",
+    still be held, and then one more token, n = 1, is enough. 0 starts again with all tokens; that is always possible.
+    Refusals: "forgotten" (start again: other weights, too long ago, no room), "not-serving", "bad-shape",
     "non-finite".
     A failure leaves keys and values behind, for a minute at most.
     """
@@ -128,7 +128,7 @@ class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING):
 
 
 class Release(Asks[Done], kind="release", traffic=Traffic.PAIRING):
-    """The pair is none any more, as far as I am concerned: find another partner. Answered by `Done`, always."""
+    """I no longer regard us as a pair: find another partner. Always answered by `Done`."""
 
     pair: Id
 

@@ -75,9 +75,9 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def supervise(self, supervisor: Supervisor) -> None:
-        """Whose the background work is from now on, a supervisor of the transport's own until then.
+        """Let `supervisor` own the background work; call this before `start`. Without it the transport has its own.
 
-        To be called before `start`; `close` ends what runs in it.
+        `close` ends what runs in it.
         """
 
     @abc.abstractmethod
@@ -97,7 +97,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Where `peer` itself says that it can be dialled: its signed record is the source.
+        """Note where `peer` says that it can be dialled, as told by its signed record.
 
         `open` falls back on them when the network's own routing does not find the peer. Malformed ones are
         passed over.

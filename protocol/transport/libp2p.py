@@ -20,6 +20,7 @@ from typing import TypeVar
 from protocol.addresses import check_address, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown, UserError
 from protocol.identity import Identity
+from protocol.peer_limits import PeerTable
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
@@ -39,6 +40,7 @@ _LOOK_AROUND = 3.0
 _LEARNED_PEERS = 4_096
 _LEARNED_ADDRESSES = 8
 _BOOK_SIZE = 64  # peers redialled at most; the DHT knows the others
+_BOOK_ADDRESSES = 4  # of each
 _REJOIN_DEADLINE = 15.0  # seconds
 _RESTART_DEADLINE = 30.0  # seconds for p2pd to be up again and to have dialled whom it knew
 _LONGEST_PAUSE = 30.0  # seconds between attempts to restart p2pd
@@ -56,8 +58,8 @@ class Libp2pTransport(Transport):
         self._session: Session | None = None  # None while p2pd is down
         self._latest: Session | None = None  # the last one started, to be stopped in any case
         self._handlers: dict[str, Handler] = {}
-        self._book: dict[PeerId, list[str]] = {}  # addresses of peers met, the latest last
-        self._learned: dict[PeerId, list[str]] = {}  # from the peers' own records
+        self._book = PeerTable[list[str]](_BOOK_SIZE)  # addresses of peers met, the latest last
+        self._learned = PeerTable[list[str]](_LEARNED_PEERS)  # from the peers' own records
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
         self._restarting = False  # p2pd has been stopped on purpose
         self._revived = asyncio.Event()  # and runs again
@@ -86,7 +88,8 @@ class Libp2pTransport(Transport):
         answered = await self._while_up(session, session.join(wanted, deadline))
         for address in wanted:
             if (peer := peer_id_in(address)) in answered:
-                self._remember(peer, list(dict.fromkeys([address, *self._book.get(peer, [])])))
+                known = dict.fromkeys([address, *self._book.get(peer, [])])
+                self._book[peer] = list(known)[:_BOOK_ADDRESSES]
         return answered
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
@@ -119,10 +122,7 @@ class Libp2pTransport(Transport):
                     usable.append(address)
             except UserError as problem:
                 logger.debug("The record of %s names a bad address: %s", peer, problem)
-        self._learned.pop(peer, None)
         self._learned[peer] = usable
-        while len(self._learned) > _LEARNED_PEERS:
-            del self._learned[next(iter(self._learned))]
 
     async def serve(self, protocol: str, handler: Handler) -> None:
         self._handlers[protocol] = handler
@@ -189,12 +189,12 @@ class Libp2pTransport(Transport):
         return session
 
     async def _watch(self) -> None:
-        """For ever. May be started again at any point: it goes on with the p2pd that runs, or starts one."""
+        """Runs forever. May be started again at any point: it goes on with the p2pd that runs, or starts one."""
         while True:
             if self._session is None:
                 self._session = await self._revive()
-                rejoining = self._rejoin(self._session)
-                self._rejoining = self._supervisor.spawn(rejoining, "rejoining", "Others are met by and by.")
+                work, stops = self._rejoin(self._session), "Other peers will be met over time."
+                self._rejoining = self._supervisor.spawn(work, "rejoining the swarm", stops)
                 self._revived.set()
             await self._until_exit(self._session)
 
@@ -213,7 +213,8 @@ class Libp2pTransport(Transport):
         try:
             await session.refresh_addresses()
             for peer in await session.connected():
-                self._remember(peer, self._book.get(peer) or await session.addresses_of(peer))
+                known = self._book.get(peer) or await session.addresses_of(peer)
+                self._book[peer] = known[:_BOOK_ADDRESSES]
         except NolocoError as error:
             logger.debug("p2pd did not say who is connected: %s", error)
 
@@ -245,12 +246,6 @@ class Libp2pTransport(Transport):
             await handler(stream)
         except NolocoError as error:
             logger.debug("A stream of %s from %s ended: %s", protocol, stream.remote, error)
-
-    def _remember(self, peer: PeerId, addresses: list[str]) -> None:
-        self._book.pop(peer, None)
-        self._book[peer] = addresses[:4]
-        while len(self._book) > _BOOK_SIZE:
-            del self._book[next(iter(self._book))]
 
     def _up(self) -> Session:
         if self._session is None:

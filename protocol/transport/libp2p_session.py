@@ -98,14 +98,14 @@ OnStream = Callable[[Libp2pStream, str], Awaitable[None]]  # (stream, protocol)
 
 
 class Session:
-    """Works until p2pd dies. Made by `Session.start`; `stop` is due in any case."""
+    """Works until p2pd dies. Made by `Session.start`; `stop` must be called in any case."""
 
     def __init__(self, p2pd: P2pd, dht: Dht, on_stream: OnStream, supervisor: Supervisor) -> None:
         self.p2pd = p2pd
         self.dht = dht
         self.exited = supervisor.start(p2pd.exited(), "waiting for p2pd")  # says how it ended
         self._supervisor = supervisor  # of this life
-        self.addresses: list[str] = []  # under which p2pd believes to be reached, without the peer id
+        self.addresses: list[str] = []  # at which p2pd believes it can be reached, without the peer id
         self._on_stream = on_stream
         self._listener = p2pd.directory / "streams.sock"
         self._server: asyncio.Server
@@ -184,7 +184,7 @@ class Session:
         met = await all_of(*(self._meet(address, deadline) for address in addresses))
         answered = list(dict.fromkeys(peer for peer in met if peer is not None))
         if answered and not await self.dht.explore(ends - asyncio.get_running_loop().time()):
-            logger.debug("Joining the DHT took longer than %g s; it goes on by and by", deadline)
+            logger.debug("Joining the DHT took longer than %g s; it goes on in the background", deadline)
         return answered
 
     async def _meet(self, address: str, deadline: float) -> PeerId | None:

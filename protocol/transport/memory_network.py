@@ -105,7 +105,7 @@ class MemoryNetwork:
         self._islands.update(dict.fromkeys(small.members, large))
 
     async def travel(self, sender: PeerId, receiver: PeerId) -> None:
-        """The time that a small message needs; for ever while a fault lies between the two."""
+        """Wait as long as a small message travels: forever while a fault lies between the two."""
         link = self.link(sender, receiver)
         delay = link.latency + (self.rng.random() * link.jitter if link.jitter else 0.0)
         if delay:
