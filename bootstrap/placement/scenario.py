@@ -71,13 +71,11 @@ def read_scenario(file: Path) -> Scenario:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ScenarioError(f"{file} is larger than {MAX_BYTES // 2**20} MiB: give fewer devices.")
-        text = file.read_text(encoding="utf-8")
+        contents = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ScenarioError(f"Cannot read {file} ({error.strerror}). Give --scenario a JSON file.") from None
     except UnicodeDecodeError:
         raise ScenarioError(f"{file} is not a text file. Give --scenario a JSON file.") from None
-    try:
-        contents = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ScenarioError(f"{file} is not JSON: {str(error)[:100]}.") from None
     return scenario_from(contents)

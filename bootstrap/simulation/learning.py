@@ -184,21 +184,20 @@ async def _watch(swarm: SimulatedSwarm, data: TrainingData, outcome: LearningRes
     due = every
     while True:
         await asyncio.sleep(OBSERVED_SECONDS)
-        pipelines = pipelines_of(swarm)
-        if not pipelines or min(node.replica.step for node in pipelines[0][:1]) < due:
-            continue
-        due = pipelines[0][0].replica.step + every
-        loss = loss_along([node.replica for node in pipelines[0]], data, CURVE_SEQUENCES)
-        outcome.curve.append((tokens_of(swarm), loss, spread_of(pipelines)))
+        routes = routes_of(swarm)
+        if routes and routes[0][0].step >= due:
+            due = routes[0][0].step + every
+            loss = loss_along(routes[0], data, CURVE_SEQUENCES)
+            outcome.curve.append((tokens_of(swarm), loss, spread_of(routes)))
 
 
-def pipelines_of(swarm: SimulatedSwarm) -> list[list[Node]]:
-    """One node of each stage per row, in the order in which they were added; empty while nodes are joining."""
-    stages = swarm.manifest.stages
+def routes_of(swarm: SimulatedSwarm) -> list[list[Replica]]:
+    """A replica of each stage per row, in the order in which nodes were added; empty while nodes are joining."""
     nodes = [node for _, node in sorted(swarm.nodes.items())]
     if not all(hasattr(node, "replica") for node in nodes):
         return []
-    by_stage = [[node for node in nodes if node.context.stage == stage] for stage in range(stages)]
+    stages = range(swarm.manifest.stages)
+    by_stage = [[node.replica for node in nodes if node.context.stage == stage] for stage in stages]
     return [list(row) for row in zip(*by_stage, strict=True)]
 
 
@@ -206,12 +205,12 @@ def tokens_of(swarm: SimulatedSwarm) -> int:
     return sum(node.context.counters.tokens for node in swarm.nodes.values() if node.context.stage == 0)
 
 
-def spread_of(pipelines: list[list[Node]]) -> float:
+def spread_of(routes: list[list[Replica]]) -> float:
     """Root mean squared deviation of φ from the replicas' mean, over all stages and parameters."""
-    stages = [[node.replica for node in stage] for stage in zip(*pipelines, strict=True)]
-    squares = sum(squared_deviation([replica.phi for replica in stage]) for stage in stages)
-    entries = sum(replica.parameters for stage in stages for replica in stage)
-    return float((squares / entries) ** 0.5)
+    squares = sum(
+        squared_deviation([replica.phi for replica in stage]) for stage in zip(*routes, strict=True)
+    )
+    return float((squares / sum(replica.parameters for route in routes for replica in route)) ** 0.5)
 
 
 @torch.no_grad()
@@ -230,13 +229,10 @@ def loss_along(route: list[Replica], data: TrainingData, sequences: int) -> floa
 def _measure(
     swarm: SimulatedSwarm, setting: LearningSetting, data: TrainingData, outcome: LearningResult
 ) -> None:
-    pipelines = pipelines_of(swarm)
-    sequences = setting.validation_sequences
-    routes = [[node.replica for node in row] for row in pipelines]
+    routes, sequences, nodes = routes_of(swarm), setting.validation_sequences, list(swarm.nodes.values())
     outcome.losses = [loss_along(route, data, sequences) for route in routes]
     outcome.loss = sum(outcome.losses) / len(outcome.losses)
-    outcome.spread = spread_of(pipelines)
-    nodes = list(swarm.nodes.values())
+    outcome.spread = spread_of(routes)
     outcome.tokens = tokens_of(swarm)
     rounds = [event for event in swarm.events if event["event"] == "round"]
     outcome.rounds = len(rounds) / len(nodes)

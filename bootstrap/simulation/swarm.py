@@ -86,7 +86,10 @@ class SimulatedSwarm:
         """
         life = self._lives[number] = self._lives.get(number, -1) + 1
         transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
-        state = self._open_state(number)
+        state = None
+        if self.directory is not None:
+            state = self._states[number] = StateDirectory(self.directory / f"node-{number}")
+            state.open()
         surroundings = Surroundings(
             transport=transport,
             compute=lambda stage: InlineCompute(lambda priority: self.seconds(stage, priority) / speed),
@@ -108,13 +111,6 @@ class SimulatedSwarm:
     def _log(self, node: Node, number: int, event: dict[str, object]) -> None:
         if self.nodes.get(number) is node:  # the dead are silent
             self.events.append({"node": number, **event})
-
-    def _open_state(self, number: int) -> StateDirectory | None:
-        if self.directory is None:
-            return None
-        state = self._states[number] = StateDirectory(self.directory / f"node-{number}")
-        state.open()
-        return state
 
     def kill(self, number: int) -> None:
         """As kill -9: the node's tasks end in the middle of whatever they do, its streams break.
