@@ -11,7 +11,6 @@ It ranks placements. It does not predict seconds: compute, memory, shared uplink
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -53,8 +52,24 @@ class DtfmProblem:
     def drawn(self, generator: np.random.Generator) -> Integers:
         return generator.permutation(np.repeat(np.arange(self.stages), self.replicas))
 
-    def annealer(self, start: Integers, generator: np.random.Generator) -> SwapAnnealer:
-        return SwapAnnealer(self.parallel, self.pipeline, groups_of(start, self.stages), generator)
+    def state(self, stage_of: Integers) -> Integers:
+        """What a walk changes in place: the devices of each stage [S, n]."""
+        return groups_of(stage_of, self.stages)
+
+    def placement(self, state: Integers) -> Integers:
+        """The stage of each device [N]."""
+        stage_of = np.empty(state.size, np.int64)
+        stage_of[state.ravel()] = np.repeat(np.arange(self.stages), self.replicas)
+        return stage_of
+
+    def walk(
+        self, state: Integers, best: Integers, least: float, temperature: float, steps: int,
+        generator: np.random.Generator,
+    ) -> float:  # fmt: skip
+        """`anneal_swaps`"""
+        return float(
+            anneal_swaps(self.parallel, self.pipeline, state, best, least, temperature, steps, generator)
+        )
 
     def coarse(self, generator: np.random.Generator) -> tuple[DtfmProblem, Integers] | None:
         """The same among clusters of devices, and their members [C, m]; None where that is of no use.
@@ -262,28 +277,3 @@ def anneal_swaps(
         if cost < least:
             least, best[:] = cost, groups
     return least
-
-
-class SwapAnnealer:
-    """A walk by swaps; `least` and `best` [N], the stage of each device, are of the best placement seen."""
-
-    def __init__(
-        self, parallel: Floats, pipeline: Floats, groups: Integers, generator: np.random.Generator
-    ) -> None:
-        self._times, self._generator = (parallel, pipeline), generator
-        self._groups, self._best = groups.copy(), groups.copy()
-        self.least = math.inf
-
-    @property
-    def best(self) -> Integers:
-        stages, replicas = self._best.shape
-        stage_of = np.empty(self._best.size, np.int64)
-        stage_of[self._best.ravel()] = np.repeat(np.arange(stages), replicas)
-        return stage_of
-
-    def walk(self, temperature: float, steps: int) -> None:
-        if len(self._groups) == 1:
-            steps = 0  # there is nothing to swap
-        self.least = anneal_swaps(
-            *self._times, self._groups, self._best, self.least, temperature, steps, self._generator
-        )

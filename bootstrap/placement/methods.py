@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -40,12 +40,13 @@ by_cost = attrgetter("cost")
 
 def anneal(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
     """Greedy placements, the genetic algorithm, a hot run, a warm one."""
-    drawn = [problem.drawn(generator) for _ in range(meter.at_most(DRAWN))]
-    seen = [Found(placement, problem.cost(placement)) for placement in drawn]
+    seen = list(islice(random_placements(problem, meter, generator), meter.at_most(DRAWN)))
     yield from seen
     best = min(seen, key=by_cost)
     scale = best.cost
-    built = min(0.25, BUILT * max(1.0, (drawn[0].size / 64) ** 2))  # the more devices, the less the runs find
+    built = min(
+        0.25, BUILT * max(1.0, (best.stage_of.size / 64) ** 2)
+    )  # the more devices, the less the runs find
     for found in chain(
         until(built, ordered(problem, greedy(problem, meter, generator)), meter),
         until(built + BRED, genetic(problem, meter, generator), meter),
@@ -63,8 +64,7 @@ def clustered(
     problem: Problem, scale: float, meter: BudgetMeter, generator: np.random.Generator
 ) -> Iterator[Found]:
     """A hot run among clusters of devices, where there are many; what it finds counts by its cost among devices."""
-    made = problem.coarse(generator)
-    if made is None:
+    if (made := problem.coarse(generator)) is None:
         return
     coarse, members = made
     start = Found(coarse.drawn(generator), np.inf)
@@ -96,13 +96,15 @@ def cooled(
     generator: np.random.Generator,
 ) -> Iterator[Found]:
     """One run from `start` until the fraction `end` of the budget is spent; it cools from hot to cold."""
-    walker = problem.annealer(start.stage_of, generator)
+    state = problem.state(start.stage_of)
+    best, least = state.copy(), np.inf
     begun, steps = meter.spent(), 50
     while (spent := meter.spent()) < end:
         temperature = hot * (cold / hot) ** ((spent - begun) / (end - begun))
         since, steps = meter.seconds, meter.at_most(steps)
-        walker.walk(temperature, steps)
-        yield Found(walker.best, walker.least, steps)
+        if problem.stages > 1:  # or there is one placement
+            least = problem.walk(state, best, least, temperature, steps, generator)
+        yield Found(problem.placement(best), least, steps)
         steps = chunk(steps, meter, meter.seconds - since)
 
 
@@ -195,10 +197,9 @@ def genetic(
 ) -> Iterator[Found]:
     """With DT-FM's local search, which moves fast links out of groups, or else with Kernighan and Lin's."""
     population: list[Found] = []
-    for _ in range(POPULATION):
-        placement = problem.drawn(generator)
-        population.append(Found(placement, problem.cost(placement)))
-        yield population[-1]
+    for found in islice(random_placements(problem, meter, generator), POPULATION):
+        population.append(found)
+        yield found
     sizes = np.bincount(population[0].stage_of, minlength=problem.stages)
     while True:
         first, second = generator.choice(POPULATION, 2, replace=False)

@@ -16,7 +16,6 @@ Groups need not be equal: what counts is Στ of each. The order of the stages i
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar, NamedTuple
@@ -105,8 +104,19 @@ class NolocoProblem:
             placement[device] = generator.choice(np.flatnonzero(self.model.fits[device]))
         return placement
 
-    def annealer(self, start: Integers, generator: np.random.Generator) -> MoveAnnealer:
-        return MoveAnnealer(self.model, start, generator)
+    def state(self, stage_of: Integers) -> Integers:
+        """What a walk changes in place: the stage of each device [N]."""
+        return stage_of.astype(np.int64)
+
+    def placement(self, state: Integers) -> Integers:
+        return state
+
+    def walk(
+        self, state: Integers, best: Integers, least: float, temperature: float, steps: int,
+        generator: np.random.Generator,
+    ) -> float:  # fmt: skip
+        """`anneal_moves`"""
+        return float(anneal_moves(self.model, state, best, least, temperature, steps, generator))
 
     def coarse(self, generator: np.random.Generator) -> None:
         """Not here: a change among single devices is cheap enough to try millions."""
@@ -372,19 +382,3 @@ def anneal_moves(
         else:
             stage_of[:] = before
     return least
-
-
-class MoveAnnealer:
-    """A walk by such changes; `least` and `best` [N] are of the best placement seen."""
-
-    def __init__(self, model: CostArrays, start: Integers, generator: np.random.Generator) -> None:
-        self._model, self._generator = model, generator
-        self._current = start.astype(np.int64)
-        self.best, self.least = self._current.copy(), math.inf
-
-    def walk(self, temperature: float, steps: int) -> None:
-        if self._model.stages == 1:
-            steps = 0  # there is one placement
-        self.least = anneal_moves(
-            self._model, self._current, self.best, self.least, temperature, steps, self._generator
-        )
