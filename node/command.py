@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 import uvloop
 from pydantic import BaseModel
 
 from protocol.errors import NolocoError, UserError
+from protocol.supervision import Work
 
 T = TypeVar("T")
 
 
-def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_async(coroutine: Work[T]) -> T:
     """Run on uvloop; an error that we raise on purpose is printed as it is, without a traceback."""
     try:
         result: T = uvloop.run(coroutine)
@@ -61,7 +62,7 @@ def options_from(settings: type[BaseModel]) -> Callable[[Callable[..., None]], C
     return decorate
 
 
-def _option_type(annotation: Any) -> Any:
+def _option_type(annotation: object) -> type[object]:
     if "tuple" in str(annotation):
         return list[str]
-    return annotation if annotation in (int, float, bool, str, Path) else str
+    return next((kind for kind in (int, float, bool, Path) if annotation is kind), str)

@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -21,95 +21,76 @@ class NodeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    join: Annotated[
-        tuple[str, ...], Field(description="Address of any member of the run; repeat it to give several.")
-    ] = ()
-    state_dir: Annotated[Path, Field(description="Directory for this node's key and checkpoint.")] = Path(
-        "noloco-state"
+    join: tuple[str, ...] = Field(
+        default=(), description="Address of any member of the run; repeat it to give several."
     )
-    run: Annotated[str, Field(description="Run id to expect; peers of any other run are refused.")] = ""
-    stage: Annotated[
-        int, Field(ge=-1, description="Pipeline stage to serve; -1 picks the stage that needs replicas most.")
-    ] = -1
-    moves: Annotated[
-        bool, Field(description="Move to another stage when it is short of replicas; ignored with --stage.")
-    ] = True
-    data: Annotated[
-        tuple[str, ...],
-        Field(
-            description="Training data: text, JSONL or parquet files or globs, dataset directories, or hub:NAME."
-        ),
-    ] = ()
-    text_field: Annotated[
-        str, Field(description="Field that holds the text in JSONL files, parquet files and datasets.")
-    ] = "text"
-    data_cache: Annotated[
-        Path | None,
-        Field(description="Directory for prepared documents; defaults to one inside --state-dir."),
-    ] = None
-    tokenizer: Annotated[
-        str, Field(description="The run's tokenizer.json, or hub:NAME; by default another member sends it.")
-    ] = ""
-    from_checkpoint: Annotated[
-        str,
-        Field(
-            description="Hugging Face directory or hub name to take initial weights from; for a run's first replicas."
-        ),
-    ] = ""
-    host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 means every interface.")] = (
-        "0.0.0.0"
+    state_dir: Path = Field(
+        default=Path("noloco-state"), description="Directory for this node's key and checkpoint."
     )
-    port: Annotated[int, Field(ge=0, le=65_535, description="TCP port to listen on; 0 picks a free one.")] = 0
-    announce: Annotated[
-        tuple[str, ...],
-        Field(description="Multiaddress to announce to other peers, for a port that is mapped."),
-    ] = ()
-    relay: Annotated[
-        bool, Field(description="Use libp2p relays to reach peers behind NAT, and map the port with UPnP.")
-    ] = True
-    device: Annotated[
-        str,
-        Field(
-            description="Torch device: auto, cpu, cuda:1, …; all, or a list as cuda:0,cuda:1, is one node per device."
-        ),
-    ] = "auto"
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Field(
-            description="Arithmetic precision: auto, fp32 or bf16; auto uses bf16 where the device supports it."
-        ),
-    ] = "auto"
-    recompute: Annotated[
-        Literal["auto", "on", "off"],
-        Field(
-            description="Recompute activations in the backward pass: auto (only if they do not fit), on or off."
-        ),
-    ] = "auto"
-    max_memory: Annotated[
-        str,
-        Field(
-            description="Memory limit for this node, such as 4GiB or 800MiB; GPU memory if it runs on a GPU."
-        ),
-    ] = ""
-    compile: Annotated[
-        bool, Field(description="Compile the stage with torch.compile; the first start is slow.")
-    ] = False
-    threads: Annotated[int, Field(ge=0, description="Number of torch threads; 0 lets torch choose.")] = 0
-    max_minutes: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="Train for this many minutes; a first stage then only serves the model, later stages leave.",
-        ),
-    ] = 0
-    checkpoint_minutes: Annotated[
-        float,
-        Field(gt=0, description="Maximum minutes between checkpoints; small stages are saved more often."),
-    ] = 5
-    trace: Annotated[
-        Path | None, Field(description="Write a timing trace to this file; open it in ui.perfetto.dev.")
-    ] = None
-    verbose: Annotated[bool, Field(description="Also log what the network layer does.")] = False
+    run: str = Field(default="", description="Run id to expect; peers of any other run are refused.")
+    stage: int = Field(
+        default=-1, ge=-1, description="Pipeline stage to serve; -1 picks the stage that needs replicas most."
+    )
+    moves: bool = Field(
+        default=True, description="Move to another stage when it is short of replicas; ignored with --stage."
+    )
+    data: tuple[str, ...] = Field(
+        default=(),
+        description="Training data: text, JSONL or parquet files or globs, dataset directories, or hub:NAME.",
+    )
+    text_field: str = Field(
+        default="text", description="Field that holds the text in JSONL files, parquet files and datasets."
+    )
+    data_cache: Path | None = Field(
+        default=None, description="Directory for prepared documents; defaults to one inside --state-dir."
+    )
+    tokenizer: str = Field(
+        default="", description="The run's tokenizer.json, or hub:NAME; by default another member sends it."
+    )
+    from_checkpoint: str = Field(
+        default="",
+        description="Hugging Face directory or hub name to take initial weights from; for a run's first replicas.",
+    )
+    host: str = Field(default="0.0.0.0", description="Address to listen on; 0.0.0.0 means every interface.")
+    port: int = Field(default=0, ge=0, le=65_535, description="TCP port to listen on; 0 picks a free one.")
+    announce: tuple[str, ...] = Field(
+        default=(), description="Multiaddress to announce to other peers, for a port that is mapped."
+    )
+    relay: bool = Field(
+        default=True, description="Use libp2p relays to reach peers behind NAT, and map the port with UPnP."
+    )
+    device: str = Field(
+        default="auto",
+        description="Torch device: auto, cpu, cuda:1, …; all, or a list as cuda:0,cuda:1, is one node per device.",
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        default="auto",
+        description="Arithmetic precision: auto, fp32 or bf16; auto uses bf16 where the device supports it.",
+    )
+    recompute: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Recompute activations in the backward pass: auto (only if they do not fit), on or off.",
+    )
+    max_memory: str = Field(
+        default="",
+        description="Memory limit for this node, such as 4GiB or 800MiB; GPU memory if it runs on a GPU.",
+    )
+    compile: bool = Field(
+        default=False, description="Compile the stage with torch.compile; the first start is slow."
+    )
+    threads: int = Field(default=0, ge=0, description="Number of torch threads; 0 lets torch choose.")
+    max_minutes: float = Field(
+        default=0,
+        ge=0,
+        description="Train for this many minutes; a first stage then only serves the model, later stages leave.",
+    )
+    checkpoint_minutes: float = Field(
+        default=5, gt=0, description="Maximum minutes between checkpoints; small stages are saved more often."
+    )
+    trace: Path | None = Field(
+        default=None, description="Write a timing trace to this file; open it in ui.perfetto.dev."
+    )
+    verbose: bool = Field(default=False, description="Also log what the network layer does.")
 
     @field_validator("max_memory")
     @classmethod

@@ -16,9 +16,9 @@ from itertools import accumulate
 from statistics import median
 from typing import Any, Literal
 
-from node.rounds.meeting import Meeting, Proposal, Refusal, RoundProgress
+from node.rounds.meeting import Meeting, Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import steps_of_round
-from node.rounds.pairing import Pair, Pairing
+from node.rounds.pairing import Pairing
 from protocol.transport.base import PeerId
 
 BUSY_SECONDS = 0.02  # as in node.rounds.matchmaker

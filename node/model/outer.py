@@ -20,7 +20,6 @@ replicas and equal φ is DiLoCo's outer step.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -30,20 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protocol.kernels import Floats, compiled
-from protocol.manifest import gamma_bound as stability_bound
-
-__all__ = [
-    "OuterSettings",
-    "add_weighted",
-    "contribution",
-    "covariance_recursion",
-    "load_loops",
-    "outer_step",
-    "outer_step_reference",
-    "stability_bound",
-    "stationary_covariance",
-    "stationary_variance",
-]
 
 Matrix: TypeAlias = NDArray[np.floating[Any]]
 
@@ -126,23 +111,6 @@ def _outer_step_loop(
         momentum = mean_z[i] + alpha * delta[i] - gamma * slow
         delta[i] = momentum
         phi[i] = slow + momentum
-
-
-def outer_step_reference(
-    phi: Sequence[Tensor], theta: Sequence[Tensor], delta: Sequence[Tensor], settings: OuterSettings
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Eq. (1) and (2) as written, for all members of one group of any size, in one go.
-
-    Entry i of each sequence is member i's. Returns the new (φ, δ) of every member; the arguments stay
-    unchanged. For tests and simulations: it needs what no replica has, the tensors of all members.
-    """
-    mean_phi = torch.stack(list(phi)).mean(0)
-    mean_progress = torch.stack([fast - slow for fast, slow in zip(theta, phi, strict=True)]).mean(0)
-    new_delta = [
-        settings.alpha * momentum + settings.beta * mean_progress + settings.gamma * (mean_phi - slow)
-        for momentum, slow in zip(delta, phi, strict=True)
-    ]
-    return [slow + momentum for slow, momentum in zip(phi, new_delta, strict=True)], new_delta
 
 
 def covariance_recursion(

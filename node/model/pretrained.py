@@ -59,7 +59,7 @@ class Pretrained:
         """For people: the hub's name, or the last part of the path."""
         return self.source if self._directory is None else self._directory.resolve().name
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """config.json as it is."""
         path = self._file(CONFIG)
         if path is None:
@@ -172,7 +172,7 @@ class Pretrained:
                 "with `hf auth login` if it asks for that."
             ) from None
 
-    def _json(self, path: Path, most: int) -> dict[str, Any]:
+    def _json(self, path: Path, most: int) -> dict[str, object]:
         try:
             if path.stat().st_size > most:
                 raise ValueError(f"it is larger than {most} bytes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import math
 from collections import deque
@@ -205,56 +204,42 @@ class PendingResult(Generic[T]):
         return self.fetch() if self._fetch is None else await asyncio.to_thread(self._fetch)
 
 
-class DeviceTransfer(abc.ABC):
-    """The two ways of one device, hidden behind what it computes where it can do both at once.
+class DeviceTransfer:
+    """The two ways of one device. Called by the device's compute thread alone.
 
-    On a GPU kernels are only launched; each way has a stream and pinned memory of its own, and whoever wants a result
-    waits for it outside the compute thread, which launches the next piece of work meanwhile. On the CPU nothing is
-    copied and everything is there at once. Called by the device's compute thread alone.
+    Here the host is the device, or one without streams: everything is there at once.
     """
-
-    @abc.abstractmethod
-    def to_device(self, host: torch.Tensor) -> torch.Tensor:
-        """The same values on the device, for work launched from now on."""
-
-    @abc.abstractmethod
-    def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
-        """Begin to copy what the work launched so far makes of `tensor`; the function waits and returns it."""
-
-    @abc.abstractmethod
-    def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
-        """What `fetch` will make of copies that were begun."""
-
-    @abc.abstractmethod
-    def keep_pace(self) -> None:
-        """After a piece of work: wait until at most `AHEAD` are unfinished."""
-
-
-class HostCopies(DeviceTransfer):
-    """The CPU: the host is the device. Also for devices without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def to_device(self, host: torch.Tensor) -> torch.Tensor:
+        """The same values on the device, for work launched from now on."""
         return host.to(self._device)
 
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
+        """Begin to copy what the work launched so far makes of `tensor`; the function waits and returns it."""
         copy = tensor.detach().to("cpu", dtype)
         return lambda: copy
 
     def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
+        """What `fetch` will make of copies that were begun."""
         return PendingResult(fetch, at_once=True)
 
     def keep_pace(self) -> None:
-        """Work is finished when it returns."""
+        """After a piece of work: wait until at most `AHEAD` are unfinished. Here it is finished when it returns."""
 
 
-class CudaCopies(DeviceTransfer):
-    """Mutable state: a stream each way, and the ends of the pieces of work that were launched last."""
+class CudaTransfer(DeviceTransfer):
+    """Both ways are hidden behind what the GPU computes: kernels are only launched, each way has a stream and pinned
+    memory of its own, and whoever wants a result waits for it outside the compute thread, which launches the next
+    piece of work meanwhile.
+
+    Mutable state: a stream each way, and the ends of the pieces of work that were launched last.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        super().__init__(device)
         self._up = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ends: deque[torch.cuda.Event] = deque()
@@ -296,4 +281,4 @@ class CudaCopies(DeviceTransfer):
 
 
 def copies_of(device: torch.device) -> DeviceTransfer:
-    return CudaCopies(device) if device.type == "cuda" else HostCopies(device)
+    return CudaTransfer(device) if device.type == "cuda" else DeviceTransfer(device)

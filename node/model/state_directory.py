@@ -13,7 +13,7 @@ import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 import safetensors
 import torch
@@ -113,7 +113,7 @@ class StateDirectory:
         """Merge small facts (port, stage, tokens) into node.json."""
         self._replace(self.path / "node.json", json.dumps(self.facts() | facts).encode())
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         return self._json("node.json", dict)
 
     def peer_book(self) -> list[str]:
@@ -201,7 +201,7 @@ class StateDirectory:
 
 def _safetensors(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> list[bytes | memoryview]:
     """A file of float32 tensors in the format of safetensors, whose own writer copies all of them first."""
-    header: dict[str, Any] = {"__metadata__": facts}
+    header: dict[str, object] = {"__metadata__": facts}
     start = 0
     for name, tensor in tensors.items():
         stop = start + 4 * tensor.numel()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, NoReturn
+from typing import Literal, NoReturn
 
 import torch
 
@@ -15,14 +15,14 @@ from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, TensorPool, sample_stride, weights_of
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from protocol.codec import Encoded, as_read, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Contribute, Part
 from protocol.rpc import Traffic
-from protocol.supervision import Supervisor, all_of, cancelled
+from protocol.supervision import Supervisor, Work, all_of, cancelled
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
 # of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
@@ -51,7 +51,7 @@ class PairExchange:
         self.bytes_sent = 0
         self.is_over = False  # nothing is sent any more and nothing taken
 
-    def send(self, part: Part, sending: Coroutine[Any, Any, None]) -> None:
+    def send(self, part: Part, sending: Work[None]) -> None:
         """Send a part in the background; `sending` is dropped when that was begun before."""
         if part in self.sending:
             sending.close()
@@ -64,11 +64,11 @@ class PairExchange:
             async with asyncio.timeout(seconds):
                 await self.urgent.wait()
 
-    async def both_ways(self, watch: Coroutine[Any, Any, NoReturn]) -> None:
+    async def both_ways(self, watch: Work[NoReturn]) -> None:
         """Wait until all is sent and all received. Raises what ended the sending, or what `watch` raises."""
         watching = self._tasks.start(watch, "watching the partner")
         receiving = self._tasks.start(self.received.wait(), "waiting for the partner's contribution")
-        working: set[asyncio.Task[Any]] = {receiving, *self.sending.values()}
+        working: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {receiving, *self.sending.values()}
         try:
             while working:
                 done, _ = await asyncio.wait({*working, watching}, return_when=asyncio.FIRST_COMPLETED)

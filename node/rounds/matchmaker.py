@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 from node.context import Context
 from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
-from node.rounds.meeting import Proposal, Refusal, RoundProgress
+from node.rounds.meeting import Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
-from node.rounds.pairing import Pair, Pairing
+from node.rounds.pairing import Pairing
 from protocol.errors import NolocoError, Refused
 from protocol.messages import Done
 from protocol.messages.training import Accept, Propose, Ready, Release, SitOut
 from protocol.rpc import Answer, Request, Rpc
-from protocol.supervision import all_of
+from protocol.supervision import Work, all_of
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
@@ -298,7 +297,7 @@ class Matchmaker:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Work[None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "finding a partner", "This round may end alone.")
 
     async def let_go(self) -> None:

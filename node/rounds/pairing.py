@@ -32,8 +32,6 @@ from node.rounds.meeting import (
 )
 from protocol.transport.base import PeerId
 
-__all__ = ["Pair", "Pairing"]
-
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
 PATIENCE = 2.0  # steps that may be waited at the end for a partner that is late: better than to be alone

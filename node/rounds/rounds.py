@@ -15,7 +15,7 @@ from node.rounds.all_reduce import AllReduce
 from node.rounds.contribution import Pull, sampled
 from node.rounds.exchange import Exchange, PairExchange
 from node.rounds.matchmaker import Matchmaker
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused

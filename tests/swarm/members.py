@@ -12,7 +12,7 @@ from typing import Any
 from node.context import Context, Counters, Throughput
 from node.membership.view import View
 from node.rounds.matchmaker import Matchmaker
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
 from protocol.identity import Identity

@@ -19,7 +19,7 @@ import torch
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Pieces, Replica, digest_of
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from protocol.identity import Identity
 from protocol.messages.training import Propose
 from tests.swarm.micro import (

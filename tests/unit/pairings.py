@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from node.rounds.meeting import LONGEST, Meeting, Proposal, Refusal, RoundProgress
-from node.rounds.pairing import Pair, Pairing
+from node.rounds.meeting import LONGEST, Meeting, Pair, Proposal, Refusal, RoundProgress
+from node.rounds.pairing import Pairing
 from protocol.transport.base import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")

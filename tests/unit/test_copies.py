@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from node.model.replica import Replica
-from node.model.stage_work import CudaCopies, DeviceTransfer, HostCopies, PendingResult, StageWork, copies_of
+from node.model.stage_work import CudaTransfer, DeviceTransfer, PendingResult, StageWork, copies_of
 from protocol.codec import Encoded, as_read
 from protocol.manifest import Manifest, load_preset
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
-class LateCopies(HostCopies):
+class LateCopies(DeviceTransfer):
     """A device that is behind: what is copied to the host is read when it is fetched, in another thread."""
 
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
@@ -57,7 +57,7 @@ async def microbatches(
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "eden4"])
 def test_results_that_arrive_later_are_the_same(codec: str) -> None:
-    losses, gradients = asyncio.run(microbatches(codec, HostCopies(CPU)))
+    losses, gradients = asyncio.run(microbatches(codec, DeviceTransfer(CPU)))
     later, late_gradients = asyncio.run(microbatches(codec, LateCopies(CPU)))
     assert later == losses
     for one, other in zip(gradients, late_gradients, strict=True):
@@ -74,15 +74,15 @@ def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
 
 
 def test_only_a_gpu_gets_streams() -> None:
-    assert type(copies_of(CPU)) is HostCopies
+    assert type(copies_of(CPU)) is DeviceTransfer
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 def test_a_gpu_gives_the_cpus_numbers(codec: str) -> None:
-    losses, gradients = asyncio.run(microbatches(codec, HostCopies(CPU)))
+    losses, gradients = asyncio.run(microbatches(codec, DeviceTransfer(CPU)))
     device = torch.device("cuda")
-    there, gradients_there = asyncio.run(microbatches(codec, CudaCopies(device), "cuda"))
+    there, gradients_there = asyncio.run(microbatches(codec, CudaTransfer(device), "cuda"))
     assert there == pytest.approx(losses, abs=2e-3)
     for one, other in zip(gradients, gradients_there, strict=True):
         assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.999

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from node.model.replica import Replica
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from protocol.codec import encode
 from protocol.messages.training import Contribute
 from tests.swarm.micro import run_swarm

@@ -11,7 +11,7 @@ import torch
 
 from node.model.compute import Priority
 from node.model.replica import Replica
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from protocol.codec import encode
 from protocol.errors import CodecError, PeerUnreachable, Refused
 from protocol.messages.training import Contribute

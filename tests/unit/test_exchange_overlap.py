@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.rounds.pairing import Pair
+from node.rounds.meeting import Pair
 from protocol.codec import Encoded, encode
 from protocol.messages.training import Contribute
 from protocol.transport.memory_link import Link

@@ -17,11 +17,11 @@ from node.model.outer import (
     contribution,
     covariance_recursion,
     outer_step,
-    outer_step_reference,
-    stability_bound,
     stationary_covariance,
     stationary_variance,
 )
+from protocol.manifest import gamma_bound
+from tests.unit.outer_reference import outer_step_reference
 
 PUBLISHED = OuterSettings(alpha=0.5, beta=0.7, gamma=0.7)
 Replicas = list[torch.Tensor]
@@ -199,7 +199,7 @@ def test_the_stationary_spread_is_the_known_one(kappa: float, replicas: int | No
 def test_the_spread_of_many_replicas_has_a_closed_form(
     alpha: float, fraction: float, beta: float, noise: float
 ) -> None:
-    gamma = fraction * stability_bound(alpha)
+    gamma = fraction * gamma_bound(alpha)
     expected = beta**2 * noise * (1 + alpha) / (gamma * (2 * (1 - alpha**2) - gamma))
     settings = OuterSettings(alpha, beta, gamma)
     assert stationary_variance(settings, noise_variance=noise) == pytest.approx(expected, rel=1e-6)
@@ -207,7 +207,7 @@ def test_the_spread_of_many_replicas_has_a_closed_form(
 
 @pytest.mark.parametrize(("alpha", "bound"), [(0.3, 1.82), (0.5, 1.5), (0.7, 1.02), (0.9, 0.38)])
 def test_pairs_are_stable_exactly_below_the_bound(alpha: float, bound: float) -> None:
-    assert stability_bound(alpha) == pytest.approx(bound, abs=1e-9)
+    assert gamma_bound(alpha) == pytest.approx(bound, abs=1e-9)
     assert math.isfinite(stationary_variance(OuterSettings(alpha, 0.7, bound - 1e-3)))
     assert stationary_variance(OuterSettings(alpha, 0.7, bound + 1e-3)) == math.inf
     assert stationary_variance(OuterSettings(alpha, 0.7, 0.0)) == math.inf  # nothing holds them together
@@ -217,7 +217,7 @@ def test_pairs_are_stable_exactly_below_the_bound(alpha: float, bound: float) ->
 def test_groups_of_four_are_stable_exactly_below_their_own_bound(offset: float, stable: bool) -> None:
     """Of a member's variance 1/n is its group's, which M_S moves; the rest is its own, which M_D moves."""
     alpha, n = 0.5, 4
-    gamma = stability_bound(alpha, n) + offset
+    gamma = gamma_bound(alpha, n) + offset
     across = np.array([[1, alpha], [0, alpha]])
     inside = np.array([[1 - gamma, alpha], [-gamma, alpha]])
     operator = np.kron(across, across) / n + np.kron(inside, inside) * (n - 1) / n

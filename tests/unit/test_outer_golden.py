@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.model.outer import OuterSettings, contribution, outer_step, outer_step_reference
+from node.model.outer import OuterSettings, contribution, outer_step
+from tests.unit.outer_reference import outer_step_reference
 
 OWN_FILE = Path(__file__).parents[1] / "data" / "golden" / "outer_step.json"
 TOLERANCES = {torch.float64: 1e-14, torch.float32: 5e-7}  # absolute, for values of order one; from the file

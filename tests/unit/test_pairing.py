@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import Meeting, Proposal, Refusal
-from node.rounds.pairing import Pair, Pairing
+from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
+from node.rounds.pairing import Pairing
 from protocol.transport.base import PeerId
 from tests.unit.pairings import (
     ANY_TIME,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import Meeting, Refusal
-from node.rounds.pairing import Pair, Pairing
+from node.rounds.meeting import Meeting, Pair, Refusal
+from node.rounds.pairing import Pairing
 from tests.unit.pairings import A, B, C, K, agreed, answer, at, deliver, pairing, propose
 
 # --- holding to it ---------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from node.membership.view import View
 from node.model.compute import InlineCompute
 from node.model.outer import contribution, outer_step
 from node.model.replica import Pieces, Replica
+from node.rounds.meeting import Pair
 from node.rounds.pace import Standing
-from node.rounds.pairing import Pair
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
 from protocol.identity import Identity
