@@ -138,6 +138,7 @@ def test_ctrl_c_stops_every_process_and_keeps_what_was_measured(tmp_path: Path) 
     assert not alive
 
 
+@pytest.mark.long
 @pytest.mark.timeout(220)
 def test_a_mistyped_path_leaves_an_earlier_summary_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("of a good run")

@@ -105,7 +105,9 @@ def held_by(node: NodeDaemon) -> int:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(Kind(by_option, "--max-memory", 300, counts_resident=True), id="option"),
+        pytest.param(
+            Kind(by_option, "--max-memory", 300, counts_resident=True), id="option", marks=pytest.mark.long
+        ),
         pytest.param(Kind(by_ulimit, "ulimit -d", 500), id="ulimit", marks=pytest.mark.long),
         pytest.param(
             Kind(by_control_group, "the container", 450),

@@ -49,6 +49,7 @@ def test_a_run_on_json_lines_with_a_bpe_goes_on_after_a_stop_and_is_evaluated(tm
     seed.kill()
 
 
+@pytest.mark.long
 def test_wrong_data_and_tokenizers_end_a_local_swarm_before_it_starts(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_bytes(bpe())

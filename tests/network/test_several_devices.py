@@ -37,6 +37,7 @@ def both(tmp_path: Path) -> Iterator[NodeDaemon]:
             daemon.kill()
 
 
+@pytest.mark.long
 def test_one_ctrl_c_lets_both_nodes_leave(both: NodeDaemon) -> None:
     assert both.leave() == 0
     for index in range(2):

@@ -107,6 +107,7 @@ def test_four_peers_in_a_ring_get_the_bandwidth_and_the_latency_at_the_same_time
     assert links.bytes_sent() > sum(rates) * 1e6 / 8 * (SECONDS - START)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(110)
 def test_links_that_were_reshaped_are_as_narrow_and_as_long_as_they_now_say(links: ShapedLinks) -> None:
     """The relay takes each segment through two links one after the other: neither may let more through."""

@@ -54,6 +54,7 @@ class Terminal:
         return True
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_ctrl_c_in_a_terminal_lets_the_node_leave_with_its_network(tmp_path: Path) -> None:
     seed = SeedDaemon(tmp_path / "run", "--preset", "tiny")

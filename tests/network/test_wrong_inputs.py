@@ -80,6 +80,7 @@ def test_a_node_that_cannot_join_says_what_to_do(
     assert_refused(run("node.cli", "--host", "127.0.0.1", "--no-relay", *arguments, cwd=tmp_path), *said)
 
 
+@pytest.mark.long_but("no such checkpoint")
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -109,6 +110,7 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         assert_refused(run("bootstrap.found_cli", *founding, cwd=tmp_path), port, "in use", "--port")
 
 
+@pytest.mark.long_but("another run")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -127,6 +129,7 @@ def test_a_member_with_wrong_settings(
     assert_refused(run("node.cli", *common, *arguments, cwd=tmp_path), *said)
 
 
+@pytest.mark.long
 def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
     seed = SeedDaemon(tmp_path / "run", "--preset", "llama-6.8b")
     try:
@@ -137,6 +140,7 @@ def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
     assert_refused(result, "GiB of memory", "larger machine")
 
 
+@pytest.mark.long
 def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
     from protocol.manifest import preset_text
 
@@ -154,6 +158,7 @@ def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
     assert_refused(run("bootstrap.found_cli", "--dir", "run", "--port", "0", cwd=tmp_path), "signature")
 
 
+@pytest.mark.long
 def test_the_first_interrupt_leaves_and_the_second_ends_at_once(seed: SeedDaemon, tmp_path: Path) -> None:
     # stage 0 alone has nobody to send to: it cannot finish its microbatches, so a graceful end takes long
     node = NodeDaemon(tmp_path / "node", "--join", seed.join_address(), "--stage", "0")
