@@ -10,12 +10,18 @@ from dataclasses import dataclass, field
 
 from protocol.codec import Encoded
 from protocol.errors import NolocoError, PeerUnreachable, TransportDown, WireError
-from protocol.frames import Frame, FrameType, FrameWatch, read_frame, write_frame
+from protocol.frames import Frame, FrameType, FrameWatch, read_frame, read_prefix, write_frame
 from protocol.messages import Message, Progress
-from protocol.patience import FRAME_SECONDS, Patience, until
+from protocol.patience import FRAME_SECONDS, Patience
+from protocol.supervision import until
 from protocol.transport.base import Stream
 
 logger = logging.getLogger(__name__)
+
+# A frame that has begun takes memory: so long it may stand still, and so long it may take in all.
+HALF_FRAME_SECONDS = 30.0
+SLOWEST_SECONDS = 60.0
+SLOWEST_RATE = 32_768  # bytes a second
 
 
 @dataclass
@@ -151,7 +157,16 @@ class Channel:
     async def read(
         self, max_payload: int, began_to_come: Callable[[FrameType, int], None] = lambda *_: None
     ) -> Frame:
-        frame = await read_frame(self.stream, max_payload, self.watch, began_to_come)
+        """The next frame. Raises as `read_frame`, and `PeerUnreachable` when one that has begun stands still."""
+        stream = self.stream
+        prefix = await read_prefix(stream, self.watch)
+        started = asyncio.get_running_loop().time()
+        last = started + SLOWEST_SECONDS + prefix.payload_bytes / SLOWEST_RATE
+        try:
+            async with until(lambda: min(max(started, stream.heard) + HALF_FRAME_SECONDS, last)):
+                frame = await read_frame(stream, max_payload, began_to_come, prefix)
+        except TimeoutError:
+            raise PeerUnreachable("a frame came so far and no further") from None
         self.watch.received(self.traffic, self.stream.remote, frame.kind, len(frame.payload), frame.began)
         return frame
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgpack
 import torch
@@ -93,21 +94,36 @@ async def write_frame(
     return len(prefix) + len(header) + payload_bytes
 
 
+class Prefix(NamedTuple):
+    """The first bytes of a frame, not checked yet."""
+
+    magic: bytes
+    type_code: int
+    header_bytes: int
+    payload_bytes: int
+    began: float  # when they came, on the clock of the `FrameWatch`
+
+
+async def read_prefix(stream: Stream, watch: FrameWatch = UNWATCHED) -> Prefix:
+    """Wait for the next frame of the stream to begin, without a deadline. Raises as `read_frame`."""
+    magic, type_code, header_bytes, payload_bytes = _PREFIX.unpack(await stream.read(_PREFIX.size))
+    return Prefix(magic, type_code, header_bytes, payload_bytes, watch.now())
+
+
 async def read_frame(
     stream: Stream,
     max_payload: int,
-    watch: FrameWatch = UNWATCHED,
     began_to_come: Callable[[FrameType, int], None] = lambda *_: None,
+    prefix: Prefix | None = None,
 ) -> Frame:
-    """The next frame of the stream; waits for it without a deadline.
+    """The next frame of the stream, of which `prefix` may have been read; waits for it without a deadline.
 
     `began_to_come` is called with its type and request id once its header is there.
 
     Raises `WireError` when it is malformed or larger than allowed: the stream is then out of step and must
     be closed. Raises `PeerUnreachable` when the stream ends.
     """
-    magic, type_code, header_bytes, payload_bytes = _PREFIX.unpack(await stream.read(_PREFIX.size))
-    began = watch.now()
+    magic, type_code, header_bytes, payload_bytes, began = prefix or await read_prefix(stream)
     if magic != MAGIC:
         raise WireError(f"not a noloco frame: it begins with {magic!r}")
     if header_bytes > MAX_HEADER_BYTES:

@@ -7,8 +7,7 @@ is frozen or gone is found as quickly as one that has to answer at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from protocol.messages import Progress
 
@@ -67,24 +66,3 @@ class Patience:
         """The same for a frame of which something has been sent, from `began` on."""
         last = began if self._stall is None else max(began, moved)
         return max(self.due(moved), last + FRAME_SECONDS)
-
-
-@asynccontextmanager
-async def until(due: Callable[[], float]) -> AsyncIterator[None]:
-    """Raises `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as timeout:
-        alarm: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal alarm
-            if due() <= loop.time():
-                timeout.reschedule(loop.time())
-            else:
-                alarm = loop.call_at(due(), look)
-
-        alarm = loop.call_at(due(), look)
-        try:
-            yield
-        finally:
-            alarm.cancel()

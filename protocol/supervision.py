@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -171,6 +172,27 @@ async def all_of(*work: Work[T]) -> list[T]:
         return list(await asyncio.gather(*tasks))
     finally:
         await cancelled(tasks)
+
+
+@asynccontextmanager
+async def until(due: Callable[[], float]) -> AsyncIterator[None]:
+    """Raises `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as timeout:
+        alarm: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal alarm
+            if due() <= loop.time():
+                timeout.reschedule(loop.time())
+            else:
+                alarm = loop.call_at(due(), look)
+
+        alarm = loop.call_at(due(), look)
+        try:
+            yield
+        finally:
+            alarm.cancel()
 
 
 async def until_event(work: Work[T], *events: asyncio.Event) -> T | None:

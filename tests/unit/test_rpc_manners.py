@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 
+import msgpack
 import pytest
 import torch
 
+from protocol.channel import HALF_FRAME_SECONDS, SLOWEST_RATE
 from protocol.codec import encode
 from protocol.errors import (
     CodecError,
@@ -15,7 +18,7 @@ from protocol.errors import (
     Refused,
     WireError,
 )
-from protocol.frames import FrameType, read_frame, write_frame
+from protocol.frames import MAGIC, FrameType, read_frame, write_frame
 from protocol.identity import Identity
 from protocol.messages import Done
 from protocol.messages.training import Ready
@@ -93,6 +96,46 @@ async def test_an_answer_larger_than_its_class_allows_ends_the_call_and_counts()
             with pytest.raises(WireError, match="payload of 4000 bytes"):
                 await two.ask()
         assert two.caller.is_banned(two.address)
+
+
+@in_virtual_time
+async def test_a_frame_that_stands_still_half_way_ends_its_stream_and_no_other() -> None:
+    """Failed before: its memory was held for as long as the peer liked, 34 MB for each identity."""
+    async with two_peers() as two:
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
+        await two.ask()
+        stream = await two.raw_stream()
+        await stream.write(half_a_frame(1_000_000))
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(PeerUnreachable):
+            await stream.read(1)  # the other side closed it
+        assert asyncio.get_running_loop().time() - began == pytest.approx(HALF_FRAME_SECONDS, abs=1)
+        await two.ask()
+        assert not two.server.is_banned(two.caller.transport.peer_id)  # it may have been frozen
+
+
+@in_virtual_time
+async def test_a_frame_that_trickles_in_is_given_up_and_a_slow_one_is_not() -> None:
+    async with two_peers() as two:
+        two.server.handle(Ready.answered_by(say_done, Traffic.GOSSIP))
+        for rate, is_taken in ((10, False), (2 * SLOWEST_RATE, True)):
+            stream = await two.raw_stream()
+            rest = bytes(100_000)
+            await stream.write(half_a_frame(200_000))
+            with contextlib.suppress(PeerUnreachable):
+                for _ in range(2_000):
+                    await asyncio.sleep(1.0)
+                    await stream.write(rest[:rate])
+                    rest = rest[rate:]
+                    if not rest:
+                        break
+            assert (not rest) == is_taken
+
+
+def half_a_frame(nbytes: int) -> bytes:
+    """Of a request with one tensor of so many bytes: all but half of those."""
+    header = msgpack.packb([1, "ready", {"pair": "p"}, [["fp32", [nbytes // 4], nbytes]]])
+    return struct.pack(">4sBIQ", MAGIC, FrameType.REQUEST, len(header), nbytes) + header + bytes(nbytes // 2)
 
 
 @in_virtual_time
