@@ -139,8 +139,7 @@ class Supervisor:
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # seen: whoever awaits it is told, and one that is dropped has nobody to tell
+        seen(task)  # whoever awaits it is told, and one that is dropped has nobody to tell
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -215,8 +214,13 @@ async def cancelled(tasks: Iterable[asyncio.Task[object]]) -> None:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
     for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen
+        seen(task)
+
+
+def seen(task: asyncio.Task[object]) -> None:
+    """Keep asyncio from logging that nobody looked at the exception of a task that has ended."""
+    if not task.cancelled():
+        task.exception()
 
 
 def node_failed(what: str, error: Exception, stops: str) -> NodeFailed:

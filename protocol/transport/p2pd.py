@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.errors import ResourceError, UserError
-from protocol.supervision import Supervisor, cancelled
+from protocol.supervision import Supervisor, cancelled, seen
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
 from protocol.transport.p2pd_socket import P2pdControl
 
@@ -56,7 +56,7 @@ class P2pd:
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]))
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
-            task.add_done_callback(_forget_failure)
+            task.add_done_callback(seen)  # it breaks when p2pd dies, as it must
         stops = "p2pd stands still once its output is full."
         supervisor.keep("reading what p2pd says", self._read_output, stops)
 
@@ -137,12 +137,6 @@ class P2pd:
             for line in chunk.decode(errors="replace").splitlines():
                 logger.debug("p2pd: %s", line[:1000])
                 self._last_lines.append(line[:300])
-
-
-def _forget_failure(task: asyncio.Task[None]) -> None:
-    """hivemind's connection breaks when p2pd dies; asyncio would log that as an error nobody handled."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _end(p2p: P2P) -> None:
