@@ -33,7 +33,7 @@ def plain_table(
 
 
 class Bars:
-    """Mutable state: one bar for each thing that is done."""
+    """Mutable state: one progress bar for each name."""
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown
@@ -51,7 +51,7 @@ class Bars:
 
 @contextmanager
 def bars() -> Iterator[Bars]:
-    """Bars that vanish when everything is done; where there is no terminal only the sentences are seen."""
+    """Progress bars that vanish at the end; without a terminal only the sentences appear."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True, disable=not sys.stdout.isatty()) as shown:
         yield Bars(shown)
@@ -59,7 +59,7 @@ def bars() -> Iterator[Bars]:
 
 @contextmanager
 def writing(file: Path, advice: str) -> Iterator[None]:
-    """What fails while `file` is written is raised as `StateError`, with what to do as its last sentence."""
+    """Turns a failure to write `file` into a `StateError` that ends with `advice`."""
     try:
         yield
     except OSError as error:

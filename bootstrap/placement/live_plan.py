@@ -117,10 +117,14 @@ class Moves:
 
     def sentence(self) -> str:
         if not self.movers:
-            return f"Nobody would move: a step takes {self.cost_now:.3f} s as things are."
-        now = f"{self.cost_now:.3f} s" if math.isfinite(self.cost_now) else "no end, a stage being short,"
+            return f"Nobody would move: a step takes {self.cost_now:.3f} s as it is."
+        now = (
+            f"takes {self.cost_now:.3f} s"
+            if math.isfinite(self.cost_now)
+            else "cannot end, a stage is too small,"
+        )
         count = f"{len(self.movers)} of {len(self.peers)}"
-        return f"{count} nodes would move: a step takes {now} now, {self.cost:.3f} s then."
+        return f"{count} nodes would move: a step {now} now, and would take {self.cost:.3f} s."
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -149,8 +153,8 @@ def with_fewest_moves(
 ) -> Integers:
     """A placement [N] near `current` whose cost is within 1 % of the cost of `found`.
 
-    Tried are the present placement, the stages in the opposite order, and then to leave devices where they are, one
-    by one or by letting two of the plan change places, as long as something is won: up to N² evaluations a pass.
+    It tries the present placement, the stages in the opposite order, and then leaving devices where they are, one
+    by one or by swapping two of the plan, for as long as that helps: up to N² evaluations a pass.
     """
     limit = AS_GOOD * cost(found)
     if cost(current) <= limit:
@@ -165,7 +169,7 @@ def with_fewest_moves(
 def _step_back(
     cost: Callable[[Integers], float], current: Integers, planned: Integers, limit: float
 ) -> Integers | None:
-    """The first change that leaves one device more where it is; two devices more before one."""
+    """The first change within `limit` that keeps two devices more where they are, or else one."""
     misplaced = np.flatnonzero(planned != current)
     for device in misplaced:
         goal, home = planned[device], current[device]
@@ -188,11 +192,11 @@ def moves_table(moves: Moves) -> Table:
     return table
 
 
-# --- the owner's word -------------------------------------------------------------------------
+# --- publishing -------------------------------------------------------------------------------
 
 
 def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float) -> bytes:
-    """With the key that `noloco-bootstrap` keeps in the directory. Raises `StateError` for another run's."""
+    """Signed with the key that `noloco-bootstrap` keeps in the directory. Raises `StateError` for another run's."""
     key = Identity.load(directory / RUN_KEY)
     if key.public_key != swarm.signed.public_key:
         raise StateError(
@@ -206,7 +210,7 @@ def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float)
 
 
 async def publish_plan(join: Sequence[str], swarm: LiveSwarm, sealed: bytes, seconds: float) -> None:
-    """Raises `JoinError` when nobody answers or takes it. The nodes keep copies of it until it is over."""
+    """Raises `JoinError` when nobody answers or takes it. Nodes keep copies of it until it expires."""
     async with visit(join) as observer:
         lifetime = min(MAX_LIFETIME, seconds)
         key = plan_key(swarm.signed.run_id)

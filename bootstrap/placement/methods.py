@@ -138,7 +138,7 @@ def greedy(problem: Problem, meter: BudgetMeter, generator: np.random.Generator)
 
 
 def near_neighbours(problem: Problem, sizes: Integers, generator: np.random.Generator) -> Integers:
-    """Stages of `sizes` [S]; of equally near devices any."""
+    """The stage of each device [N], with `sizes` [S]; ties are broken at random."""
     count = len(problem.weights)
     stage_of = np.full(count, -1)
     for stage, size in enumerate(sizes):
@@ -152,7 +152,7 @@ def near_neighbours(problem: Problem, sizes: Integers, generator: np.random.Gene
 
 
 def ordered(problem: Problem, found: Iterator[Found]) -> Iterator[Found]:
-    """What another search finds, with its stages brought into the best order nearby where that matters."""
+    """What another search finds, and the same with its stages reordered where that matters."""
     for one in found:
         yield one
         if problem.order_matters:
@@ -160,7 +160,7 @@ def ordered(problem: Problem, found: Iterator[Found]) -> Iterator[Found]:
 
 
 def in_best_order(problem: Problem, found: Found) -> Found:
-    """The same groups in a better order, from change to change for as long as one helps."""
+    """The same groups with the stages reordered, by single changes until none helps."""
     order, best, evaluations = list(range(problem.stages)), found, 0
     improved = True
     while improved:

@@ -119,7 +119,7 @@ class NolocoProblem:
         return float(anneal_moves(self.model, state, best, least, temperature, steps, generator))
 
     def coarse(self, generator: np.random.Generator) -> None:
-        """Not here: a change among single devices is cheap enough to try millions."""
+        """None: changes of single devices are cheap enough to try millions."""
 
     def explain(self, stage_of: Integers) -> Terms:
         """Every term of the step time of a placement."""
@@ -203,7 +203,7 @@ def fitting(scenario: Scenario, stages: int) -> Flags:
 
 
 def seated(sizes: Integers, fits: Flags, generator: np.random.Generator) -> Integers | None:
-    """Random stages [N] that fit and fill `sizes` [S]; −1 for devices left over. None when there are none."""
+    """Random stages [N] that fit and fill `sizes` [S]; −1 for devices left over. None when that cannot be."""
     seats = np.repeat(np.arange(len(sizes)), sizes)
     order = generator.permutation(len(fits))  # equal costs are dealt out by place
     costs = np.where(fits[order][:, seats], generator.random((len(fits), len(seats))), np.inf)

@@ -18,7 +18,7 @@ WARM_UP = 101  # evaluations: every loop of every method has run once, and is co
 
 @dataclass(frozen=True)
 class Placement:
-    """What a method with a seed has found, and what that costs, term by term."""
+    """What one search found, and its cost term by term."""
 
     method: str
     seed: int

@@ -134,7 +134,7 @@ COMPARED = {  # headings, and what stands below them
 
 
 def stage_table(plan: Placement, scenario: Scenario, floor: float, problem: Problem) -> Table:
-    """A row for each stage. `floor`: of 1 − λ₂, for the pairing that NoLoCo's rows tell of."""
+    """A row for each stage. `floor`: the least 1 − λ₂ of the pairing in the last column."""
     columns = {
         "stage": [str(stage) for stage in range(len(plan.stages))],
         "devices": [ranges(devices) for devices in plan.stages],

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -222,11 +221,16 @@ def _coordinates(contents: Mapping[str, object], count: int) -> Floats | None:
     """[N, 2]"""
     if contents.get("coordinates") is None:
         return None
-    rows = _list(contents["coordinates"], "coordinates", count)
-    pairs = [_list(row, f"coordinates[{i}]", 2) for i, row in enumerate(rows)]
-    places = [f"coordinates[{i}][{j}]" for i in range(count) for j in range(2)]
-    values = map(_number, chain.from_iterable(pairs), places, repeat(-360.0))
-    return np.array(list(values)).reshape(count, 2)
+    pairs = [
+        _list(row, f"coordinates[{i}]", 2)
+        for i, row in enumerate(_list(contents["coordinates"], "coordinates", count))
+    ]
+    return np.array(
+        [
+            [_number(value, f"coordinates[{i}][{j}]", least=-360.0) for j, value in enumerate(pair)]
+            for i, pair in enumerate(pairs)
+        ]
+    )
 
 
 def _number(value: object, place: str, least: float = 0.0, above: bool = False) -> float:

@@ -30,7 +30,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Budget:
-    """Whichever is spent first; at least one of the two is given."""
+    """A limit in seconds, in evaluations or in both, whichever is reached first."""
 
     seconds: float | None = None
     evaluations: int | None = None
@@ -55,7 +55,7 @@ class BudgetMeter:
         return max(by_time, by_count)
 
     def at_most(self, evaluations: int) -> int:
-        """As many, or what is left; at least 1."""
+        """`evaluations`, or as many as are left; at least 1."""
         if self.budget.evaluations is None:
             return evaluations
         return max(1, min(evaluations, self.budget.evaluations - self.evaluations))

@@ -14,9 +14,9 @@ from typing import Any
 
 from protocol.manifest import Manifest
 
-FURTHEST = 2.0  # of `_distance`: a setting further from all that were tried is not spoken of
+FURTHEST = 2.0  # of `_distance`: nothing is cited for a setting further from all that were tried
 USUAL_RATE = 2e-3  # the preset's learning rate
-WORTH_SAYING = 0.02  # nats: within what seeds differ by there is nothing better
+WORTH_SAYING = 0.02  # nats: smaller differences are within the noise of seeds
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ class LearningSetting:
 
     @property
     def key(self) -> str:
-        """The same for the same setting, for studies that go on where they stopped.
+        """Identifies the setting, so that a study can be resumed.
 
-        Of the manifest it has what differs from the defaults, so that an option that is new there keeps old outcomes.
+        Of the manifest only what differs from the defaults counts, so that a new option leaves old outcomes valid.
         """
         manifest = self.manifest.model_dump(exclude_defaults=True)
         text = json.dumps(self.facts() | {"manifest": manifest}, sort_keys=True)
@@ -93,7 +93,7 @@ class LearningSetting:
 
 @dataclass
 class LearningResult:
-    """What became of a setting. Losses in nats per token on held-out text, bytes sent by one replica."""
+    """The outcome of a setting. Losses in nats per token on held-out text, bytes sent by one replica."""
 
     key: str
     setting: dict[str, Any]
@@ -114,12 +114,12 @@ class LearningResult:
 
 
 def text_of(manifest: Manifest) -> TrainingData:
-    """What the manifest names as the run's text. Raises `DataError` where that is left to volunteers."""
+    """The text that the manifest names. Raises `DataError` where that is left to volunteers."""
     return open_data(manifest, DataPlan((), DEFAULT_FIELD, default_cache()), None)
 
 
 def simulate(setting: LearningSetting) -> LearningResult:
-    """Train it to its end. One thread; a minute for a million tokens of the tiny preset."""
+    """Train to the last step, on one thread: a minute for a million tokens of the tiny preset."""
     torch.set_num_threads(1)
     began = time.perf_counter()
     outcome: LearningResult = run_virtual(_train(setting, text_of(setting.manifest)))
@@ -154,7 +154,7 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
 
 
 async def _to_the_end(swarm: SimulatedSwarm) -> tuple[float, dict[int, float]]:
-    """When the last node began to train, and when each had done so to the end, in virtual time.
+    """When the last node began to train and when each node finished, in virtual time.
 
     Raises what ended a node before its time.
     """
@@ -179,7 +179,7 @@ def _pace(swarm: SimulatedSwarm, number: int) -> float:
 
 
 async def _watch(swarm: SimulatedSwarm, data: TrainingData, outcome: LearningResult) -> None:
-    """Loss and spread along the way, at about `CURVE_POINTS` counts of tokens."""
+    """Records loss and spread at about `CURVE_POINTS` points of the run."""
     every = max(1, swarm.manifest.inner.total_steps // CURVE_POINTS)
     due = every
     while True:
@@ -245,7 +245,7 @@ def _measure(
 
 
 def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
-    """By the average replica for the sake of averaging; a ring all-reduce of float32 gradients if in every step."""
+    """What the average replica sends for averaging; a ring all-reduce of float32 gradients if in every step."""
     if setting.all_reduce:
         size = sum(4 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)
         return 2 * (setting.replicas - 1) / setting.replicas * size

@@ -81,7 +81,7 @@ def run_study(
 ) -> list[LearningResult]:
     """Outcomes in the order of `settings`. Those already in `file` (JSON lines) are not run again.
 
-    Each new one is appended to it at once, so a study that is stopped goes on where it was. Raises
+    Each new one is appended to it at once, so a study can be stopped and resumed. Raises
     `DataError` for a file that holds something else.
     """
     known = {outcome.key: outcome for outcome in read_outcomes(file)} if file is not None else {}
@@ -119,7 +119,7 @@ def read_outcomes(file: Path) -> list[LearningResult]:
 
 
 def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[Result]:
-    """What `work` makes of each item, in the order in which they end; `jobs` processes at a time.
+    """`work` of each item, in the order in which they end; `jobs` processes at a time.
 
     With one job all is done in this process, in the order of the items. `work`, items and results are pickled
     otherwise. An error of `work` comes out here. Nothing further begins after that or when the iterator is
@@ -142,7 +142,7 @@ def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int
 def run_and_show(
     settings: Sequence[LearningSetting], results: Path | None, jobs: int, plot: Path | None, as_json: bool
 ) -> None:
-    """Goes on from the outcomes in `results`. Raises `NolocoError` with what to do."""
+    """Resumes from the outcomes in `results`. Raises `NolocoError` with what to do."""
     console = Console(stderr=True)
 
     def tell(outcome: LearningResult, done: int, total: int) -> None:

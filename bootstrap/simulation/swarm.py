@@ -113,7 +113,7 @@ class SimulatedSwarm:
             self.events.append({"node": number, **event})
 
     def kill(self, number: int) -> None:
-        """As kill -9: the node's tasks end in the middle of whatever they do, its streams break.
+        """Like kill -9: the node's tasks stop wherever they are, and its streams break.
 
         Nothing is saved and nobody is told.
         """
@@ -141,7 +141,7 @@ class SimulatedSwarm:
         await self.leave()
 
     async def leave(self) -> None:
-        """All that live leave gracefully, the seed peer last."""
+        """All living nodes leave gracefully, then the seed peer."""
         for node in self.nodes.values():
             node.stop()
         await asyncio.gather(*self._killed, return_exceptions=True)
