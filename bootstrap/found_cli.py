@@ -34,17 +34,11 @@ def bootstrap(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: OwnManifest = None,
     tokenizer: RunTokenizer = "",
-    end_of_text: Annotated[
-        str, typer.Option(help="The tokenizer's end-of-document token, if its name is unusual.")
-    ] = "",
+    end_of_text: Annotated[str, typer.Option(help="The tokenizer's end-of-text token, if unusual.")] = "",
     from_checkpoint: FromCheckpoint = None,
-    directory: Annotated[Path, typer.Option("--dir", help="Directory for keys and manifest.")] = Path(
-        "noloco-run"
-    ),
+    directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="TCP port to listen on; 0 picks a free one.")
-    ] = 31337,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 picks a free one.")] = 31337,
     announce: Annotated[
         list[str] | None,
         typer.Option(

@@ -31,9 +31,7 @@ def check(
     file: Annotated[Path | None, typer.Argument(help="Your own manifest (TOML).")] = None,
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     replicas: Annotated[int, typer.Option(min=1, max=1_000_000, help="Replicas per stage.")] = 8,
-    mbit: Annotated[
-        float, typer.Option(min=0.001, help="Bandwidth of a volunteer's link in Mbit/s, each way.")
-    ] = 100.0,
+    mbit: Annotated[float, typer.Option(min=0.001, help="A volunteer's link in Mbit/s, each way.")] = 100.0,
     latency_ms: Annotated[float, typer.Option(min=0, help="One-way latency in milliseconds.")] = 50.0,
     device: Annotated[
         str, typer.Option(help=f"Expected speed of these, as a100,4090. Known: {', '.join(DEVICES)}.")

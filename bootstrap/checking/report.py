@@ -232,9 +232,7 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Assumed
             f"{limits.microbatch_deadline:g} s: a link that keeps what it was given for longer "
             "than that looks silent. Fewer inner.sequences, or a shorter codec in wire."
         )
-    exchange = max(
-        links.seconds(s.round.blocking) for s in stages
-    )  # what φ takes earlier has the whole round
+    exchange = max(links.seconds(s.round.blocking) for s in stages)  # φ sent earlier has the whole round
     if exchange > limits.gossip_deadline:
         notes.append(
             f"an exchange is {exchange:.0f} s on these links, limits.gossip_deadline "
@@ -302,9 +300,7 @@ def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
     memory = device.memory * GB
     if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
         return "no"
-    cost: MicrobatchBytes = estimated(
-        manifest, stage, manifest.inner.sequences, False, "bf16" if device.is_gpu else "fp32"
-    )
+    cost = estimated(manifest, stage, manifest.inner.sequences, False, "bf16" if device.is_gpu else "fp32")
     whole = memory_of_state(manifest, stage) + cost.of(least_in_flight(manifest, stage)) / 0.8
     if not device.is_gpu:
         whole += memory_of_buffers(manifest, stage).total

@@ -135,9 +135,7 @@ def _require_plain(config: PreTrainedConfig) -> None:
         window, first = _sliding(config)
         kinds = [window and layer >= first for layer in range(config.num_hidden_layers)]
         if config.layer_types != ["sliding_attention" if k else "full_attention" for k in kinds]:
-            raise ValueError(
-                "layer_types mix full and sliding attention in another way than max_window_layers"
-            )
+            raise ValueError("layer_types mix full and sliding attention otherwise than max_window_layers")
 
 
 def _sliding(config: PreTrainedConfig) -> tuple[int, int]:

@@ -79,9 +79,7 @@ def init(
     hidden: Annotated[int | None, typer.Option(help="Hidden size of the model.")] = None,
     layers: Annotated[int | None, typer.Option(help="Number of decoder layers.")] = None,
     heads: Annotated[int | None, typer.Option(help="Number of attention heads.")] = None,
-    kv_heads: Annotated[
-        int | None, typer.Option(help="Number of key/value heads; 0 means as many as --heads.")
-    ] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads; 0 means as many as --heads.")] = None,
     intermediate: Annotated[int | None, typer.Option(help="Width of the MLP; default: 4 × --hidden.")] = None,
     vocab: Annotated[int | None, typer.Option(help="Vocabulary size.")] = None,
     source: Annotated[str | None, typer.Option(help="Source of the text: python-stdlib or local.")] = None,
@@ -90,9 +88,7 @@ def init(
     microbatches: Annotated[int | None, typer.Option(help="Microbatches per inner step.")] = None,
     steps: Annotated[int | None, typer.Option(help="Total number of inner steps.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    inner_steps: Annotated[
-        int | None, typer.Option(help="Inner steps between two gossip averagings.")
-    ] = None,
+    inner_steps: Annotated[int | None, typer.Option(help="Inner steps between gossip averagings.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
@@ -102,9 +98,7 @@ def init(
         if file.exists() and not force:
             raise UserError(f"{file} exists already. Choose another file, or replace it with --force.")
         if not yes and not sys.stdin.isatty():
-            raise UserError(
-                "There is no terminal to ask questions on: choose by flags, and add --yes for the rest."
-            )
+            raise UserError("There is no terminal to ask questions on: give flags, and --yes for the rest.")
         base = load_preset(size or ("tiny" if yes else typer.prompt("Size of the model", default="tiny")))
         if not yes:
             given |= _asked(base, given)

@@ -52,9 +52,8 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
     signed_path, seed_key = directory / MANIFEST, directory / SEED_KEY
     is_new = not signed_path.exists()
     if is_new:
-        signed = SignedManifest.sign(
-            manifest or load_preset("tiny"), Identity.load_or_create(directory / RUN_KEY)
-        )
+        key = Identity.load_or_create(directory / RUN_KEY)
+        signed = SignedManifest.sign(manifest or load_preset("tiny"), key)
     else:
         try:
             signed = SignedManifest.from_bytes(signed_path.read_bytes())

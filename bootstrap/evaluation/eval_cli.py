@@ -27,9 +27,7 @@ def evaluate(
     ] = None,
     sequences: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Maximum number of sequences; default: 256 held-out sequences, or all of --data."
-        ),
+        typer.Option(min=1, help="Maximum number of sequences; default: 256 held-out or all of --data."),
     ] = None,
     every_replica: Annotated[
         bool, typer.Option("--every-replica", help="Evaluate every replica instead of one per stage.")

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeAlias
@@ -67,9 +68,7 @@ class WantedLosses:
         if self.data and not self.held_out:
             return text_of_files(places_of(self.data), self.field, tokenizer, tokens, at_once, self.sequences)
         if manifest is None:
-            raise DataError(
-                "This model does not tell which text its run holds out: name text with --data FILE."
-            )
+            raise DataError("Which text this model's run holds out is unknown: name text with --data FILE.")
         if not self.data and manifest.data.source == LOCAL:
             raise DataError(
                 "This run trains on its volunteers' own text: name some with --data FILE, with --held-out for the "
@@ -183,28 +182,15 @@ async def _evaluate(
     raise AssertionError("the loop returns or raises")
 
 
-@torch.no_grad()
 def starting_loss(manifest: Manifest, text: MeasuredText) -> Loss:
     """The loss of the weights that every run of this manifest starts from, computed here."""
     stages = [Stage(manifest, index) for index in range(manifest.stages)]
-    sums = [
-        (_loss_sum(logits_through(stages, inputs), labels), labels.numel()) for inputs, labels in text.batches
-    ]
-    return _mean(sums, text)
+    return _loss_by(partial(logits_through, stages), text)
 
 
-@torch.no_grad()
-def model_loss(
-    model: PreTrainedModel, text: MeasuredText, progress: Progress = lambda done, total: None
-) -> Loss:
+def model_loss(model: PreTrainedModel, text: MeasuredText, progress: Progress = lambda *_: None) -> Loss:
     """The loss of a causal language model of transformers."""
-    sums, done = [], 0
-    for inputs, labels in text.batches:
-        logits = model(input_ids=inputs.to(model.device)).logits
-        sums.append((_loss_sum(logits, labels.to(model.device)), labels.numel()))
-        done += inputs.shape[0]
-        progress(done, text.sequences)
-    return _mean(sums, text)
+    return _loss_by(lambda inputs: model(input_ids=inputs.to(model.device)).logits, text, progress)
 
 
 def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
@@ -213,8 +199,20 @@ def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
     return model_loss(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), text)
 
 
-def _loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum").item()
+@torch.no_grad()
+def _loss_by(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    text: MeasuredText,
+    progress: Progress = lambda *_: None,
+) -> Loss:
+    sums, done = [], 0
+    for inputs, labels in text.batches:
+        logits = logits_of(inputs).flatten(0, 1).float()
+        loss = F.cross_entropy(logits, labels.flatten().to(logits.device), reduction="sum")
+        sums.append((loss.item(), labels.numel()))
+        done += inputs.shape[0]
+        progress(done, text.sequences)
+    return _mean(sums, text)
 
 
 def _mean(sums: Sequence[tuple[float, int]], text: MeasuredText) -> Loss:
@@ -238,9 +236,7 @@ def held_out_text(
     manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
 ) -> MeasuredText:
     """The same held-out sequences whoever asks, in microbatches of the run's size."""
-    batches = data.validation_batches(
-        manifest.data.sequence_tokens, manifest.inner.sequences, limit=sequences
-    )
+    batches = data.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, sequences)
     return measured(list(batches), tokenizer)
 
 

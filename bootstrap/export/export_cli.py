@@ -34,9 +34,7 @@ def export(
         ),
     ] = False,
     dtype: Annotated[str, typer.Option(help="Data type of the checkpoint: fp32 or bf16.")] = "fp32",
-    shard_size: Annotated[
-        str, typer.Option(help="Maximum size of a file, such as 2GB or 500MB.")
-    ] = DEFAULT_SHARD,
+    shard_size: Annotated[str, typer.Option(help="Maximum file size, such as 2GB or 500MB.")] = DEFAULT_SHARD,
     tokenizer: TokenizerFile = "",
 ) -> None:
     """Write a Hugging Face checkpoint of a running or finished swarm.
@@ -74,9 +72,7 @@ def check_order(order: ExportOrder) -> None:
     if directory.exists() and not directory.is_dir():
         raise StateError(f"{directory} is a file. Choose a directory for the model with --out.")
     if (directory / "config.json").exists() and not (directory / FACTS).exists():
-        raise StateError(
-            f"{directory} holds a model that is no export of a run. Choose another --out; nothing was changed."
-        )
+        raise StateError(f"{directory} holds a model, not an export of a run. Choose another --out.")
     partial = directory / PARTIAL
     made = [folder for folder in [partial, *partial.parents] if not folder.exists()]
     try:

@@ -80,18 +80,16 @@ async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequ
 
     Raises `JoinError` when nobody does, with what each of those asked failed with.
     """
+    stages = observer.manifest.stages
     answers = await all_of(*(_index(observer, stage, parameters, peer) for peer in sorted(peers)))
     found = [answer for answer in answers if not isinstance(answer, str)]
     if not found and answers:
         raise JoinError(
-            f"No replica of stage {stage} of {observer.manifest.stages} gives its weights:\n  "
-            + "\n  ".join(str(answer) for answer in answers)
+            "\n  ".join([f"No replica of stage {stage} of {stages} gives its weights:", *map(str, answers)])
             + "\nTry again; started again with the same --out an export goes on where it stopped."
         )
     if not found:
-        raise JoinError(
-            f"No live peer serves stage {stage} of {observer.manifest.stages}. Wait until one has joined."
-        )
+        raise JoinError(f"No live peer serves stage {stage} of {stages}. Wait until one has joined.")
     return found
 
 

@@ -46,9 +46,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     Byte 0 is a special token under its own name; the other bytes have the printable names that GPT-2 gave them.
     """
     names: dict[int, str] = {**bytes_to_unicode(), 0: BYTES_END}
-    tokenizer = tokenizers.Tokenizer(
-        models.BPE(vocab={name: byte for byte, name in names.items()}, merges=[])
-    )
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={name: i for i, name in names.items()}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([tokenizers.AddedToken(BYTES_END, special=True, normalized=False)])

@@ -32,9 +32,7 @@ class ExportedModel:
 def load_exported(directory: Path) -> ExportedModel:
     """Raises `StateError` with one line on what is wrong with the directory; nothing is fetched from anywhere."""
     if not directory.is_dir():
-        raise StateError(
-            f"There is no directory {directory}. Give --model the one that `noloco export --out` wrote."
-        )
+        raise StateError(f"There is no directory {directory}. Give --model what `noloco export --out` wrote.")
     if not (directory / "config.json").exists():
         raise StateError(
             f"{directory} holds no model: it has no config.json. Give --model the directory of an export; one that "

@@ -14,19 +14,13 @@ from protocol.errors import NolocoError, UserError
 
 
 def generate(
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; read from stdin by default.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue; from stdin by default.")] = None,
     model: ModelDirectory = None,
     join: Join = None,
     tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 100,
-    temperature: Annotated[
-        float, typer.Option(help="Sampling temperature; 0 always picks the most likely token.")
-    ] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0: always the likeliest.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely tokens up to this total probability.")
-    ] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest up to this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     tokenizer: TokenizerFile = "",
 ) -> None:

@@ -60,9 +60,7 @@ class SwarmAnswer:
         if len(values) == 1 and values[0].shape == (vocabulary,):
             return values[0]
         if len(values) != 2 or values[0].dim() != 1 or values[0].shape != values[1].shape:
-            raise JoinError(
-                f"The route {short(self._route)} answers malformed logits. Run the command again."
-            )
+            raise JoinError(f"The route {short(self._route)} sends malformed logits. Run the command again.")
         logits = torch.full((vocabulary,), -torch.inf)
         logits[values[1].long().clamp(0, vocabulary - 1)] = values[0]
         return logits

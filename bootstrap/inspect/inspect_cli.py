@@ -39,9 +39,7 @@ def links(
 def doctor(
     state_dir: Annotated[
         Path,
-        typer.Option(
-            "--self", metavar="STATE-DIR", help="State directory of a node that runs on this machine."
-        ),
+        typer.Option("--self", metavar="STATE-DIR", help="State directory of a node on this machine."),
     ],
 ) -> None:
     """Show what a running node does in the background; exit code 1 when something is wrong.

@@ -68,7 +68,11 @@ class Observer:
 
         async def ask(member: Member) -> Sighting:
             async with slots:
-                return Sighting(member, await self._stats(member.peer))
+                try:
+                    stats, _ = await self.rpc.call(member.peer, GetStats(), deadline=STATS_DEADLINE)
+                except NolocoError:  # it is still joining, or gone
+                    return Sighting(member, None)
+                return Sighting(member, stats)
 
         return await all_of(*(ask(member) for member in members))
 
@@ -84,13 +88,6 @@ class Observer:
             if len(seen) == self.manifest.stages or asyncio.get_running_loop().time() > ends:
                 return sightings
             await asyncio.sleep(PAUSE_SECONDS)
-
-    async def _stats(self, peer: PeerId) -> NodeStats | None:
-        try:
-            stats, _ = await self.rpc.call(peer, GetStats(), deadline=STATS_DEADLINE)
-        except NolocoError:  # it is still joining, or gone
-            return None
-        return stats
 
     async def routes(self) -> list[list[PeerId]]:
         """Ways through the pipeline, replica i of every stage for the i-th; as many as the largest stage.

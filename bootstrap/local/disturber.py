@@ -92,7 +92,8 @@ class Schedule:
 
         None when nobody may be disturbed. Only replicas of the last stage compute a loss that can be NaN.
         """
-        kind = self._next_kind()
+        self._bag = self._bag or self._rng.sample(KINDS, len(KINDS))
+        kind = self._bag.pop()
         candidates = [
             node
             for node in sorted(well)
@@ -104,11 +105,6 @@ class Schedule:
         seconds = round(self._rng.uniform(*SECONDS[kind]), 1)
         hours = self._rng.choice((-CLOCK_HOURS, CLOCK_HOURS)) if kind == "clock" else 0.0
         return Fault(kind, self._rng.choice(candidates), seconds, hours)
-
-    def _next_kind(self) -> Kind:
-        if not self._bag:
-            self._bag = self._rng.sample(KINDS, len(KINDS))
-        return self._bag.pop()
 
 
 @dataclass

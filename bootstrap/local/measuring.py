@@ -63,9 +63,7 @@ class Measuring:
         if not plan.data and plan.manifest.data.tokenizer == BYTES:  # small enough to be counted
             found = await in_background("entropies", entropies_of, plan.manifest, self._data, self._text)
             summary.unigram_entropy, summary.bigram_entropy = found
-        console.print(
-            f"The model starts at a loss of {loss.nats:.3f} nats per {summary.unit} on held-out text."
-        )
+        console.print(f"The loss starts at {loss.nats:.3f} nats per {summary.unit} on held-out text.")
         if summary.unigram_entropy is not None:
             console.print(
                 f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, "

@@ -157,9 +157,7 @@ class LocalSwarm:
         finally:
             await self._supervisor.close()
             close()
-        raise UserError(
-            f"The swarm did not finish in {deadline:.0f} s. The logs in {self.plan.directory} say why."
-        )
+        raise UserError(f"The swarm took over {deadline:.0f} s. The logs in {self.plan.directory} say why.")
 
     def _begin_training(self) -> None:
         """All nodes were seen: from now on the table tells, and what belongs to it runs beside."""

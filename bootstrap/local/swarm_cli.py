@@ -42,9 +42,7 @@ DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 Stages = Annotated[int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Inner steps, which the learning rate spans; default: 1000, 20000 with --chaos."
-    ),
+    typer.Option(min=1, help="Inner steps that the learning rate spans; default: 1000, 20000 with --chaos."),
 ]
 Directory = Annotated[
     Path | None,
@@ -89,14 +87,12 @@ def swarm(
         torch.set_num_threads(1)  # the nodes need the cores
         steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
         try:
-            wanted, raw = RunOptions(
-                preset, manifest, tokenizer, "", from_checkpoint, stages, steps
-            ).resolved()
+            run, raw = RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps).resolved()
         except NolocoError as error:
             fail(error)
         place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
         plan = LocalPlan(
-            wanted, replicas, place, minutes, validation_sequences, summary, picture, trace,
+            run, replicas, place, minutes, validation_sequences, summary, picture, trace,
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
         )  # fmt: skip
         complete = _train(plan, console, progress, chaos)

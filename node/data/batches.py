@@ -174,9 +174,7 @@ def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: Tokenis
                 yield _Piece(ids, position)
                 position = replace(position, document=position.document + 1)
         if not position.document:
-            raise DataError(
-                "The data has no document to train on: all of them are held out. Name more files."
-            )
+            raise DataError("The data has no document to train on: all of them are held out. Name more.")
         position = replace(position, epoch=position.epoch + 1, document=0)
 
 

@@ -19,7 +19,6 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -179,7 +178,8 @@ def stored_documents(
     directory = cache / _name(places, field, longest)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(directory.with_suffix(".lock")):
+        with directory.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not (directory / _INDEX).exists():
                 _make(places, field, longest, directory)
         return StoredDocuments(directory, split)
@@ -196,13 +196,6 @@ def _name(places: Sequence[Path], field: str, longest: int) -> str:
     facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     described = json.dumps([_FORMAT, field, longest, facts])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> None:

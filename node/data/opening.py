@@ -67,7 +67,5 @@ def _documents(manifest: Manifest, plan: DataPlan) -> Documents:
     if not any(entry.startswith(HUB) for entry in entries):
         return stored_documents(entries, plan.field, longest, split, plan.cache)
     if len(entries) > 1:
-        raise DataError(
-            f"A dataset of the Hub cannot be read beside others: give one --data {HUB}NAME alone."
-        )
+        raise DataError(f"A dataset of the Hub cannot be read beside others: give --data {HUB}NAME alone.")
     return StreamedDocuments(HubStream(entries[0].removeprefix(HUB), plan.field), longest, split)

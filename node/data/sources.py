@@ -149,9 +149,7 @@ def _field_of_line(line: bytes, field: str, where: str) -> str | None:
             f"{where} is not JSON ({str(error)[:80]}). Correct or delete this line; each line must be one object."
         ) from None
     if not isinstance(contents, dict):
-        raise DataError(
-            f"{where} is not a JSON object. Each line must be one, with the text in field {field!r}."
-        )
+        raise DataError(f"{where} is not a JSON object. Each line must be one, with text in field {field!r}.")
     if field not in contents:
         raise DataError(f"{where} has no field {field!r}. {_choice(contents)}")
     return _checked(contents[field], field, where)

@@ -219,9 +219,7 @@ def port_is_free(host: str, port: int) -> bool:
 def require_port(host: str, port: int) -> None:
     """Raises `ResourceError` unless a program could listen on `port`; 0 is whichever is free."""
     if port and not port_is_free(host, port):
-        raise ResourceError(
-            f"Port {port} is in use on {host}. Stop the program that has it, or choose another --port."
-        )
+        raise ResourceError(f"Port {port} is in use on {host}. Stop what uses it, or choose another --port.")
 
 
 def tcp_port(addresses: list[str]) -> int:

@@ -84,9 +84,7 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
         asked = True
         if number == signal.SIGTERM:
             # in a thread of its own: the loop may be what hangs
-            sentence = (
-                "There was no time to end everything; the last checkpoint is what a restart goes on from."
-            )
+            sentence = "There was no time to end everything; a restart goes on from the last checkpoint."
             timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
             timer.daemon = True
             timer.start()

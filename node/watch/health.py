@@ -52,7 +52,11 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
 
     named = directory / SOCKET_FILE
     # not in the state directory itself, whose path may be too long for a socket, or on no local disk
-    _remove_former(named)
+    # a daemon of the same state directory that was killed has left its own: there can be no other one
+    with suppress(OSError):
+        former = Path(named.read_text(encoding="utf-8")).parent
+        if former.parent == Path("/tmp") and former.name.startswith(_PREFIX):
+            shutil.rmtree(former, ignore_errors=True)
     place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     try:
         server = await asyncio.start_unix_server(answer, str(place / "socket"))
@@ -62,14 +66,6 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
     finally:
         named.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
-
-
-def _remove_former(named: Path) -> None:
-    """The place of a daemon of the same state directory that was killed: there can be no other one."""
-    with suppress(OSError):
-        place = Path(named.read_text(encoding="utf-8")).parent
-        if place.parent == Path("/tmp") and place.name.startswith(_PREFIX):
-            shutil.rmtree(place, ignore_errors=True)
 
 
 def reached_at(transport: Transport) -> Report:
@@ -111,9 +107,7 @@ def look(directory: Path, deadline: float = DEADLINE) -> Report:
     try:
         path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
     except OSError:
-        raise Unwell(
-            f"no daemon runs with the state directory {directory}, or it has only just started"
-        ) from None
+        raise Unwell(f"no daemon runs with the state directory {directory}, or it just started") from None
     ends, answer = time.monotonic() + deadline, b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
