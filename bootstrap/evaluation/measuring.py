@@ -142,10 +142,7 @@ class Loss:
 
 
 async def evaluate_route(
-    observer: Observer,
-    text: MeasuredText,
-    route: Sequence[PeerId],
-    progress: Progress = lambda done, total: None,
+    observer: Observer, text: MeasuredText, route: Sequence[PeerId], progress: Progress = lambda *_: None
 ) -> Loss:
     """The loss of one replica of each stage, with their slow weights.
 

@@ -55,9 +55,8 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The tokens of `text` alone, as in training: none around it, and what reads like a special token is text."""
-    ids: list[int] = tokenizer.encode(
-        text, add_special_tokens=False, split_special_tokens=True, verbose=False
-    )
+    settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    ids: list[int] = tokenizer.encode(text, **settings)
     return ids
 
 

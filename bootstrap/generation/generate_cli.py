@@ -20,7 +20,7 @@ def generate(
     tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0: always the likeliest.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest up to this probability.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens, up to this sum.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     tokenizer: TokenizerFile = "",
 ) -> None:

@@ -130,9 +130,7 @@ def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
 
 def _rows(matrix: Floats) -> list[list[float | None]]:
     """Six digits; 0 on the diagonal."""
-    rows = [
-        [None if math.isnan(value) else float(f"{value:.6g}") for value in row] for row in matrix.tolist()
-    ]
+    rows = [[None if math.isnan(x) else float(f"{x:.6g}") for x in row] for row in matrix.tolist()]
     for i, row in enumerate(rows):
         row[i] = 0.0
     return rows

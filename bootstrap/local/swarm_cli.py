@@ -42,7 +42,7 @@ DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 Stages = Annotated[int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")]
 Steps = Annotated[
     int | None,
-    typer.Option(min=1, help="Inner steps that the learning rate spans; default: 1000, 20000 with --chaos."),
+    typer.Option(min=1, help="Inner steps of the learning rate schedule; default: 1000, 20000 with --chaos."),
 ]
 Directory = Annotated[
     Path | None,

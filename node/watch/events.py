@@ -55,11 +55,8 @@ class JsonLines:
         except OSError as error:
             if not self._problem:
                 self._problem = error.strerror or str(error)
-                logger.warning(
-                    "Cannot write to %s (%s); training goes on without a record. Free some disk space.",
-                    self._path,
-                    self._problem,
-                )
+                told = "Cannot write to %s (%s); training goes on without a record. Free some disk space."
+                logger.warning(told, self._path, self._problem)
         else:
             self._problem = ""
 

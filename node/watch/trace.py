@@ -257,11 +257,8 @@ class TraceFile(Trace):
         with self._lock:
             self._recording = False
             self._pending.clear()
-        logger.warning(
-            "The trace %s %s. Tracing has ended, training goes on; what was written can be opened.",
-            self._path,
-            reason,
-        )
+        told = "The trace %s %s. Tracing has ended, training goes on; what was written can be opened."
+        logger.warning(told, self._path, reason)
 
 
 class TracedFrames(FrameWatch):

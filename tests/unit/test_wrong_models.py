@@ -107,14 +107,14 @@ def test_prompts_and_settings_that_cannot_be(saved: Path) -> None:
 
 def test_texts_that_cannot_be_measured(saved: Path, tmp_path: Path) -> None:
     there = ("eval", "--model", str(saved))
-    assert_refused(*there, says="does not tell which text its run holds out")
+    assert_refused(*there, says="Which text this model's run holds out is unknown")
     assert_refused(*there, "--data", str(tmp_path / "missing.txt"), says="missing.txt")
     (tmp_path / "short.txt").write_text("x")
     assert_refused(*there, "--data", str(tmp_path / "short.txt"), says="nothing to predict")
     (tmp_path / "binary.txt").write_bytes(bytes(range(128, 256)))
     assert_refused(*there, "--data", str(tmp_path / "binary.txt"), says="not UTF-8")
     (saved / "noloco.json").write_text(json.dumps({"manifest": {"name": "none"}}))
-    assert_refused(*there, says="does not tell which text its run holds out")
+    assert_refused(*there, says="Which text this model's run holds out is unknown")
     (saved / "noloco.json").unlink()
 
 
@@ -124,6 +124,6 @@ def test_exports_that_cannot_be_written(saved: Path, tmp_path: Path) -> None:
     assert_refused(*there, str(tmp_path / "file"), says="is a file")
     assert_refused(*there, str(tmp_path / "file" / "below"), says="Choose another --out")
     assert_refused(*there, "/proc/model", says="Cannot write to /proc/model")
-    assert_refused(*there, str(saved), says="holds a model that is no export of a run")
+    assert_refused(*there, str(saved), says="holds a model, not an export of a run")
     assert_refused(*there, str(tmp_path / "new"), "--shard-size", "large", says="--shard-size 2GB")
     assert_refused(*there, str(tmp_path / "new"), "--dtype", "int4", says="--dtype")
