@@ -19,9 +19,8 @@ from protocol.transport.base import PeerId
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them
-OLD_ROUNDS = (
-    4  # a checkpoint from which the live replicas have gone on for so many is not worth going on from
-)
+# a checkpoint from which the live replicas have gone on for so many is not worth going on from
+OLD_ROUNDS = 4
 
 
 class FirstState:
@@ -76,7 +75,9 @@ class FirstState:
         if context.manifest.start is None:
             source = "the run's seed"  # which the weights were made from
         elif source:
-            await self._read_pretrained()
+            await context.compute.run(
+                Priority.SERVE, load_stage, Pretrained(source), context.manifest, context.stage, self._replica
+            )
         elif is_move:
             raise JoinError(
                 f"Nobody has the state of stage {context.stage}, and there is no --from-checkpoint."
@@ -87,12 +88,6 @@ class FirstState:
         context.events.say(sentence, "initialised", stage=context.stage)
         self._note_alone()
         return True
-
-    async def _read_pretrained(self) -> None:
-        context, source = self._context, Pretrained(self._pretrained)
-        await context.compute.run(
-            Priority.SERVE, load_stage, source, context.manifest, context.stage, self._replica
-        )
 
     async def _wait_for_weights(self, name: str) -> bool:
         """Until a replica has the weights, which this node cannot make; False when it is told to leave."""

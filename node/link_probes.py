@@ -37,7 +37,6 @@ class LinkProbes:
         self._allowance = ProbeAllowance()
 
     def serve(self) -> None:
-        """Answer others from now on."""
         for traffic in (Traffic.CONTROL, Traffic.STATE):
             self._context.rpc.handle(Probe.answered_by(self.on_probe, traffic))
 
@@ -74,14 +73,10 @@ class LinkProbes:
         busy = await self._visitor.visit(peer)
         self._context.counters.probe_breaches += self._visitor.breaches
         self._visitor.breaches = 0
-        self._part_from_the_dropped()
+        for dropped in self._context.links.take_dropped():
+            if not self._context.view.knows(dropped):  # nothing else here talks to it
+                self._context.rpc.forget(dropped)
         return busy
-
-    def _part_from_the_dropped(self) -> None:
-        """Close the streams to peers that are measured no more and that nothing else here talks to."""
-        for peer in self._context.links.take_dropped():
-            if not self._context.view.knows(peer):
-                self._context.rpc.forget(peer)
 
     # --- answering ----------------------------------------------------------------------------
 

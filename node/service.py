@@ -21,7 +21,7 @@ from node.model.dry_run import rehearse
 from node.model.execution import choose_execution, described
 from node.model.replica import Replica
 from node.model.resources import room_on
-from node.model.sparing import sparing_for
+from node.model.sparing import Sparing
 from node.model.stage_work import StageWork, copies_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import CLOSING_SECONDS, NodeResources
@@ -136,7 +136,7 @@ class Service:
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
         self._background = context.supervisor.group()  # of those parts that run for ever
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
-        sparing = sparing_for(replica, member.config.recompute, context.events)
+        sparing = Sparing(replica, member.config.recompute, context.events)
         work = StageWork(context.manifest, replica.passes, copies_of(replica.device), sparing)
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())

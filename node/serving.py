@@ -31,7 +31,6 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 
 async def start(config: NodeConfig) -> None:
-    """One node, or one for each of several devices."""
     devices = devices_of(config.device)
     if len(devices) > 1:
         await run_several(config, devices)

@@ -114,7 +114,8 @@ class Trainer:
                     await self._healing.is_well()
                     doubt = self._tasks.start(self._in_doubt())
                 if not draws and (stopping.done() or self._finished_here() or self._rounds.behind):
-                    return await self._refreshed()
+                    await self._catch_up()
+                    return False
         finally:
             await cancelled([complete, stopping, doubt])
 
@@ -124,10 +125,6 @@ class Trainer:
         await asyncio.sleep(max(0.0, self._healing.looked_at + LOOK_SECONDS - now))
         await self._pipeline.doubt.wait()
         self._pipeline.doubt.clear()
-
-    async def _refreshed(self) -> bool:
-        await self._catch_up()
-        return False
 
     async def _catch_up(self) -> None:
         """Take the others' state when this replica missed what they did."""

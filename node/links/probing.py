@@ -71,7 +71,6 @@ class Visitor:
         return max(0.0, loop.time() - bulk_began - answered * (link.round_trip or 0.0))
 
     async def _transfer(self, peer: PeerId, link: LinkEstimate, size: int) -> None:
-        """A payload of `size` bytes."""
         loop = asyncio.get_running_loop()
         payload, began = self._rng.randbytes(size), loop.time()
         await self._ask(peer, payload, Traffic.STATE)

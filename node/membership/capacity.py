@@ -151,20 +151,14 @@ def planned_move(
 def arranged(peers: Sequence[Peer], work: Sequence[float], planned: Mapping[PeerId, int]) -> list[Peer]:
     """The swarm once everybody who may is where the plan has it."""
     goal = Capacities(peers, work)
-    for p in _misplaced(peers, work, planned):
-        goal.move(p.peer, planned[p.peer])
+    for p in peers:
+        target = planned.get(p.peer, p.stage)
+        if p.is_serving and p.stage < len(work) and target in p.may_serve - {p.stage}:
+            goal.move(p.peer, target)
     stage_of = goal.stage_of
     return [
         replace(p, stage=stage_of[peer], capacity=goal.at(stage_of[peer], peer))
         for peer, p in goal.peers.items()
-    ]
-
-
-def _misplaced(peers: Sequence[Peer], work: Sequence[float], planned: Mapping[PeerId, int]) -> list[Peer]:
-    return [
-        p
-        for p in peers
-        if p.is_serving and p.stage < len(work) and planned.get(p.peer, p.stage) in p.may_serve - {p.stage}
     ]
 
 

@@ -117,7 +117,6 @@ class RunTokenizer:
         self.raw: bytes | None = None
 
     def serve(self) -> None:
-        """Give it to whoever asks, once it is here."""
         serve_tokenizer(self._rpc, lambda: self.raw)
 
     async def get(self) -> None:

@@ -84,16 +84,7 @@ class StageState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, those that there are."""
-        tensors = {
-            "phi": self.phi,
-            "theta": self.theta,
-            "delta": self.delta,
-            "first_moment": self.first_moment,
-            "second_moment": self.second_moment,
-        }
-        if self.residual is not None:
-            tensors["residual"] = self.residual
-        return tensors
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
 
 
 class Residual:

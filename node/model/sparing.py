@@ -1,6 +1,6 @@
 """When memory runs out while a microbatch is computed: what is given up, and trying again.
 
-A rehearsal has found out what fits before a node serves, but other programs take memory later. In this order a stage
+A dry step has found out what fits before a node serves, but other programs take memory later. In this order a stage
 keeps fewer microbatches in flight, computes fewer sequences at once, and computes activations again. It never goes
 back: what was too much once would be again. Called by the compute thread.
 """
@@ -24,38 +24,20 @@ from protocol.errors import OutOfMemory
 T = TypeVar("T")
 
 
-def with_fewer_in_flight(execution: Execution, fitting: int) -> Execution | None:
-    """`fitting` graphs are held, and there is no room for one more; None when no more than these are allowed."""
-    return replace(execution, in_flight=fitting) if 0 < fitting < execution.in_flight else None
-
-
-def with_smaller_passes(execution: Execution, sequences: int, may_recompute: bool) -> Execution | None:
-    """The next way that takes less memory for one microbatch of so many `sequences`; None after the last."""
-    smaller = [size for size in slices_of(sequences) if size < (execution.at_once or sequences)]
-    if smaller:
-        return replace(execution, at_once=smaller[0])
-    if may_recompute and not execution.recomputes:
-        return replace(execution, recomputes=True)
-    return None
-
-
 class Sparing:
-    """Mutable state: how passes are computed, by `execute`; the graphs that wait for their backward passes."""
+    """That of a replica in service. Mutable state: the graphs that wait for their backward passes.
 
-    def __init__(
-        self,
-        execution: Callable[[], Execution],
-        execute: Callable[[Execution], None],
-        sequences: int,
-        may_recompute: bool,
-        tell: Callable[[Execution | None], object],
-    ) -> None:
-        """`tell` gets what is done from now on, None once when there is nothing left to give up."""
-        self._execution = execution
-        self._execute = execute
-        self._sequences = sequences
-        self._may_recompute = may_recompute
-        self._tell = tell
+    What is given up is told on the loop that runs when this is made.
+    """
+
+    def __init__(self, replica: Replica, recompute: str, events: Events) -> None:
+        """`recompute` as the volunteer set it: "auto", "on" or "off"."""
+        self._replica = replica
+        self._passes = replica.passes
+        self._sequences = replica.manifest.inner.sequences
+        self._may_recompute = recompute != "off"
+        self._events = events
+        self._loop = asyncio.get_running_loop()
         self._graphs: list[weakref.ref[torch.Tensor]] = []
         self._is_exhausted = False
 
@@ -63,10 +45,6 @@ class Sparing:
         """The graph behind these outputs is kept until nobody refers to them any more."""
         self._graphs = [graph for graph in self._graphs if graph() is not None]
         self._graphs.append(weakref.ref(outputs))
-
-    @property
-    def held(self) -> int:
-        return sum(graph() is not None for graph in self._graphs)
 
     def run(self, work: Callable[[], T], keeps_graph: bool = False) -> T:
         """A pass, again and again until it fits.
@@ -79,8 +57,8 @@ class Sparing:
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-            if keeps_graph and (held := self.held):
-                self._change(with_fewer_in_flight(self._execution(), held))
+            if keeps_graph and (held := self._held()):
+                self._change(self._with_fewer_in_flight(held))
                 raise OutOfMemory("the memory is taken by the microbatches that are in flight")
             self._make_smaller()
 
@@ -92,9 +70,9 @@ class Sparing:
             if not is_out_of_memory(error):
                 raise
         free_caches()
-        usual = self._execution()
-        fewer = with_fewer_in_flight(usual, self.held - 1)
-        self._execute(replace(usual, at_once=1, recomputes=usual.recomputes or self._may_recompute))
+        usual = self._passes.execution
+        smaller = self._with_fewer_in_flight(self._held() - 1) or self._with_smaller_passes()
+        self._passes.execute(replace(usual, at_once=1, recomputes=usual.recomputes or self._may_recompute))
         try:
             return again()
         except (MemoryError, RuntimeError) as error:
@@ -102,45 +80,48 @@ class Sparing:
                 raise
             raise OutOfMemory("no memory for a backward pass") from None
         finally:
-            self._execute(usual)
-            self._change(fewer or with_smaller_passes(usual, self._sequences, self._may_recompute))
+            self._passes.execute(usual)
+            self._change(smaller)
+
+    def _held(self) -> int:
+        return sum(graph() is not None for graph in self._graphs)
+
+    def _with_fewer_in_flight(self, fitting: int) -> Execution | None:
+        """`fitting` graphs are held, and there is no room for one more; None when no more than these are allowed."""
+        usual = self._passes.execution
+        return replace(usual, in_flight=fitting) if 0 < fitting < usual.in_flight else None
+
+    def _with_smaller_passes(self) -> Execution | None:
+        """The next way that takes less memory for one microbatch; None after the last."""
+        usual = self._passes.execution
+        smaller = [size for size in slices_of(self._sequences) if size < (usual.at_once or self._sequences)]
+        if smaller:
+            return replace(usual, at_once=smaller[0])
+        return replace(usual, recomputes=True) if self._may_recompute and not usual.recomputes else None
 
     def _make_smaller(self) -> None:
-        smaller = with_smaller_passes(self._execution(), self._sequences, self._may_recompute)
+        smaller = self._with_smaller_passes()
         if smaller is None:
             if not self._is_exhausted:
                 self._is_exhausted = True
-                self._tell(None)
+                self._loop.call_soon_threadsafe(self._tell_exhausted)
             raise OutOfMemory("there is no memory for a single microbatch")
         self._change(smaller)
 
     def _change(self, execution: Execution | None) -> None:
         if execution is not None:
-            self._execute(execution)
-            self._tell(execution)
+            self._passes.execute(execution)
+            self._loop.call_soon_threadsafe(self._tell, execution)
 
-
-def sparing_for(replica: Replica, recompute: str, events: Events) -> Sparing:
-    """That of a replica in service; what changes is told on the loop that runs now."""
-    passes, manifest, stage = replica.passes, replica.manifest, replica.stage.index
-    loop = asyncio.get_running_loop()
-
-    def tell(execution: Execution | None) -> None:
-        if execution is None:
-            events.warn(
-                "There is no memory for a single microbatch any more: this node refuses them until there is. Close "
-                "other programs, or give it more with --max-memory.",
-                "out-of-memory",
-            )
-            return
-        way = described(execution, manifest, stage)
+    def _tell(self, execution: Execution) -> None:
+        stage = self._replica.stage.index
+        way = described(execution, self._replica.manifest, stage)
         sentence = f"Memory ran out: from now on stage {stage} {way}. Training goes on, more slowly."
-        events.warn(sentence, "made-smaller", **asdict(execution))
+        self._events.warn(sentence, "made-smaller", **asdict(execution))
 
-    return Sparing(
-        lambda: passes.execution,
-        passes.execute,
-        manifest.inner.sequences,
-        recompute != "off",
-        lambda execution: loop.call_soon_threadsafe(tell, execution),
-    )
+    def _tell_exhausted(self) -> None:
+        self._events.warn(
+            "There is no memory for a single microbatch any more: this node refuses them until there is. Close "
+            "other programs, or give it more with --max-memory.",
+            "out-of-memory",
+        )

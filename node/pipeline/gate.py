@@ -138,7 +138,6 @@ class Admission:
 
 
 def _first(waiting: dict[str, None]) -> str:
-    """Take out the one that came first."""
     microbatch = next(iter(waiting))
     del waiting[microbatch]
     return microbatch

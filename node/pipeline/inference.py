@@ -46,7 +46,6 @@ class EvaluationService:
         self._work = work
 
     def serve(self, rpc: Rpc) -> None:
-        """Answer others from now on."""
         rpc.handle(Evaluate.answered_by(self.on_evaluate))
 
     async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
@@ -133,7 +132,6 @@ class PredictionService:
         self._remembers = not 0 < model.sliding_window < context.manifest.data.sequence_tokens
 
     def serve(self, rpc: Rpc) -> None:
-        """Answer others from now on."""
         rpc.handle(Predict.answered_by(self.on_predict))
 
     async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:

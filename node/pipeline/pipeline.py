@@ -55,7 +55,6 @@ class Pipeline:
     # --- one inner step -----------------------------------------------------------------------
 
     async def batch_complete(self) -> None:
-        """Wait until the gradients of exactly one batch are in."""
         await self._gate.complete()
 
     def next_step(self) -> None:

@@ -199,7 +199,6 @@ class AllReduce:
     # --- answering ----------------------------------------------------------------------------
 
     def serve(self, rpc: Rpc) -> None:
-        """Answer the other replicas from now on."""
         rpc.handle(Assemble.answered_by(self.on_assemble), Reduce.answered_by(self.on_reduce))
 
     async def on_assemble(self, request: Request[Assemble]) -> Answer[RollCall]:

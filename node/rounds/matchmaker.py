@@ -57,9 +57,8 @@ class Matchmaker:
         self._told: Pair | None = None  # the pair whose partner knows that this round ends
         self._tempo = Tempo(self._now())
         self.standing = Standing(context.manifest.limits.record_lifetime)
-        self.behind = (
-            ""  # why this replica should download its stage before it averages; empty when it belongs
-        )
+        # why this replica should download its stage before it averages; empty when it belongs
+        self.behind = ""
         self.accepting = True
 
     @property
@@ -91,7 +90,6 @@ class Matchmaker:
 
     @property
     def must_end(self) -> bool:
-        """Whether this end of an inner step is also the end of the round."""
         return not self.behind and self._pairing.must_end(self._here())
 
     def _is_behind(self) -> bool:
@@ -243,7 +241,6 @@ class Matchmaker:
     # --- what others ask ----------------------------------------------------------------------
 
     def serve(self, rpc: Rpc) -> None:
-        """Answer the other replicas from now on."""
         rpc.handle(
             Propose.answered_by(self.on_propose),
             Ready.answered_by(self.on_ready),
@@ -272,7 +269,7 @@ class Matchmaker:
 
     def _must_look_first(self, peer: PeerId, round_: int) -> bool:
         """Whether to average with nobody, or not with this one: others' records may ask for a download first."""
-        if not self.standing.is_unsettled:
+        if not self.standing.is_alone:
             return bool(self.behind)
         is_unknown = not self._context.view.knows(peer)
         return self._is_behind() or (is_unknown and round_ - self._replica.round >= FAR_AHEAD)

@@ -135,7 +135,7 @@ class Standing:
 
     def __init__(self, lifetime: float) -> None:
         self._lifetime = lifetime
-        self._is_alone = False
+        self.is_alone = False  # it began alone and has met nobody since
         self._last_step: float | None = None
         self._rate_then = 0.0
         self._rounds_then: Mapping[PeerId, int] = {}
@@ -144,25 +144,20 @@ class Standing:
 
     def began_alone(self) -> None:
         """Its first state is the seed's or a saved one, and it saw nobody who could have given another."""
-        self._is_alone = True
+        self.is_alone = True
 
     def met(self) -> None:
         """It has averaged with a partner, and so takes part in what the stage knows."""
-        self._is_alone = False
+        self.is_alone = False
 
     def downloaded(self) -> None:
         """Its state is the others': what it missed before is made up for."""
-        self._is_alone = False
+        self.is_alone = False
         self._absence = None
 
     def download_failed(self, now: float) -> None:
         """Training goes on with what there is, for a while."""
         self._asks_again_at = now + RETRY_SECONDS
-
-    @property
-    def is_unsettled(self) -> bool:
-        """Whether it began alone and has met nobody since."""
-        return self._is_alone
 
     def step_done(
         self, now: float, round_: int, tokens_per_second: float, round_seconds: float, others: Sequence[Other]
@@ -184,7 +179,7 @@ class Standing:
         """A clause for the volunteer, empty when the replica is not behind. The numbers are its own."""
         if now < self._asks_again_at:
             return ""
-        if self._is_alone and tokens_per_second > 0:
+        if self.is_alone and tokens_per_second > 0:
             ahead = [_missed(other, round_, tokens_per_second) >= FAR_AHEAD for other in others]
             if _most(ahead):
                 return "it began alone, and the others have been training for long"

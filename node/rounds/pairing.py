@@ -298,7 +298,6 @@ class Pairing:
         return self.current is not None and self.current.is_ready(here, self.bounds)
 
     def must_end(self, here: RoundProgress) -> bool:
-        """Whether this end of an inner step is also the end of the round."""
         if self.current is not None:
             return self.current.must_end(here, self.bounds)
         found_nobody = self._exhausted and not self._asks_for(Slot.CURRENT)

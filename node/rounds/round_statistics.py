@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,8 @@ class RoundStatistics:
         self._context = context
         self._elapsed = asyncio.get_running_loop().time  # quarantines outlast a wall clock that is set right
         self._replica = replica
-        self._spread = SpreadEstimate()
+        # the last mean squared differences of φ to a random partner
+        self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
         self._model = SpreadModel(replica.settings)
         self._is_settled = False
         blocks = blocks_of(replica.flat.slices)
@@ -85,8 +87,8 @@ class RoundStatistics:
         counters.expected_spread = self._model.round_ended(replicas, difference, self._is_settled)
         if seen is None or peer is None:
             return
-        self._spread.note(seen.squared_distance)
-        counters.spread = self._spread.value(replicas)
+        self._squared_distances.append(seen.squared_distance)
+        counters.spread = spread_from_distances(self._squared_distances, max(2, replicas))
         if seen.finding is not None:
             self._tell(peer, seen.finding)
 
@@ -122,24 +124,11 @@ class RoundStatistics:
         return self._defence is not None and self._defence.is_quarantined(peer, self._elapsed())
 
 
-class SpreadEstimate:
-    """Mutable state: the last mean squared differences of φ to a random partner."""
-
-    def __init__(self) -> None:
-        self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
-
-    def note(self, squared_distance: float) -> None:
-        """The mean square of φ_i − φ_j over parameters, or over a sample of them."""
-        self._squared_distances.append(squared_distance)
-
-    def value(self, replicas: int) -> float:
-        return spread_from_distances(list(self._squared_distances), max(2, replicas))
-
-
-def spread_from_distances(squared_distances: list[float], replicas: int) -> float:
+def spread_from_distances(squared_distances: Collection[float], replicas: int) -> float:
     """Root mean squared deviation of `replicas` replicas from their mean, over replicas and parameters.
 
-    For a random pair of N, E‖φ_i − φ_j‖²/P = 2N/(N − 1) · σ².
+    From mean squares of φ_i − φ_j over parameters, or over a sample of them: for a random pair of N,
+    E‖φ_i − φ_j‖²/P = 2N/(N − 1) · σ².
     """
     mean = sum(squared_distances) / len(squared_distances)
     return math.sqrt(mean * (replicas - 1) / (2 * replicas))

@@ -53,7 +53,6 @@ class Rounds:
         return self.matchmaker.must_end
 
     def step_done(self, seconds: float) -> None:
-        """An inner step ended after `seconds`."""
         if self._outer.averages_pairs:
             self.matchmaker.step_done(seconds)
 
@@ -93,7 +92,6 @@ class Rounds:
             self.matchmaker.standing.download_failed(asyncio.get_running_loop().time())
 
     async def retire(self) -> None:
-        """No more rounds, for nobody's sake."""
         await self.matchmaker.retire()
 
     # --- the end of a round -------------------------------------------------------------------
@@ -132,7 +130,6 @@ class Rounds:
         await self.matchmaker.let_go()
 
     def serve(self, rpc: Rpc) -> None:
-        """Answer the other replicas from now on."""
         self.matchmaker.serve(rpc)
         rpc.handle(Contribute.answered_by(self.on_contribute))
         if self._context.manifest.outer.method == "diloco":

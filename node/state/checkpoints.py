@@ -36,7 +36,6 @@ class Checkpoints:
         self._position = position
 
     def stop(self) -> None:
-        """Save nothing any more."""
         self._state = None
 
     async def save(self) -> None:

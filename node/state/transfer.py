@@ -109,7 +109,6 @@ class StateService:
         self._compute = compute
 
     def serve(self, rpc: Rpc) -> None:
-        """Answer whoever asks from now on."""
         rpc.handle(GetStateIndex.answered_by(self.on_index), GetStatePiece.answered_by(self.on_piece))
 
     async def on_index(self, request: Request[GetStateIndex]) -> Answer[StateIndex]:

@@ -58,7 +58,7 @@ def test_who_has_averaged_or_downloaded_is_never_sent_back_by_what_others_say() 
     averaged.met()
     downloaded.downloaded()
     for standing in (averaged, downloaded, Standing(LIFETIME)):
-        assert not standing.is_unsettled
+        assert not standing.is_alone
         assert not standing.why_behind(0.0, 0, 100.0, others(10**6, 10**6, 10**6))
 
 
