@@ -6,7 +6,7 @@ and the keys of the run. Here
 
 - nothing nests: a value is plain, or one dictionary of sub-keys (`decode`);
 - a node id is the hash of the peer id that the connection proves (as in S/Kademlia), in pings and in answers;
-- requests name few keys; records and answers of one peer, and of all together, come out of a `Budget`;
+- requests name few keys; records and answers of one peer, and of all together, come out of an `Allowance`;
 - nothing is stored as a cache, and signatures are checked a few at a time, so that the event loop stays free.
 """
 
@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 
 import msgpack
 
+from protocol.peer_limits import PeerTable
 from protocol.transport.hivemind_api import (
     DHTID,
     DHTProtocol,
@@ -36,7 +37,7 @@ MOST_KEYS = 16  # in one request for records; peers ask for one
 MOST_ENTRIES = 1_024  # in one request to store; a peer that meets a new neighbour sends it every key it holds
 ANSWER_BYTES = 3 << 20  # of records in one answer, and a little: hivemind's messages end at 4 MiB
 AT_A_TIME = 16  # signatures checked before others have their turn, 2 ms
-MOST_REMEMBERED = 4_096  # peers whose budgets are kept
+MOST_REMEMBERED = 4_096  # peers whose allowances are kept
 
 Nearest = dict[DHTID, PeerID]
 Found = dict[DHTID, tuple[ValueWithExpiration | None, Nearest]]
@@ -87,7 +88,7 @@ class Serializer:
     loads = staticmethod(decode)
 
 
-class Budget:
+class Allowance:
     """So much at once, and so much a second, for each peer and for all of them together (token buckets).
 
     Mutable state: what each peer and all of them have left, and when that was so.
@@ -96,24 +97,24 @@ class Budget:
     def __init__(self, each: tuple[float, float], all_: tuple[float, float]) -> None:
         """`each` and `all_`: how much at once, how much a second."""
         self._each, self._all = each, all_
-        self._left: dict[object, tuple[float, float]] = {}
+        self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
+        self._left_to_all: tuple[float, float] | None = None
 
-    def take(self, peer: object, amount: float, now: float) -> bool:
+    def take(self, peer: PeerID, amount: float, now: float) -> bool:
         """Whether there is so much left, for this peer and for all; then it is taken."""
-        mine, everybodys = self._has(peer, self._each, now), self._has(None, self._all, now)
+        mine = _refilled(self._left_to_each.get(peer), self._each, now)
+        everybodys = _refilled(self._left_to_all, self._all, now)
         enough = min(mine, everybodys) >= amount
         taken = amount if enough else 0.0
-        for name, left in ((peer, mine), (None, everybodys)):
-            self._left.pop(name, None)  # who was here last is forgotten last
-            self._left[name] = left - taken, now
-        while len(self._left) > MOST_REMEMBERED:
-            del self._left[next(iter(self._left))]
+        self._left_to_each[peer] = mine - taken, now
+        self._left_to_all = everybodys - taken, now
         return enough
 
-    def _has(self, name: object, limits: tuple[float, float], now: float) -> float:
-        most, per_second = limits
-        left, since = self._left.get(name, (most, now))
-        return min(most, left + (now - since) * per_second)
+
+def _refilled(left: tuple[float, float] | None, limits: tuple[float, float], now: float) -> float:
+    most, per_second = limits
+    amount, since = left or (most, now)
+    return min(most, amount + (now - since) * per_second)
 
 
 def node_id_of(peer: PeerID) -> DHTID:
@@ -130,9 +131,9 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
 
     def __init__(self, *, _initialized_with_create: bool = False) -> None:
         super().__init__(_initialized_with_create=_initialized_with_create)
-        self.records = Budget(each=(4_096, 64), all_=(16_384, 512))  # to be stored
+        self.records = Allowance(each=(4_096, 64), all_=(16_384, 512))  # to be stored
         self._checked = 0  # signatures so far
-        self.answered = Budget(each=(16 << 20, 2 << 20), all_=(64 << 20, 16 << 20))  # bytes
+        self.answered = Allowance(each=(16 << 20, 2 << 20), all_=(64 << 20, 16 << 20))  # bytes
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -189,7 +190,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return bool(self.storage.store_subkey(wanted, subkey, value, expires))
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        """As hivemind's; records beyond `ANSWER_BYTES` or the budget are left out. Raises `Exceeded`."""
+        """As hivemind's; records beyond `ANSWER_BYTES` or the allowance are left out. Raises `Exceeded`."""
         keys = list(dict.fromkeys(request.keys))
         if len(request.keys) > MOST_KEYS or len(keys) != len(request.keys):
             raise Exceeded(f"a request names at most {MOST_KEYS} keys, each once")
