@@ -56,7 +56,7 @@ DEVICES = {
 
 
 def named(names: str) -> list[Device]:
-    """Of "a100,4090". Raises `UserError` for an unknown one."""
+    """The devices of "a100,4090". Raises `UserError` for an unknown name."""
     devices = []
     for name in filter(None, (part.strip().lower() for part in names.split(","))):
         if name not in DEVICES:
@@ -66,7 +66,7 @@ def named(names: str) -> list[Device]:
 
 
 def measured_here(manifest: Manifest) -> Device:
-    """This machine: one layer of the model forward and backward, and a pass over memory. Takes seconds."""
+    """This machine, timed on one layer forward and backward and on a pass over memory. Takes seconds."""
     import torch
 
     from node.model.resources import room_on

@@ -39,7 +39,7 @@ def check(
     measure: Annotated[bool, typer.Option("--measure", help="Also measure this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Check a manifest, and show the memory, the bytes and the seconds that a run by it takes.
+    """Check a manifest, and show the memory, the bytes and the seconds that its run takes.
 
     Ends with code 2 and a line for each problem when the manifest cannot be used.
     """

@@ -41,7 +41,7 @@ KERNELS_PER_LAYER = 100
 
 @dataclass(frozen=True)
 class AssumedLinks:
-    """What every replica has: `mbit` up and as much down at the same time, seconds one way."""
+    """The link that every replica is assumed to have: `mbit` each way at once, one-way `latency` in seconds."""
 
     mbit: float
     latency: float
@@ -52,7 +52,7 @@ class AssumedLinks:
 
 @dataclass(frozen=True)
 class Averaging:
-    """What one replica sends to be averaged, and receives as much. `blocking`: the bytes training waits for."""
+    """What one replica sends for averaging; it receives as much. `blocking`: the bytes that training waits for."""
 
     sent: float
     blocking: float
@@ -243,7 +243,7 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Assumed
 
 
 def _notes(manifest: Manifest) -> list[str]:
-    """Settings that are allowed and yet may not be meant."""
+    """Settings that are allowed but probably not intended."""
     outer, wire, notes = manifest.outer, manifest.wire, []
     if manifest.is_ring:
         notes.append(
@@ -277,7 +277,7 @@ class DeviceReport:
 
     @property
     def slowest(self) -> float:
-        """Of a pipeline with such a device at each stage; 0 when one of them does not fit."""
+        """The speed of a pipeline with such a device at each stage; 0 when a stage does not fit."""
         return min(0.0 if stage.fits == "no" else stage.tokens_per_second for stage in self.stages)
 
 

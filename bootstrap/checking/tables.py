@@ -56,7 +56,7 @@ def stage_table(report: Report) -> Table:
 
 
 def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[str, str]:
-    """What the table does not say, by its subject."""
+    """What the table leaves out, by subject."""
     outer = manifest.outer
     worst = max(report.stages, key=lambda stage: stage.round.seconds)
     where = f"at {links.mbit:g} Mbit/s and {links.latency * 1000:g} ms one way"

@@ -40,7 +40,7 @@ _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options as they were given; all may be left out."""
+    """The options as given; each may be missing."""
 
     preset: str | None = None  # tiny, if there is no file either
     file: Path | None = None  # of a manifest, TOML
@@ -126,7 +126,7 @@ def model_of(source: Pretrained) -> Model:
 
 
 def _require_plain(config: PreTrainedConfig) -> None:
-    """Raises `ValueError` for what our stages do not compute."""
+    """Raises `ValueError` for a model that our stages cannot compute."""
     if config.hidden_act != "silu":
         raise ValueError(f"hidden_act {config.hidden_act!r}, where only silu is known")
     if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:

@@ -92,7 +92,7 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a manifest with comments, from a few questions or from flags, to be found with --manifest."""
+    """Write a commented manifest from a few questions or from flags, for noloco-bootstrap --manifest."""
     given = {flag: value for flag, value in locals().items() if flag in QUESTIONS and value is not None}
     try:
         if file.exists() and not force:
@@ -112,7 +112,7 @@ def init(
 
 
 def _asked(base: Manifest, given: dict[str, object]) -> dict[str, object]:
-    """Answers to the questions that no flag answers; Enter keeps what the size has."""
+    """Ask the questions that no flag has answered; Enter keeps the value of the chosen size."""
     answers = {}
     for flag, (place, question) in QUESTIONS.items():
         if question and flag not in given:

@@ -73,7 +73,7 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
 
 
 def reach_of(address: str) -> str:
-    """From where an address can be reached: "this machine", "this network" or "everywhere"."""
+    """Where an address can be reached from: "this machine", "this network" or "everywhere"."""
     parts = address.split("/")
     if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
         host = ipaddress.ip_address(parts[2])
@@ -104,7 +104,7 @@ class SeedPeer:
         await self.rpc.start()
 
     def health(self) -> Report:
-        """For whoever asks on this machine: see `node.watch.health`."""
+        """The answer to a health check on this machine: see `node.watch.health`."""
         parts = parts_told(self._supervisor, asyncio.get_running_loop().time())
         return {"peer": self.transport.peer_id, "state": "seed", "parts": parts, **reached_at(self.transport)}
 

@@ -48,7 +48,7 @@ Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class WantedLosses:
-    """What to measure on."""
+    """The text to measure on."""
 
     data: tuple[str, ...]
     field: str
@@ -64,7 +64,7 @@ class WantedLosses:
         tokens: int,
         at_once: int,
     ) -> MeasuredText:
-        """Files whole, or what the run of the `manifest` holds out. Raises `DataError` with what to do."""
+        """The named files, or what the run of `manifest` holds out. Raises `DataError` with what to do."""
         if self.data and not self.held_out:
             return text_of_files(places_of(self.data), self.field, tokenizer, tokens, at_once, self.sequences)
         if manifest is None:
@@ -110,7 +110,7 @@ def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
 
 
 def _manifest_of(directory: Path) -> Manifest | None:
-    """The run's, as an export tells it."""
+    """The manifest of the run, as the export recorded it; None when it did not."""
     try:
         return manifest_from(json.loads((directory / FACTS).read_text(encoding="utf-8"))["manifest"])
     except (OSError, ValueError, KeyError, TypeError, ManifestError):
@@ -119,7 +119,7 @@ def _manifest_of(directory: Path) -> Manifest | None:
 
 @dataclass(frozen=True)
 class Loss:
-    """Cross-entropy in nats a token, over how many tokens, of how many bytes of text."""
+    """Cross-entropy in nats per token, over `tokens` tokens that stand for `bytes` bytes of text."""
 
     nats: float
     tokens: int
@@ -191,7 +191,7 @@ def model_loss(model: PreTrainedModel, text: MeasuredText, progress: Progress = 
 
 
 def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
-    """The loss of a checkpoint, a directory's or the hub's, by plain transformers code in float32."""
+    """The loss of a checkpoint in a directory or on the Hub, by plain transformers code in float32."""
     disable_progress_bar()  # ours is the only one on the screen
     return model_loss(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), text)
 
@@ -232,7 +232,7 @@ class MeasuredText:
 def held_out_text(
     manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
 ) -> MeasuredText:
-    """The same held-out sequences whoever asks, in microbatches of the run's size."""
+    """Held-out sequences, the same for everybody, in microbatches of the run's size."""
     batches = data.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, sequences)
     return measured(list(batches), tokenizer)
 
@@ -265,7 +265,7 @@ def text_of_files(
 
 
 def measured(batches: list[Batch], tokenizer: PreTrainedTokenizerBase) -> MeasuredText:
-    """With the bytes of all labels counted."""
+    """The batches, and how many bytes of text their labels are."""
     rows = (row.tolist() for _, labels in batches for row in labels)
     return MeasuredText(batches, sum(byte_count(tokenizer, row) for row in rows))
 

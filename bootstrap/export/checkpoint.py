@@ -77,7 +77,7 @@ def _tensor(weight: Weight, stages: list[NDArray[np.float32]], dtype: torch.dtyp
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file, in hexadecimal."""
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -97,7 +97,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What an export is known to be. Losses are in nats per token; None is not known."""
+    """What is known of an export. Losses are in nats per token; None is unknown."""
 
     run_id: str
     manifest: Manifest

@@ -53,7 +53,7 @@ def export(
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What the export is to be. With `route` of that replica of each stage, else of any, or of the mean."""
+    """What to export: the replicas of `route` if it is given, else any replica of each stage, or their mean."""
 
     directory: Path
     mean: bool = False
@@ -64,7 +64,7 @@ class ExportOrder:
 
 
 def check_order(order: ExportOrder) -> None:
-    """Raises `UserError` for what cannot be; before anybody is asked for anything. Leaves nothing behind."""
+    """Raises `UserError` for an order that cannot be met, before any peer is asked. Leaves nothing behind."""
     directory = order.directory
     shard_bytes(order.shard_size)
     if order.dtype not in DTYPES:

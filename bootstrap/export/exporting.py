@@ -51,7 +51,7 @@ async def export(
     tell: Tell = lambda sentence: None,
     progress: StageProgress = lambda stage, done, total: None,
 ) -> Facts:
-    """Fetch the slow weights and write a checkpoint. One that was cut short in the same directory goes on.
+    """Fetch the slow weights and write a checkpoint. Continues an export that was cut short in the same directory.
 
     `tokenizer` is the run's tokenizer.json, None where bytes are tokens.
     Raises `JoinError` when a replica goes away, `StateError` or `ResourceError` when the directory cannot be
@@ -89,7 +89,7 @@ async def _source(observer: Observer, order: ExportOrder, stage: int, partial: P
 async def _fetch(
     observer: Observer, order: ExportOrder, source: Source, partial: Path, tell: Tell, progress: StageProgress
 ) -> StageFile:
-    """All of a stage; again when a replica's round ends meanwhile."""
+    """Fetch a whole stage, and start again when a replica's round ends meanwhile."""
     stage, run_id = source.stage, observer.signed.run_id
     for _ in range(TRIES):
         had_some = bool(earlier_donors(partial, run_id, stage))
@@ -117,7 +117,7 @@ def _dtype(order: ExportOrder) -> torch.dtype:
 
 
 def _require_disk(manifest: Manifest, order: ExportOrder) -> None:
-    """Room for all that is fetched, and for the checkpoint beside it."""
+    """Raises `ResourceError` unless there is room for what is fetched and for the checkpoint beside it."""
     partial = order.directory / PARTIAL
     here = sum(path.stat().st_blocks * 512 for path in partial.glob("*.f32"))
     needed = _parameters(manifest) * (4 + _dtype(order).itemsize) - here

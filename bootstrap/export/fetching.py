@@ -94,7 +94,7 @@ async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequ
 
 
 async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) -> Donor | str:
-    """The donor, or in words why it is none."""
+    """The donor, or a sentence that says why the peer is not one."""
     try:
         index, _ = await observer.rpc.call(peer, GetStateIndex(), deadline=INDEX_DEADLINE)
     except NolocoError as failure:
@@ -107,7 +107,7 @@ async def _index(observer: Observer, stage: int, parameters: int, peer: PeerId) 
 
 
 class RoundEnded(Exception):
-    """A donor's weights are others than those that were begun with."""
+    """A donor's weights have changed since the fetch began."""
 
     def __init__(self, donor: Donor, round_: int) -> None:
         super().__init__(f"…{donor.peer[-8:]} went on from round {donor.round} to {round_}")
@@ -131,7 +131,7 @@ async def fetch_stage(rpc: Rpc, file: StageFile, progress: Callable[[int, int], 
 
 
 async def _mean(rpc: Rpc, file: StageFile, piece: int) -> torch.Tensor:
-    """The piece's float32 mean over the donors, added up in float64; of a single one its very bits."""
+    """The piece's float32 mean over the donors, added up in float64; a single donor's piece stays bit for bit."""
     source = file.source
     total: torch.Tensor | None = None
     for donor in source.donors:
@@ -162,7 +162,7 @@ class StageFile:
             self._begin()
 
     def _kept(self) -> set[int]:
-        """The pieces of an earlier fetch that are whole."""
+        """The complete pieces of an earlier fetch."""
         header, hashes = _read_journal(self._journal)
         if header != self._header or not self.path.exists():
             return set()
@@ -197,7 +197,7 @@ class StageFile:
         return [piece for piece in range(self.pieces) if piece not in self.present]
 
     def weights(self) -> NDArray[np.float32]:
-        """All of them, [parameters], mapped from the file."""
+        """The whole file, [parameters], memory-mapped."""
         return np.memmap(self.path, np.float32, mode="c", shape=(self.source.parameters,))
 
 

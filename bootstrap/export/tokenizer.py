@@ -61,7 +61,7 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
-    """Of how many bytes of text `ids` are; characters cut at their ends count as what stands for them."""
+    """How many bytes of text `ids` stand for; a character cut at either end counts as its replacement."""
     if len(tokenizer) == 256 and tokenizer.convert_ids_to_tokens(0) == BYTES_END:
         return len(ids)
     return len(tokenizer.decode(ids).encode())

@@ -59,7 +59,7 @@ def load_exported(directory: Path) -> ExportedModel:
 
 
 def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """Raises `StateError` when there is none that is known."""
+    """Raises `StateError` when the directory has no tokenizer that can be loaded."""
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise StateError(f"{directory} has no tokenizer.json. Copy the one of the run or of the model there.")
     try:
@@ -77,7 +77,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Stream(BaseStreamer):  # type: ignore[misc]
-    """Tells each new token; the prompt comes first and is passed over."""
+    """Passes each new token on; the prompt, which comes first, is skipped."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell = tell

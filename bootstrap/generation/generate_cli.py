@@ -78,11 +78,11 @@ class Decoding:
 
     @property
     def needed(self) -> int:
-        """How many of the largest logits decide; 0 is all of them."""
+        """How many of the largest logits are needed to choose a token; 0 means all."""
         return 1 if self.is_greedy else self.top_k
 
     def for_transformers(self) -> dict[str, float]:
-        """How to choose, as arguments of `generate`."""
+        """The same as keyword arguments of `generate`."""
         if self.is_greedy:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

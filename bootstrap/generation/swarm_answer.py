@@ -20,7 +20,7 @@ FORGIVEN = 5  # times that the route may forget what it has seen; then all token
 
 
 class SwarmAnswer:
-    """Mutable state: how many tokens the route still has in mind, and at which rounds its replicas are.
+    """Mutable state: how many tokens the route remembers, and which rounds its replicas are in.
 
     A round that ends meanwhile is told to `tell`: what follows is computed by the new weights, from the first
     token of the text on.
@@ -66,7 +66,7 @@ class SwarmAnswer:
         return logits
 
     async def _predict(self, sequence: list[int], top: int) -> list[torch.Tensor]:
-        """Ask the route, with the newest token alone where it has the others in mind, else with all of them."""
+        """Ask the route, with the newest token alone where it remembers the others, else with all of them."""
         failure: NolocoError | None = None
         for attempt in range(ROUTE_TRIES):
             try:

@@ -72,7 +72,7 @@ _UNFINISHED = "�"  # how the bytes of a character are shown while some are mis
 
 
 class TextStream:
-    """Mutable state: the tokens so far and how much of their text was told."""
+    """Mutable state: the tokens so far and how much of their text was written."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer
@@ -92,7 +92,7 @@ class TextStream:
             self._tell_rest(text)
 
     def end(self) -> str:
-        """Tell what is left, as it is. Returns the whole text."""
+        """Write the rest as it is. Returns the whole text."""
         text = self.text
         self._tell_rest(text)
         return text

@@ -51,7 +51,7 @@ def doctor(
 
 
 def examine(directory: Path) -> bool:
-    """Print a table for each node whose state is there; whether all are well."""
+    """Print a table for each node whose state is in `directory`; returns whether all are well."""
     console = Console()
     well = [_examine_one(place, console) for place in directories(directory)]  # each is shown
     return all(well)

@@ -50,7 +50,7 @@ class Position:
 
     @classmethod
     def of(cls, facts: object) -> Position | None:
-        """From what was kept; None when that is nothing usable."""
+        """Read from what was saved; None when that is unusable."""
         if not isinstance(facts, dict):
             return None
         corpus, numbers = facts.get("corpus"), [facts.get(name) for name in ("epoch", "document", "token")]
@@ -179,7 +179,7 @@ def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: Tokenis
 
 
 def tokenised(texts: list[str], tokenizer: Tokenizer, tally: TokenisingTally) -> list[Ids]:
-    """The ids of each text with the end of text behind them."""
+    """The ids of each text, each followed by the end of text."""
     began = time.perf_counter()
     end = np.array([tokenizer.end_of_text], np.int32)
     ids = [np.concatenate([part, end]) for part in tokenizer.encode_batch(texts)]
@@ -191,7 +191,7 @@ def tokenised(texts: list[str], tokenizer: Tokenizer, tally: TokenisingTally) ->
 
 
 def packed_once(documents: Iterator[str], tokenizer: Tokenizer, tokens: int) -> Iterator[Ids]:
-    """The same of each of the documents once; what does not fill a sequence at the end is left out."""
+    """Sequences [tokens + 1] of each document once; an incomplete one at the end is left out."""
     held, tally = np.empty(0, np.int32), TokenisingTally()
     while texts := list(islice(documents, TOKENISED_AT_ONCE)):
         held = np.concatenate([held, *tokenised(texts, tokenizer, tally)])

@@ -108,7 +108,7 @@ def _before_character(text: bytes, end: int) -> int:
 
 
 def identity_of(hashes: NDArray[np.uint64]) -> str:
-    """Of a corpus, from the hashes of all its documents in ascending order."""
+    """The identity of a corpus, from the hashes of all its documents in ascending order."""
     return hashlib.sha256(hashes.astype("<u8").tobytes()).hexdigest()
 
 
@@ -191,7 +191,7 @@ def stored_documents(
 
 
 def _name(places: Sequence[Path], field: str, longest: int) -> str:
-    """By all that the store is made from; a file that was changed since gives another name."""
+    """Derived from everything the store is made of: a changed file gives another name."""
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
     described = json.dumps([_FORMAT, field, longest, facts])
@@ -256,7 +256,7 @@ class DocumentOrder:
         self._keys = [int.from_bytes(digest[i : i + 8], "little") for i in range(0, len(digest), 8)]
 
     def __getitem__(self, place: int) -> int:
-        """What stands at `place`, both below the count."""
+        """The number at `place`; both are below the count."""
         if not 0 <= place < self._count:
             raise IndexError(place)
         place = self._permuted(place)

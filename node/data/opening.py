@@ -26,7 +26,7 @@ class DataPlan:
     cache: Path
 
     def flags(self) -> list[str]:
-        """The same for a node's command line."""
+        """These settings as flags of a node's command line."""
         named = [word for entry in self.entries for word in ("--data", entry)]
         return [*named, "--text-field", self.field, "--data-cache", str(self.cache)]
 
@@ -45,7 +45,7 @@ def default_cache() -> Path:
 
 
 def token_name(manifest: Manifest) -> str:
-    """What losses of this run are counted by."""
+    """The unit that losses of this run are given per: "byte" or "token"."""
     return "byte" if manifest.data.tokenizer == BYTES else "token"
 
 

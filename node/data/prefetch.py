@@ -45,7 +45,7 @@ class Feed:
         self.seconds_waited = 0.0
 
     def goes_on_from(self, position: Position) -> bool:
-        """Whether that is a position in these data."""
+        """Whether `position` is one in these data."""
         return position.corpus == self._data.identity
 
     @property
@@ -129,7 +129,7 @@ def microbatches_ahead(manifest: Manifest) -> int:
 
 
 def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
-    """The line is endless, so that it ended means that it broke before; the one who saw that has told why."""
+    """The stream is endless: that it ended means that it failed earlier, and that failure was already reported."""
     try:
         return next(batches)
     except StopIteration:
@@ -137,7 +137,7 @@ def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
 
 
 class FeedReport:
-    """Tells, now and then, how quickly text is tokenised and how long training waited for it."""
+    """Reports now and then how fast text is tokenised and how long training waited for it."""
 
     def __init__(self, feed: Feed, events: Events) -> None:
         self._feed = feed
@@ -145,7 +145,7 @@ class FeedReport:
         self._next = asyncio.get_running_loop().time() + FIRST_TOLD_SECONDS
 
     def tell(self) -> None:
-        """Once a step; says something when it is time, and something was tokenised."""
+        """Called once a step; reports when it is time and something was tokenised."""
         now, tally = asyncio.get_running_loop().time(), self._feed.tally
         if now < self._next or not tally.tokens:
             return

@@ -203,7 +203,7 @@ def _is_saved(directory: Path) -> bool:
 
 
 class _Dataset(Protocol):
-    """What of the library's datasets is used here."""
+    """The part of the library's datasets that is used here."""
 
     def __iter__(self) -> Iterator[Mapping[str, object]]: ...
 

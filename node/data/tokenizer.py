@@ -108,7 +108,7 @@ def require_fit(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def identity_of(raw: bytes) -> str:
-    """How a manifest names a tokenizer.json."""
+    """The name by which a manifest refers to a tokenizer.json."""
     return "sha256:" + hashlib.sha256(raw).hexdigest()
 
 

@@ -47,7 +47,7 @@ class Room:
 
 
 def host_room(most: int = 0) -> Room:
-    """Of the machine's memory; `most` is what the volunteer gives this node in all, 0 for no such limit."""
+    """How much memory may still be taken; `most` is the volunteer's own limit for this node, 0 for none."""
     memory = psutil.virtual_memory()
     rooms = [Room(memory.available, memory.total), *_cgroup_rooms(), *_ulimit_rooms()]
     if most:
@@ -56,7 +56,7 @@ def host_room(most: int = 0) -> Room:
 
 
 def require_room_to_start() -> None:
-    """Before the program is loaded: under too low a limit it would end in the midst of that, or be killed.
+    """Before the program is loaded: under too low a limit it would fail halfway, or be killed.
 
     Raises `ResourceError`.
     """
@@ -232,7 +232,7 @@ def tcp_port(addresses: list[str]) -> int:
 
 
 def optional(module: str, extra: str) -> ModuleType:
-    """The module, which `pip install 'noloco-node[extra]'` brings. Raises `UserError` that says so."""
+    """Import a module of `pip install 'noloco-node[extra]'`. Raises a `UserError` that says so when it is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

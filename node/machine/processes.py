@@ -96,7 +96,7 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
 
 
 def end_process() -> NoReturn:
-    """Exit code 0, when everything is closed: to take torch apart first costs over a second of processor time."""
+    """Exit with code 0 once everything is closed: taking torch apart first costs over a second of processor time."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -131,7 +131,7 @@ class BackgroundThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End after the work that waits; whoever does not want that has cancelled it."""
+        """End after the queued work; cancel what should not run before."""
         self._work.put(None)
         if wait and self._thread is not None:
             self._thread.join()

@@ -16,7 +16,7 @@ MAX_COUNTED = 1_024  # peers
 
 
 class Busy:
-    """Told of the beginning and the end of each piece of work, one after another; asked from any thread.
+    """The share of time spent working. `begin` and `end` enclose each piece of work; ask from any thread.
 
     Mutable state: busy seconds so far, when the work at hand began, and marks (time, busy seconds until then),
     about one a second and as many as the last minute needs.

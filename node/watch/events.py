@@ -79,7 +79,7 @@ def finite_only(value: object) -> object:
 
 
 def set_up_logging(verbose: bool, file: Path | None = None) -> None:
-    """Sentences to standard error and, with `file`, also there."""
+    """Log sentences to standard error and, with `file`, to that as well."""
     level = logging.DEBUG if verbose else logging.INFO
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if file is not None:

@@ -34,12 +34,12 @@ Report = dict[str, Any]
 
 
 class Unwell(Exception):
-    """The daemon did not answer, or says that something is wrong; the text says which."""
+    """The daemon did not answer, or reports a problem; the text says which."""
 
 
 @asynccontextmanager
 async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncIterator[None]:
-    """Meanwhile, whoever asks gets a report made at that moment."""
+    """Answer health checks with a fresh report while the block runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):  # whoever asked has gone

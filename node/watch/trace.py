@@ -53,14 +53,14 @@ OVERLAPPING = frozenset({Track.SEND, Track.RECEIVE})  # get as many rows as ther
 
 
 class Trace:
-    """The one that records nothing: what every part has unless a trace was asked for."""
+    """Records nothing: what every part gets unless a trace was asked for."""
 
     def now(self) -> float:
         """Seconds of the trace's clock."""
         return 0.0
 
     def name_process(self, name: str) -> None:
-        """What the process is called in the picture."""
+        """Name the process in the picture."""
 
     def complete(self, track: Track, name: str, began: float, ended: float, **args: object) -> None:
         """Something that took from `began` to `ended` on the trace's clock. From any thread."""
@@ -79,7 +79,7 @@ class Trace:
         return 0
 
     def async_end(self, track: Track, name: str, number: int, **args: object) -> None:
-        """It is over."""
+        """The end of what `async_begin` began."""
 
     @contextmanager
     def waiting(self, track: Track, name: str, **args: object) -> Iterator[None]:
@@ -91,11 +91,11 @@ class Trace:
             self.async_end(track, name, number, **args)
 
     def frames(self) -> FrameWatch:
-        """Who is told of the frames that the network moves."""
+        """A watch that records the frames that the network moves."""
         return FrameWatch()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining events and end."""
 
 
 NO_TRACE = Trace()
@@ -210,7 +210,7 @@ class TraceFile(Trace):
     # --- the file -----------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """The writer's whole life."""
+        """What the writer's thread runs."""
         try:
             while not self._ending.is_set():
                 self._wake.wait(FLUSH_SECONDS)
