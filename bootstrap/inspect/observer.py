@@ -77,7 +77,7 @@ class Observer:
         return await all_of(*(ask(member) for member in members))
 
     async def survey(self) -> list[Sighting]:
-        """Look, and for `SURVEY_SECONDS` again while a stage seems to have nobody.
+        """Look, and look again for `SURVEY_SECONDS` while a stage seems to be empty.
 
         A visitor that has just come, or one to a swarm that has just started, does not find all records at once.
         """
@@ -103,7 +103,7 @@ class Observer:
         return [[holding[i % len(holding)] for holding in holders] for i in range(max(map(len, holders)))]
 
     def hops_after_first(self, route: Sequence[PeerId]) -> list[str]:
-        """Where a request goes from the first peer of the route on; in a ring in the end back to it."""
+        """Where a request goes from the first peer of the route on; in a ring it ends there."""
         return [*route[1:], *(route[:1] if self.manifest.is_ring else ())]
 
 

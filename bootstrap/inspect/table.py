@@ -94,13 +94,13 @@ def headline(picture: Picture) -> str:
 
 
 def show(console: Console, picture: Picture) -> None:
-    """Print the whole picture once; what is no terminal has room for all columns."""
+    """Print the whole picture once; output that is not a terminal gets all columns."""
     width = None if console.is_terminal else max(console.width, PICTURE_WIDTH)
     console.print(render(picture), width=width, crop=console.is_terminal)
 
 
 def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], None]]:
-    """How to draw one picture after another, and what to call at the end.
+    """(draw, close): draws one picture after another, and is closed at the end.
 
     A live table in a terminal; elsewhere a plain line now and then.
     """
@@ -153,7 +153,7 @@ def _lag(stats: NodeStats) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A dash for what a node of an earlier version does not tell."""
+    """A dash where a node of an earlier version gives no number."""
     return "-" if fraction is None else f"{fraction:.0%}"
 
 

@@ -27,7 +27,7 @@ CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to 
 
 
 async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed: int) -> ChaosReport:
-    """Each for `plan.minutes`. The summary is that of the disturbed run, with the comparison in it."""
+    """Run both for `plan.minutes` each. The summary is the disturbed run's, with the comparison in it."""
     plan = replace(plan, ends_by_clock=True, checkpoint_minutes=CHECKPOINT_MINUTES)
     console.print(f"First the undisturbed run, {plan.minutes:g} minutes.")
     aside = plan.directory / "undisturbed"
@@ -50,7 +50,7 @@ async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed
 
 
 def _report(seed: int, calm: LocalSwarm, disturber: Disturber) -> ChaosReport:
-    """Of two runs that have ended."""
+    """The comparison of two runs that have ended."""
     swarm = disturber.swarm
     places = sorted(str(path) for path in disturber.places if path.exists())
     _, alive = psutil.wait_procs(list(disturber.processes), timeout=END_SECONDS)
@@ -72,7 +72,7 @@ def _swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> LocalSwar
 
 
 def _restarted_parts(directories: Iterable[Path]) -> dict[str, int]:
-    """How often parts of nodes failed and were started again, by their names."""
+    """How often each part of the nodes failed and was restarted, by name."""
     restarts: Counter[str] = Counter()
     for directory in directories:
         path = directory / "events.jsonl"
@@ -83,7 +83,7 @@ def _restarted_parts(directories: Iterable[Path]) -> dict[str, int]:
 
 
 def loss_at(curve: Curve, tokens: int) -> float | None:
-    """Between the two measurements around it; None outside the curve."""
+    """The loss at `tokens`, interpolated; None outside the curve."""
     for (before, first), (after, second) in pairwise(curve):
         if before <= tokens <= after:
             share = (tokens - before) / (after - before) if after > before else 1.0
@@ -106,7 +106,7 @@ class ChaosReport:
 
     @property
     def losses(self) -> tuple[int, float, float] | None:
-        """Tokens, and both losses there: as many tokens as the run that trained on fewer."""
+        """(tokens, undisturbed loss, disturbed loss), at the tokens of the run that trained on fewer."""
         if not (self.calm.losses and self.disturbed.losses):
             return None
         tokens = min(self.calm.losses[-1][0], self.disturbed.losses[-1][0])
@@ -115,7 +115,7 @@ class ChaosReport:
 
     @property
     def throughput(self) -> float | None:
-        """Of the disturbed run, as a share of what the undisturbed one's nodes that were present would do."""
+        """The disturbed run's rate as a share of what as many undisturbed nodes would reach."""
         expected = self.calm.rate * self.disturbed.present
         return self.disturbed.rate / expected if expected else None
 

@@ -75,13 +75,13 @@ class SeenFault:
 
 
 class Schedule:
-    """Mutable state: the random generator, and the kinds that have not come since all had.
+    """Mutable state: the random generator, and the kinds still to come before any is repeated.
 
     A kind comes again only after all others, so that seven periods show each.
     """
 
     def __init__(self, seed: int, stages: Mapping[str, int]) -> None:
-        """`stages` has each node's, by its name."""
+        """`stages` maps each node's name to its stage."""
         self._rng = random.Random(seed)
         self._stages = stages
         self._last_stage = max(stages.values())
@@ -121,7 +121,7 @@ class Disturber:
     _disturbed: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
-        """From the moment that all nodes train until this is cancelled; then everything is well again."""
+        """Disturb nodes until this is cancelled, and undo every fault then."""
         began = last = time.monotonic()
         supervisor = Supervisor()
         try:
@@ -193,7 +193,7 @@ class Disturber:
 
     @contextmanager
     def _away(self, node: LocalNode) -> Iterator[None]:
-        """Meanwhile nobody expects the node to answer."""
+        """Nobody expects the node to answer while the block runs."""
         self.swarm.away.add(node.name)
         try:
             yield
@@ -215,7 +215,7 @@ class Disturber:
                 resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
     async def _clock(self, node: LocalNode, fault: Fault) -> None:
-        """Within its process; so too the losses that are NaN."""
+        """Asks the node's own process for the fault, as for losses that are NaN."""
         faults.ask(node.directory, fault.hours, fault.kind == "nan")
         try:
             await asyncio.sleep(fault.seconds)
@@ -242,7 +242,7 @@ def _places_of(node: LocalNode) -> set[Path]:
 
 
 def _last_warning(node: LocalNode, since: int) -> str:
-    """Of those that the node has said since its log had `since` bytes."""
+    """The last warning that the node logged after the first `since` bytes; empty if there is none."""
     with node.log.open("rb") as log:
         log.seek(since)
         lines = log.read().decode(errors="replace").splitlines()

@@ -26,7 +26,7 @@ time.time = lambda: _true_time() + 3600 * _asked["hours"]
 
 
 def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
-    """Of the node with this state directory, from now on; without arguments, that all be well."""
+    """Ask the node of this state directory for faults from now on; without arguments, for none."""
     beside = directory / f"{FILE_NAME}.new"
     beside.write_text(json.dumps({"hours": hours, "nan": float(nan)}), encoding="utf-8")
     beside.replace(directory / FILE_NAME)

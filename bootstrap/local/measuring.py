@@ -44,7 +44,7 @@ class Measuring:
         self._text: MeasuredText
 
     async def open(self) -> None:
-        """The data, before the nodes open them, so that wrong ones are told of at once. Raises `DataError`."""
+        """Open the data before the nodes do, so that mistakes show at once. Raises `DataError`."""
         self._data = await in_background("data", self._open)
 
     def _open(self) -> TrainingData:
@@ -85,7 +85,7 @@ class Measuring:
         self._add(tokens, loss.nats)
 
     async def at_the_end(self, observer: Observer, tokens: int) -> None:
-        """The loss as the mean over replicas, their true spread, the export and its loss."""
+        """Measure the mean loss over replicas and their true spread, then the export and its loss."""
         routes = await observer.routes()
         losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
         self._add(tokens, sum(losses) / len(losses))

@@ -58,7 +58,7 @@ class LocalPlan:
         return {f"s{stage}r{replica}": stage for replica in range(self.replicas) for stage in stages}
 
     def arguments(self, name: str, address: str) -> list[str]:
-        """Of the node's `noloco-node`, which joins at `address`."""
+        """The command line of the node's `noloco-node`, which joins at `address`."""
         stage, state = self.names()[name], self.directory / name
         arguments = [
             "--join", address, "--stage", str(stage), "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay",
@@ -117,13 +117,13 @@ class LocalNodes:
         self._prepare = prepare
 
     async def start(self, name: str, arguments: list[str], directory: Path) -> None:
-        """`noloco-node` with these arguments, its output in `directory`; waits for the process to be forked."""
+        """Start `noloco-node` with its output in `directory`; returns once the process is forked."""
         node = LocalNode(name, arguments, directory)
         await self.start_again(node)
         self.all.append(node)
 
     async def start_again(self, node: LocalNode) -> None:
-        """The same node, from its state directory, after its process has ended."""
+        """Start the node from its state directory after its process has ended."""
         arguments = (node.arguments, node.directory, self._prepare)
         node.process = _context.Process(target=_be_node, args=arguments, daemon=True)
         await asyncio.to_thread(node.process.start)

@@ -44,7 +44,7 @@ class StatusLine:
         return self._clock() - self._began
 
     def doing(self, what: Doing | str) -> None:
-        """From now on this is told; an empty text is silence, for times when others speak."""
+        """Show this from now on; an empty text shows nothing, while something else is on the screen."""
         self._doing = what if callable(what) else lambda: what
         self._last, self._said = self._clock() - PACE_SECONDS, ""
 
@@ -77,7 +77,7 @@ def what_nodes_do(states: Iterable[tuple[str, Path]]) -> str:
 
 
 def _doing(directory: Path) -> str:
-    """By the last of a node's events that says it; a line that is not yet whole is of no interest."""
+    """What the node does by its last telling event; a line that is not yet complete is skipped."""
     try:
         lines = (directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError:

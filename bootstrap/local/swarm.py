@@ -32,7 +32,7 @@ FINISH_SECONDS = 60.0  # beyond the training time, for the last rounds
 
 
 async def run_swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> Summary:
-    """Until it is trained, or Ctrl-C."""
+    """Train until the end, or Ctrl-C."""
     local = LocalSwarm(plan, console, progress)
     on_interrupt(lambda _: local.stop())
     return await local.run()
@@ -110,7 +110,7 @@ class LocalSwarm:
     # --- starting -----------------------------------------------------------------------------
 
     async def _begin(self, seed: SeedPeer) -> None:
-        """While the nodes start, the loss of the weights that all of them start from."""
+        """Start the nodes, and meanwhile measure the loss of the weights that all start from."""
         self._progress.doing("reading the text to train on")
         await self._measuring.open()
         await seed.start()
@@ -160,7 +160,7 @@ class LocalSwarm:
         raise UserError(f"The swarm took over {deadline:.0f} s. The logs in {self.plan.directory} say why.")
 
     def _begin_training(self) -> None:
-        """All nodes were seen: from now on the table tells, and what belongs to it runs beside."""
+        """All nodes were seen: show the table from now on, and start what runs `beside`."""
         self._seen_all = True
         self._training_since = self._elapsed
         self._progress.doing("")
@@ -175,7 +175,7 @@ class LocalSwarm:
         return len(states) >= alive and all(state == "finished" for state in states)
 
     async def _look(self, observer: Observer) -> list[str]:
-        """The states of those that answer."""
+        """Look at all nodes; returns the states of those that answer."""
         self.sightings = await observer.look()
         self.tokens.note(self.sightings)
         states = [s.stats.state for s in self.sightings if s.stats is not None]
@@ -187,7 +187,7 @@ class LocalSwarm:
         return states
 
     def run_seen(self) -> Run:
-        """The time in which all trained, and the losses on the way."""
+        """The run since all nodes trained, and its losses."""
         losses = [(tokens, nats) for tokens, _, nats in self.summary.validation_loss]
         if not self._samples:
             return Run(losses=losses)

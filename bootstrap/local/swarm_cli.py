@@ -102,7 +102,7 @@ def swarm(
 
 @contextmanager
 def _started(chaos: int | None) -> Iterator[tuple[Console, StatusLine]]:
-    """Say the first words, and start the process that nodes are forked from: it imports torch meanwhile."""
+    """Print the first lines, and start the process that nodes are forked from, which imports torch meanwhile."""
     from rich.console import Console
 
     from bootstrap.local.progress import StatusLine
@@ -133,7 +133,7 @@ def _begin_preloading(*before: str) -> None:
 
 
 def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int | None) -> bool:
-    """Whether everything was done to its end; what was measured is printed either way."""
+    """Train and print what was measured; returns whether the run is complete."""
     from bootstrap.local.swarm import run_swarm
 
     if chaos is not None:
