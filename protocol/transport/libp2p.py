@@ -185,7 +185,9 @@ class Libp2pTransport(Transport):
         self._latest = session
         for protocol in list(self._handlers):
             await session.serve(protocol)
-        self._config = replace(self._config, port=self._config.port or _port_in(session.addresses))
+        if not self._config.port:  # from now on the one that p2pd chose, if it listens
+            ports = re.findall(r"/tcp/(\d+)", " ".join(session.addresses))
+            self._config = replace(self._config, port=int(ports[0]) if ports else 0)
         return session
 
     async def _watch(self) -> None:
@@ -266,8 +268,3 @@ class Libp2pTransport(Transport):
             task.cancel()  # does nothing to a task that is done, and one that hangs is not waited for
         self._check_still_up(session)
         return task.result()
-
-
-def _port_in(addresses: list[str]) -> int:
-    """The TCP port that p2pd chose, or 0 when it does not listen."""
-    return next((int(port) for address in addresses for port in re.findall(r"/tcp/(\d+)", address)), 0)
