@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 DIAL_DEADLINE = 15.0
 GREETINGS = 5  # tries, a second apart
 HELLO_DEADLINE = 10.0
+GREETED_AT_ONCE = 4
 DIAL_BACK_DEADLINE = 1.5  # for a connection to a peer whose connection is there already
 PROBE_DEADLINE = 3.0
 PROBED_PEERS = 48
@@ -69,34 +70,54 @@ class Greeting:
 async def greet(
     rpc: Rpc, transport: Transport, peers: Sequence[PeerId], expected_run: str | None, port: int = 0
 ) -> Greeting:
-    """Ask the peers, one after another, for the manifest; the first valid one counts.
+    """Ask the peers for the manifest, a few at a time; the first usable answer counts.
 
-    With a `port` the peer tries whether it can dial this one there. Raises `NobodyGreets` when nobody
-    gives a usable one, `JoinError` when it is of another run than expected, `ClockError` when the clocks differ
-    too much for the DHT. May be repeated.
+    With a `port` the peer tries whether it can dial this one there. Who answers with nonsense, another run or a wrong
+    clock stops nobody from asking the others. When no answer is usable, raises what was wrong with the first: that
+    is `JoinError` when it is of another run than expected, `ClockError` when the clocks differ too much for the DHT,
+    else `NobodyGreets`. Takes `HELLO_DEADLINE` for every `GREETED_AT_ONCE` peers at most. May be repeated.
     """
+    unusable: list[JoinError | ClockError] = []
     problems: list[str] = []
-    for peer in peers:
-        try:
-            asked = transport.now()
-            hello = Hello(port=port)
-            welcome, _ = await rpc.call(peer, hello, deadline=HELLO_DEADLINE)
-            offset = (asked + transport.now()) / 2 - welcome.time
-            signed = SignedManifest.from_bytes(welcome.manifest)
-        except NolocoError as problem:
-            problems.append(f"{peer}: {problem}")
-            continue
-        if expected_run is not None and signed.run_id != expected_run:
-            raise JoinError(
-                f"Peer {peer} trains run {signed.run_id}, not {expected_run}. "
-                "Check the --join address, or use another --state-dir for another run."
-            )
-        _require_same_time(offset, signed.manifest.limits.clock_skew)
-        return Greeting(signed, offset, welcome.reached)
+    for start in range(0, len(peers), GREETED_AT_ONCE):
+        some = peers[start : start + GREETED_AT_ONCE]
+        answers = await all_of(*(_hello(rpc, transport, peer, port) for peer in some))
+        for peer, answer in zip(some, answers, strict=True):
+            try:
+                if isinstance(answer, NolocoError):
+                    raise answer
+                _require_same_run(peer, answer.signed.run_id, expected_run)
+                _require_same_time(answer.offset, answer.signed.manifest.limits.clock_skew)
+            except (JoinError, ClockError) as problem:
+                unusable.append(problem)
+            except NolocoError as problem:
+                problems.append(f"{peer}: {problem}")
+            else:
+                return answer
+    if unusable:
+        raise unusable[0]
     raise NobodyGreets(
         "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
         "Ask the run's owner for the address of another member."
     )
+
+
+async def _hello(rpc: Rpc, transport: Transport, peer: PeerId, port: int) -> Greeting | NolocoError:
+    try:
+        asked = transport.now()
+        welcome, _ = await rpc.call(peer, Hello(port=port), deadline=HELLO_DEADLINE)
+        offset = (asked + transport.now()) / 2 - welcome.time
+        return Greeting(SignedManifest.from_bytes(welcome.manifest), offset, welcome.reached)
+    except NolocoError as problem:
+        return problem
+
+
+def _require_same_run(peer: PeerId, run: str, expected: str | None) -> None:
+    if expected is not None and run != expected:
+        raise JoinError(
+            f"Peer {peer} trains run {run}, not {expected}. "
+            "Check the --join address, or use another --state-dir for another run."
+        )
 
 
 def _require_same_time(offset: float, limit: float) -> None:

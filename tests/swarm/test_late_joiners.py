@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.membership.joining import greet
 from node.model.replica import Replica
 from protocol.errors import ClockError, JoinError
 from protocol.identity import Identity
+from protocol.messages.peers import Hello, Welcome
+from protocol.rpc import Answer, Request
+from protocol.signed_manifest import SignedManifest
+from protocol.transport.base import PeerId
 from protocol.transport.memory import memory_address
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (
@@ -19,6 +25,7 @@ from tests.swarm.micro import (
     events_of,
     everyone_goes_on,
     fails_to_join,
+    guest_of,
     micro_swarm,
     peer_of,
     run_swarm,
@@ -162,3 +169,41 @@ def test_a_peer_of_another_run_is_not_joined() -> None:
         await swarm.leave()
 
     run_swarm(main())
+
+
+def test_who_answers_the_greeting_with_nonsense_keeps_nobody_out() -> None:
+    """Failed before: a peer in the book of a restarting node that sorts first, with a wrong clock or another run,
+    ended the node."""
+
+    async def main() -> None:
+        swarm = await training(1)
+        run, now = swarm.seed_peer.signed, swarm.network.now()
+        mine = SignedManifest.sign(swarm.manifest, Identity.from_seed("mallory"))
+        lies = {
+            "nonsense": Welcome(run_id=run.run_id, time=now, role="node", manifest=b"nonsense"),
+            "wrong clock": Welcome(run_id=run.run_id, time=now - 3600, role="node", manifest=run.to_bytes()),
+            "another run": Welcome(run_id=mine.run_id, time=now, role="seed", manifest=mine.to_bytes()),
+        }
+        liars = list[PeerId]()
+        for name, lie in lies.items():
+            liar = await guest_of(swarm, name)
+            await liar.start()
+            liar.handle(Hello.answered_by(partial(answered, lie)))
+            liars.append(liar.transport.peer_id)
+        newcomer = await guest_of(swarm, "newcomer")
+        await newcomer.start()
+        honest = swarm.seed_peer.transport.peer_id
+        greeting = await greet(newcomer, newcomer.transport, [*liars, *liars, honest], run.run_id)
+        assert greeting.signed.run_id == run.run_id
+        assert abs(greeting.offset) < 1
+        with pytest.raises(ClockError):  # as it was, where nobody says otherwise
+            await greet(newcomer, newcomer.transport, liars[:2], run.run_id)
+        with pytest.raises(JoinError, match="trains run"):
+            await greet(newcomer, newcomer.transport, liars[2:], run.run_id)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+async def answered(lie: Welcome, request: Request[Hello]) -> Answer[Welcome]:
+    return Answer(lie)
