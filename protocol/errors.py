@@ -71,6 +71,11 @@ class DeadlineExceeded(NolocoError):
     """No answer in time. The request may or may not have been carried out."""
 
 
+def legible(text: str) -> str:
+    """What somebody else wrote, safe for a terminal: control characters but line ends and tabs as their codes."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class Refused(NolocoError):
     """The peer answered with a refusal. `code` is for programs, the text for people; nothing was done."""
 

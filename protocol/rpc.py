@@ -18,7 +18,7 @@ import torch
 from protocol.answering import Answering
 from protocol.channel import Channel
 from protocol.codec import Encoded
-from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError
+from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError, legible
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Answer as Answer
 from protocol.messages import Asks, Done, Handler, Message, Status
@@ -209,7 +209,7 @@ class Rpc:
 def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.Tensor]]:
     if frame.type is FrameType.REFUSAL:
         reason = frame.body if isinstance(frame.body, str) else ""
-        raise Refused(frame.kind[:40], reason[:200])
+        raise Refused(legible(frame.kind[:40]), legible(reason[:200]))
     if frame.type is not FrameType.REPLY or frame.kind != reply.kind:
-        raise WireError(f"expected {reply.kind}, got {frame.kind[:40]}")
+        raise WireError(f"expected {reply.kind}, got {legible(frame.kind[:40])}")
     return reply.parsed(frame.body), frame.tensors()

@@ -13,7 +13,7 @@ from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.inspect.observer import visit
-from protocol.errors import DataError
+from protocol.errors import DataError, legible
 
 
 def generate_from_export(directory: Path, prompt: str, decoding: Decoding) -> None:
@@ -60,7 +60,8 @@ def _end(stream: TextStream, prompt_tokens: int, context: int, decoding: Decodin
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    """To the terminal; peers chose the tokens, which may be an escape sequence's."""
+    sys.stdout.write(legible(text))
     sys.stdout.flush()
 
 

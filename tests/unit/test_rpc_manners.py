@@ -17,6 +17,7 @@ from protocol.errors import (
     PeerUnreachable,
     Refused,
     WireError,
+    legible,
 )
 from protocol.frames import MAGIC, FrameType, read_frame, write_frame
 from protocol.identity import Identity
@@ -193,3 +194,21 @@ async def test_a_caller_keeps_nothing_for_peers_that_died() -> None:
         await asyncio.sleep(1)
         assert not two.caller._channels
         assert not two.caller._supervisor.running()
+
+
+@in_virtual_time
+async def test_a_refusal_cannot_write_escape_codes_to_the_terminal() -> None:
+    async def rude(request: Request) -> Answer:
+        raise Refused("busy\x1b[2J", "now\r\x1b]0;title\x07 you")
+
+    async with two_peers() as two:
+        two.server.handle(Ready.answered_by(rude, Traffic.GOSSIP))
+        with pytest.raises(Refused) as refusal:
+            await two.ask()
+        assert str(refusal.value).isprintable()
+        assert refusal.value.reason == r"now\r\x1b]0;title\x07 you"
+
+
+def test_others_text_is_legible_and_nothing_else() -> None:
+    assert legible("π ≈ 3\n\tok 你好 é") == "π ≈ 3\n\tok 你好 é"
+    assert legible("a\x00b\x9b1m\u202ec") == r"a\x00b\x9b1m\u202ec"
