@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedTokenizerBase
 
 from bootstrap.display import bars
 from bootstrap.export.export_cli import FACTS
 from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, transformers_tokenizer
-from bootstrap.generation.exported import load_exported
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
 from node.data.opening import LOCAL, DataPlan, open_data
@@ -37,6 +35,9 @@ from protocol.manifest import BYTES, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HELD_OUT_SEQUENCES = 256
 AT_ONCE = 8  # sequences that an export computes together
@@ -99,6 +100,8 @@ async def evaluate_swarm(join: list[str], wanted: WantedLosses, every_replica: b
 
 
 def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
+    from bootstrap.generation.exported import load_exported  # loads scipy, which a local swarm does without
+
     loaded = load_exported(directory)
     manifest = _manifest_of(directory)
     is_bytes = manifest is None or manifest.data.tokenizer == BYTES
@@ -192,6 +195,9 @@ def model_loss(model: PreTrainedModel, text: MeasuredText, progress: Progress = 
 
 def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
     """The loss of a checkpoint in a directory or on the Hub, by plain transformers code in float32."""
+    from transformers import AutoModelForCausalLM  # loads scipy, which a local swarm does without
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()  # ours is the only one on the screen
     return model_loss(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), text)
 
