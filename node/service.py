@@ -26,7 +26,7 @@ from node.model.stage_work import StageWork, copies_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import CLOSING_SECONDS, NodeResources
 from node.pipeline.draws import Draws
-from node.pipeline.inference import EvaluationService, PredictionService
+from node.pipeline.inference import Inference
 from node.pipeline.pipeline import Pipeline
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
@@ -144,7 +144,7 @@ class Service:
         life = f"{member.surroundings.rng.getrandbits(32):08x}"
         draws = Draws(context, self._pipeline, feed, life, seconds_left) if feed is not None else None
         self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, draws)
-        self._serve(EvaluationService(context, work), PredictionService(context, replica))
+        self._serve(Inference(context, replica, work))
         self._discovery = self._make_discovery()
 
     @property
@@ -161,11 +161,11 @@ class Service:
         neighbours = sorted({s for s in (self.stage - 1, self.stage, onward) if 0 <= s < manifest.stages})
         return Discovery(member.membership, member.surroundings.state, neighbours, onward, self._announcement)
 
-    def _serve(self, evaluation: EvaluationService, prediction: PredictionService) -> None:
+    def _serve(self, inference: Inference) -> None:
         rpc = self._member.rpc
         state = StateService(self.stage, self.replica, self.context.compute)
         rpc.handle(GetStats.answered_by(self._on_stats))
-        for part in (self._pipeline, evaluation, prediction, self.rounds, state):
+        for part in (self._pipeline, inference, self.rounds, state):
             part.serve(rpc)
         self._member.tokenizer.serve()
 

@@ -18,13 +18,13 @@ from node.machine.limits import port_is_free, require_port
 from node.machine.processes import PATIENCE, Children, on_interrupt
 from node.membership.joining import NO_ADDRESS
 from node.membership.outside import announced
-from node.model.compute import Compute, ComputeThread
+from node.model.compute import ComputeThread
 from node.model.pretrained import Pretrained
 from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
 from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import health_served
-from node.watch.trace import NO_TRACE, Trace, TraceFile
+from node.watch.trace import NO_TRACE, TraceFile
 from protocol.errors import JoinError, UserError
 from protocol.supervision import all_of
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
@@ -54,7 +54,7 @@ async def serve(config: NodeConfig) -> None:
     lines = JsonLines(state.path / "events.jsonl")
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda stage: make_compute(config, trace),
+        compute=lambda stage: ComputeThread(config.threads or torch.get_num_threads(), trace),
         events=Events(transport.now, lines),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
@@ -83,10 +83,6 @@ def choose_device(device: str) -> str:
             f"The device '{device}' cannot be used here ({str(error).splitlines()[0]}). Try --device cpu."
         ) from None
     return device
-
-
-def make_compute(config: NodeConfig, trace: Trace) -> Compute:
-    return ComputeThread(config.threads or torch.get_num_threads(), trace)
 
 
 def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:

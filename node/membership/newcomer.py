@@ -221,10 +221,7 @@ class Newcomer:
 
     def _make_claim(self, stage: int, state: State) -> None:
         self._claim = Announcement(
-            stage=stage,
-            state=state,
-            since=self._transport.now(),
-            addresses=self._transport.addresses()[:8],
+            stage=stage, state=state, since=self._transport.now(), addresses=self._transport.addresses()[:8]
         )
 
     async def _put_claim(self) -> None:

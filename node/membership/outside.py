@@ -36,10 +36,7 @@ PLATFORMS = (
         "Add {port} to the pod's exposed TCP ports, and take a machine with a public address.",
     ),
     Platform(
-        "Vast.ai",
-        "PUBLIC_IPADDR",
-        "VAST_TCP_PORT_",
-        "Add -p {port}:{port} to the instance's docker options.",
+        "Vast.ai", "PUBLIC_IPADDR", "VAST_TCP_PORT_", "Add -p {port}:{port} to the instance's docker options."
     ),
 )
 

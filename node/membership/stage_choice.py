@@ -24,13 +24,7 @@ from node.machine.limits import Room, host_room
 from node.membership.capacity import Capacities, Peer
 from node.membership.data_source import DataSupply
 from node.model.memory_model import memory_of_state
-from node.model.resources import (
-    require_disk,
-    require_host_memory,
-    require_memory,
-    room_on,
-    stages_that_fit,
-)
+from node.model.resources import require_disk, require_host_memory, require_memory, room_on, stages_that_fit
 from node.model.state_directory import StateDirectory
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.errors import UserError
@@ -174,11 +168,7 @@ class Abilities:
     """
 
     def __init__(
-        self,
-        config: NodeConfig,
-        manifest: Manifest,
-        state: StateDirectory | None,
-        data: DataSupply,
+        self, config: NodeConfig, manifest: Manifest, state: StateDirectory | None, data: DataSupply
     ) -> None:
         self._config = config
         self._manifest = manifest

@@ -14,7 +14,7 @@ from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
 
 TRAINED_COPIES = 6  # float32 on the device: θ, gradients, φ, δ and AdamW's two moments
-SAVED_COPIES = 5  # a checkpoint is copied before it is written: θ, φ, δ and the moments, see `_saved_copies`
+SAVED_COPIES = 5  # a checkpoint is copied before it is written: θ, φ, δ and the moments; error feedback adds one
 QUEUE_BATCHES = 2  # microbatches that may wait for a place in a step, in batches of an inner step
 REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
 LABEL_BYTES = 4  # an int32 travels with each token's activations, for the loss at the end
@@ -56,14 +56,9 @@ def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
     parameters = parameter_count(manifest, stage)
     return BufferBytes(
         averaging=_averaging(manifest, parameters),
-        checkpoint=parameters * 4 * _saved_copies(manifest),
+        checkpoint=parameters * 4 * (SAVED_COPIES + manifest.wire.error_feedback),
         messages=_messages(manifest, stage),
     )
-
-
-def _saved_copies(manifest: Manifest) -> int:
-    """With what is owed to partners."""
-    return SAVED_COPIES + int(manifest.wire.error_feedback)
 
 
 def _averaging(manifest: Manifest, parameters: int) -> int:

@@ -75,7 +75,7 @@ def model_config(manifest: Manifest) -> PreTrainedConfig:
         num_key_value_heads=model.key_value_heads,
         max_position_embeddings=model.max_positions or manifest.data.sequence_tokens,
         rms_norm_eps=model.norm_eps,
-        rope_parameters=_rope_parameters(model),
+        rope_parameters={"rope_type": model.rope.type, "rope_theta": model.rope_theta, **model.rope.given()},
         initializer_range=model.init_std,
         tie_word_embeddings=model.tied_embeddings,
         bos_token_id=None,
@@ -84,10 +84,6 @@ def model_config(manifest: Manifest) -> PreTrainedConfig:
         architectures=[parts.architecture],
         **_of_the_family(model),
     )
-
-
-def _rope_parameters(model: Model) -> dict[str, object]:
-    return {"rope_type": model.rope.type, "rope_theta": model.rope_theta, **model.rope.given()}
 
 
 def _of_the_family(model: Model) -> dict[str, object]:

@@ -19,7 +19,7 @@ from node.context import Context
 from node.membership.view import Member, Quarantine
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
-from protocol.errors import CodecError, NonFinite, Refused
+from protocol.errors import CodecError, NonFinite
 from protocol.transport.base import PeerId
 
 CONTENT = frozenset({"non-finite", "bad-shape"})  # refusals for what a microbatch holds: no other time helps
@@ -82,11 +82,6 @@ class Conduct:
                 "left-alone",
                 peer=peer,
             )
-
-    def overruled(self, refusals: dict[PeerId, Refused]) -> None:
-        """Another peer did what these refused for its content."""
-        for peer in refusals:
-            self.offended(peer)
 
     def _now(self) -> float:
         return self._context.view.elapsed()

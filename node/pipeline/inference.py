@@ -38,31 +38,6 @@ FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
 Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer
 
 
-class EvaluationService:
-    """Losses of the slow weights."""
-
-    def __init__(self, context: Context, work: StageWork) -> None:
-        self._context = context
-        self._work = work
-
-    def serve(self, rpc: Rpc) -> None:
-        rpc.handle(Evaluate.answered_by(self.on_evaluate))
-
-    async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
-        """Loss of the slow weights on a microbatch, along the route that the caller chose."""
-        context, work, message = self._context, self._work, request.message
-        is_back = _comes_back(context, message)
-
-        def decoded() -> tuple[torch.Tensor, torch.Tensor]:
-            return work.decoded(request, is_back, may_be_short=True)
-
-        if context.is_last or is_back:
-            loss_sum, tokens = await context.compute.run(Priority.SERVE, work.evaluate_last, decoded, is_back)
-            return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
-        parcel = await context.compute.run(Priority.SERVE, work.evaluate, decoded)
-        return Answer((await _onward(context, message, message.stage, message.route, parcel))[0])
-
-
 @dataclass(frozen=True)
 class Memory:
     """Keys and values of the first `tokens` of an answer, by the weights of `round`."""
@@ -120,19 +95,34 @@ class Memories:
             self._set_timer()
 
 
-class PredictionService:
-    """Next tokens by the slow weights. Mutable state: what is kept of the answers in the making."""
+class Inference:
+    """Losses and next tokens by the slow weights. Mutable state: what is kept of the answers in the making."""
 
-    def __init__(self, context: Context, replica: Replica) -> None:
+    def __init__(self, context: Context, replica: Replica, work: StageWork) -> None:
         self._context = context
         self._replica = replica
+        self._work = work
         self._memories = Memories()
         model = context.manifest.model
         # a token that goes on alone sees everything before it: more than a sliding window lets it
         self._remembers = not 0 < model.sliding_window < context.manifest.data.sequence_tokens
 
     def serve(self, rpc: Rpc) -> None:
-        rpc.handle(Predict.answered_by(self.on_predict))
+        rpc.handle(Evaluate.answered_by(self.on_evaluate), Predict.answered_by(self.on_predict))
+
+    async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
+        """Loss of the slow weights on a microbatch, along the route that the caller chose."""
+        context, work, message = self._context, self._work, request.message
+        is_back = _comes_back(context, message)
+
+        def decoded() -> tuple[torch.Tensor, torch.Tensor]:
+            return work.decoded(request, is_back, may_be_short=True)
+
+        if context.is_last or is_back:
+            loss_sum, tokens = await context.compute.run(Priority.SERVE, work.evaluate_last, decoded, is_back)
+            return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
+        parcel = await context.compute.run(Priority.SERVE, work.evaluate, decoded)
+        return Answer((await _onward(context, message, message.stage, message.route, parcel))[0])
 
     async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:
         """Logits of the slow weights after the last token, along the route that the caller chose."""

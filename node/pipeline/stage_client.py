@@ -117,7 +117,8 @@ class StageClient:
                 await asyncio.sleep(PAUSE_SECONDS)
             else:
                 self._conduct.did_well(peer)
-                self._conduct.overruled(refusals)
+                for overruled in refusals:
+                    self._conduct.offended(overruled)
                 self._told_no_peer = False
                 return answer
 
@@ -136,9 +137,8 @@ class StageClient:
         stages_behind = context.manifest.hops - 1 - context.stage
         patience = Patience(
             self._deadline.seconds() if others else limit,
-            STALLED
-            * limit
-            * stages_behind,  # the stage before waits longer, so that it does not resend first
+            # the stage before waits longer, so that it does not resend first
+            STALLED * limit * stages_behind,
             passage.note_onward,
         )
         reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)

@@ -53,21 +53,18 @@ def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
 
 
 class TensorPool:
-    """Flat float32 tensors to be used again: taking fresh memory costs more than filling it.
+    """Flat float32 tensors on the CPU, to be used again: taking fresh memory costs more than filling it.
 
     Mutable state: those not in use, never more than were in use at once.
     """
 
-    def __init__(self, parameters: int, device: torch.device) -> None:
+    def __init__(self, parameters: int) -> None:
         self._parameters = parameters
-        self._device = device
         self._free: list[torch.Tensor] = []
 
     def take(self) -> torch.Tensor:
         """A tensor [parameters] with anything in it."""
-        if self._free:
-            return self._free.pop()
-        return torch.empty(self._parameters, dtype=torch.float32, device=self._device)
+        return self._free.pop() if self._free else torch.empty(self._parameters)
 
     def give_back(self, tensor: torch.Tensor) -> None:
         """Only what nothing refers to any more, not even work that was cancelled."""

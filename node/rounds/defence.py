@@ -112,7 +112,7 @@ class Defence:
         self._clip = clip
         self._history = History(np.full(len(self._blocks) + 1, EXPECTED_RATIO))
         self._scale: Blocks = np.zeros(len(self._blocks) + 1)  # s of each block and of the whole
-        self._quarantine = Quarantine()
+        self.quarantine = Quarantine()
 
     @torch.no_grad()
     def examine(
@@ -141,16 +141,8 @@ class Defence:
             agreement=agreement,
             clipped=self._fraction(kept < 1.0),
             offence=offence,
-            quarantined=self._quarantine.note(peer, offence is not None, now),
+            quarantined=self.quarantine.note(peer, offence is not None, now),
         )
-
-    def refused(self, peer: PeerId, now: float) -> bool:
-        """The peer's contribution was not finite or had another shape; whether its quarantine begins."""
-        return self._quarantine.note(peer, True, now)
-
-    def is_quarantined(self, peer: PeerId, now: float) -> bool:
-        """Whether to leave the peer alone: do not propose to it, refuse its proposals. `now` in seconds."""
-        return self._quarantine.holds(peer, now)
 
     def _sums(self, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor]) -> _Sums:
         sums = np.zeros((3, len(self._blocks)))

@@ -97,7 +97,7 @@ class Exchange:
         self._replica = replica
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
         self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
-        self._buffers = TensorPool(replica.parameters, torch.device("cpu"))
+        self._buffers = TensorPool(replica.parameters)
         self._swaps: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []

@@ -8,7 +8,7 @@ of its own the two meet; the other, with more ends of steps to choose from, foll
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.transport.base import PeerId
@@ -87,21 +87,15 @@ class Bounds:
 
     def meeting(self, here: RoundProgress) -> Meeting:
         """Of the round that is going on."""
-        return Meeting(
-            min(here.until(self.opens_at), LONGEST),
-            min(here.until(self.nominal), LONGEST),
-            min(here.until(self.ends_at), LONGEST),
-            min(here.step_seconds, LONGEST),
-        )
+        return self._meeting(here.until, here.step_seconds)
 
     def meeting_after(self, begins_in: float, step_seconds: float) -> Meeting:
         """Of a round that begins in so many seconds."""
-        return Meeting(
-            min(begins_in + self.opens_at * step_seconds, LONGEST),
-            min(begins_in + self.nominal * step_seconds, LONGEST),
-            min(begins_in + self.ends_at * step_seconds, LONGEST),
-            min(step_seconds, LONGEST),
-        )
+        return self._meeting(lambda steps: begins_in + steps * step_seconds, step_seconds)
+
+    def _meeting(self, ends_in: Callable[[int], float], step_seconds: float) -> Meeting:
+        ends = (ends_in(steps) for steps in (self.opens_at, self.nominal, self.ends_at))
+        return Meeting(*(min(seconds, LONGEST) for seconds in (*ends, step_seconds)))
 
 
 @dataclass(frozen=True)

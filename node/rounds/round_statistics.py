@@ -94,7 +94,7 @@ class RoundStatistics:
 
     def refused(self, peer: PeerId) -> None:
         """Its contribution was malformed or not finite."""
-        if self._defence is not None and self._defence.refused(peer, self._elapsed()):
+        if self._defence is not None and self._defence.quarantine.note(peer, True, self._elapsed()):
             self._warn_of(peer)
 
     def _tell(self, peer: PeerId, finding: Finding) -> None:
@@ -121,7 +121,7 @@ class RoundStatistics:
 
     def is_quarantined(self, peer: PeerId) -> bool:
         """Whether not to average with the peer at present."""
-        return self._defence is not None and self._defence.is_quarantined(peer, self._elapsed())
+        return self._defence is not None and self._defence.quarantine.holds(peer, self._elapsed())
 
 
 def spread_from_distances(squared_distances: Collection[float], replicas: int) -> float:

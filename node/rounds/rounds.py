@@ -37,11 +37,7 @@ class Rounds:
         self._round_began = context.trace.now()
         self.all_reduce = AllReduce(context, replica)  # of the method "diloco"
         self.matchmaker = Matchmaker(
-            context,
-            replica,
-            rng,
-            agreed=self._begin,
-            avoid=self._judgement.is_quarantined,
+            context, replica, rng, agreed=self._begin, avoid=self._judgement.is_quarantined
         )
         self.matchmaker.accepting = self._outer.averages_pairs
 

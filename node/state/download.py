@@ -138,8 +138,8 @@ async def _fetch_all(download: _Download) -> bool:
 async def _fetch(download: _Download, number: int) -> None:
     """One piece, from one donor after another until there is none."""
     while download.donors:
-        peer = min(download.donors, key=lambda one: _burden(download.donors[one]))
-        donor = download.donors[peer]
+        # who never failed, then who has the least to send
+        peer, donor = min(download.donors.items(), key=lambda one: (one[1].failures, one[1].in_flight))
         donor.in_flight += 1
         try:
             await _fetch_from(download, number, peer, donor)
@@ -154,11 +154,6 @@ async def _fetch(download: _Download, number: int) -> None:
                 download.donors.pop(peer, None)
         finally:
             donor.in_flight -= 1
-
-
-def _burden(donor: _Donor) -> tuple[int, int]:
-    """Who is asked first: who never failed, then who has the least to send."""
-    return donor.failures, donor.in_flight
 
 
 async def _fetch_from(download: _Download, number: int, peer: PeerId, donor: _Donor) -> None:

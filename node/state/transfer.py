@@ -68,7 +68,9 @@ def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress
     possible = {peer: progress for peer, progress in told.items() if progress.round <= progress.step}
     established = {peer: progress for peer, progress in possible.items() if progress.round > FRESH_ROUNDS}
     groups = _groups(established or possible)
-    return max(groups, key=lambda group: (len(group), _furthest(group)), default={})
+    return max(
+        groups, key=lambda group: (len(group), max(progress.round for progress in group.values())), default={}
+    )
 
 
 def _groups(told: Mapping[PeerId, DonorProgress]) -> list[dict[PeerId, DonorProgress]]:
@@ -81,10 +83,6 @@ def _groups(told: Mapping[PeerId, DonorProgress]) -> list[dict[PeerId, DonorProg
             groups.append({})
         groups[-1][peer] = told[peer]
     return groups
-
-
-def _furthest(group: Mapping[PeerId, DonorProgress]) -> int:
-    return max(progress.round for progress in group.values())
 
 
 def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: RunLimits) -> bool:
@@ -132,10 +130,7 @@ class StateService:
     def _piece(self, message: GetStatePiece) -> Answer[StatePiece]:
         tensors = self._replica.read_piece(message.index, message.moments)
         reply = StatePiece(
-            index=message.index,
-            step=self._replica.step,
-            round=self._replica.round,
-            digest=digest_of(tensors),
+            index=message.index, step=self._replica.step, round=self._replica.round, digest=digest_of(tensors)
         )
         return Answer(reply, [encode(tensor, "fp32") for tensor in tensors])
 
