@@ -135,9 +135,9 @@ async def _mean(rpc: Rpc, file: StageFile, piece: int) -> torch.Tensor:
     source = file.source
     total: torch.Tensor | None = None
     for donor in source.donors:
-        round_, phi = await fetch_slow_piece(rpc, source.stage, source.parameters, piece, donor.peer)
-        if round_ != donor.round:
-            raise RoundEnded(donor, round_)
+        state, phi = await fetch_slow_piece(rpc, source.stage, source.parameters, piece, donor.peer)
+        if state.round != donor.round:
+            raise RoundEnded(donor, state.round)
         if len(source.donors) == 1:
             return phi
         total = phi.double() if total is None else total.add_(phi)

@@ -68,7 +68,6 @@ class LinkEstimate:
     transferred_at: float = -math.inf
     round_trips: int = 0
     transfers: int = 0
-    failures: int = 0  # in a row
     mean_round_trip: float = 0.0
     deviation: float = 0.0  # mean absolute, of the round trip
     log_bandwidth: float = 0.0
@@ -95,7 +94,7 @@ class LinkEstimate:
             self.deviation += max(DEVIATION_SMOOTHING, 1 / self.round_trips) * (abs(error) - self.deviation)
         self._recent.append(seconds)
         self.round_trips += 1
-        self.measured_at, self.failures = now, 0
+        self.measured_at = now
 
     @property
     def round_trip(self) -> float | None:
@@ -185,9 +184,6 @@ class Links:
         self._most = most
         self._links: OrderedDict[PeerId, LinkEstimate] = OrderedDict()
         self._dropped: deque[PeerId] = deque(maxlen=most)
-
-    def __len__(self) -> int:
-        return len(self._links)
 
     def of(self, peer: PeerId) -> LinkEstimate | None:
         return self._links.get(peer)

@@ -43,8 +43,8 @@ class Visitor:
     async def visit(self, peer: PeerId) -> float:
         """Returns the seconds that payloads kept the link busy, those that failed included.
 
-        Deadlines: `PROBE_DEADLINE` for each round trip, `BULK_DEADLINE` for a payload. A failure ends the visit and
-        is counted. A wrong digest is a breach of protocol.
+        Deadlines: `PROBE_DEADLINE` for each round trip, `BULK_DEADLINE` for a payload. A failure ends the visit. A
+        wrong digest is a breach of protocol.
         """
         loop = asyncio.get_running_loop()
         link = self._links.visit(peer, loop.time())
@@ -65,7 +65,6 @@ class Visitor:
                     await self._transfer(peer, link, size)
                     answered += 1
         except NolocoError as failure:
-            link.failures += 1
             self.breaches += isinstance(failure, WireError)
             logger.debug("Peer %s could not be measured: %s", peer[-8:], failure)
         return max(0.0, loop.time() - bulk_began - answered * (link.round_trip or 0.0))

@@ -93,36 +93,28 @@ class Residual:
         sent = Q(Δ + e),   e ← Δ + e − sent
 
     so that the sum of what was sent is the sum of all Δ up to the last e, which is no larger than one rounding.
-    Mutable state: e [parameters], from the first lossy contribution on. Used by the compute thread.
+    Mutable state: `owed`, e [parameters], from the first lossy contribution on. Used by the compute thread.
     """
 
     def __init__(self, phi: torch.Tensor) -> None:
         self._phi = phi  # its shape and device
-        self._owed: torch.Tensor | None = None
+        self.owed: torch.Tensor | None = None
 
     def add_to(self, progress: torch.Tensor, bounds: slice) -> None:
         """Δ ← Δ + e over `bounds`."""
-        if self._owed is not None:
-            progress.add_(self._owed[bounds])
+        if self.owed is not None:
+            progress.add_(self.owed[bounds])
 
     def keep(self, meant: torch.Tensor, sent: torch.Tensor, bounds: slice) -> None:
         """e over `bounds`: what was to be sent less what the receiver reads."""
-        if self._owed is None:
-            self._owed = torch.zeros_like(self._phi)
-        torch.sub(meant, sent, out=self._owed[bounds])
-
-    @property
-    def owed(self) -> torch.Tensor | None:
-        """e [parameters] itself, no copy; None before the first lossy contribution."""
-        return self._owed
+        if self.owed is None:
+            self.owed = torch.zeros_like(self._phi)
+        torch.sub(meant, sent, out=self.owed[bounds])
 
     def restore(self, owed: torch.Tensor | None) -> None:
         """Owe what a snapshot of the same weights owed."""
-        self._owed = None if owed is None else owed.to(self._phi.device, copy=True)
-
-    def norm(self) -> float:
-        return 0.0 if self._owed is None else float(torch.linalg.vector_norm(self._owed))
+        self.owed = None if owed is None else owed.to(self._phi.device, copy=True)
 
     def clear(self) -> None:
         """Nothing is owed: the weights are not those that the rest belonged to."""
-        self._owed = None
+        self.owed = None

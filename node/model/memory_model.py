@@ -14,7 +14,8 @@ from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
 
 TRAINED_COPIES = 6  # float32 on the device: θ, gradients, φ, δ and AdamW's two moments
-SAVED_COPIES = 5  # a checkpoint is copied before it is written: θ, φ, δ and the moments; error feedback adds one
+# a checkpoint is copied before it is written: θ, φ, δ and the moments; error feedback adds one
+SAVED_COPIES = 5
 QUEUE_BATCHES = 2  # microbatches that may wait for a place in a step, in batches of an inner step
 REMEMBERED_BATCHES = 4  # of answers, for repeated deliveries
 LABEL_BYTES = 4  # an int32 travels with each token's activations, for the loss at the end

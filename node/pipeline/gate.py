@@ -70,11 +70,6 @@ class Admission:
         """All microbatches of the step have their gradients in."""
         return len(self._admitted) == self.batch and all(self._admitted.values())
 
-    @property
-    def gradients(self) -> int:
-        """Gradients accumulated so far in this step."""
-        return sum(self._admitted.values())
-
     def request(self, microbatch: str) -> Decision:
         if not self._queue and self._has_place:
             if len(self._admitted) < self.batch:

@@ -174,7 +174,7 @@ async def fetch_slow_weights(
             flat: torch.Tensor = flat, numbers: Iterator[int] = numbers, seen: list[DonorProgress] = seen
         ) -> None:
             for number in numbers:
-                piece, phi = await _fetch_phi(rpc, stage, parameters, number, peer)
+                piece, phi = await fetch_slow_piece(rpc, stage, parameters, number, peer)
                 flat[number * PIECE_PARAMETERS :][: len(phi)].copy_(phi)
                 seen.append(DonorProgress(piece.step, piece.round))
 
@@ -186,16 +186,8 @@ async def fetch_slow_weights(
 
 async def fetch_slow_piece(
     rpc: Rpc, stage: int, parameters: int, number: int, peer: PeerId
-) -> tuple[int, torch.Tensor]:
-    """(round, φ over one piece) of one replica, the hash verified. Raises `JoinError` when it cannot be had."""
-    piece, phi = await _fetch_phi(rpc, stage, parameters, number, peer)
-    return piece.round, phi
-
-
-async def _fetch_phi(
-    rpc: Rpc, stage: int, parameters: int, number: int, peer: PeerId
 ) -> tuple[StatePiece, torch.Tensor]:
-    """Raises `JoinError` after several tries."""
+    """One replica's φ over one piece, the hash verified. Raises `JoinError` after several tries."""
     for _ in range(TRIES_PER_PIECE):
         try:
             piece, [phi] = await fetch_piece(rpc, peer, stage, parameters, number, moments=False)
