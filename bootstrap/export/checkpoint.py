@@ -109,10 +109,6 @@ class Facts:
     validation_loss: float | None = None
     directory: str = "model"
 
-    @property
-    def is_mean(self) -> bool:
-        return any(len(source.donors) > 1 for source in self.sources)
-
     def as_json(self) -> str:
         stages = [
             {
@@ -191,7 +187,8 @@ def _rows(facts: Facts) -> str:
 
 
 def _weights(facts: Facts) -> str:
-    of = "the mean of several replicas of a stage" if facts.is_mean else "one replica of each stage"
+    is_mean = any(len(source.donors) > 1 for source in facts.sources)
+    of = "the mean of several replicas of a stage" if is_mean else "one replica of each stage"
     lines = [
         f"The slow weights φ of {of}:",
         "",

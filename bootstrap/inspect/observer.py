@@ -108,9 +108,7 @@ class Observer:
 
 
 def route_patience() -> Patience:
-    """A minute of silence, since a slow stage that trains says that it works; without progress longer than nodes wait
-    for each other.
-    """
+    """A minute of silence, as a slow stage reports progress; in all, longer than nodes wait for each other."""
     return Patience(60.0, 1_200.0)
 
 

@@ -107,11 +107,6 @@ def _before_character(text: bytes, end: int) -> int:
     return end
 
 
-def identity_of(hashes: NDArray[np.uint64]) -> str:
-    """The identity of a corpus, from the hashes of all its documents in ascending order."""
-    return hashlib.sha256(hashes.astype("<u8").tobytes()).hexdigest()
-
-
 class StreamedDocuments:
     """Read from the Hub while it is trained on: nothing is kept on disk, and nothing is counted.
 
@@ -148,13 +143,10 @@ class StoredDocuments:
         self._index: NDArray[np.uint64] = np.load(directory / _INDEX, mmap_mode="r", allow_pickle=False)
         self._text: NDArray[np.uint8] = np.memmap(directory / _TEXT, np.uint8, mode="r")
         self._held_out = int(np.searchsorted(self._index[:, 0], np.uint64(split.bound)))
-        self.identity = identity_of(self._index[:, 0])
-
-    def __len__(self) -> int:
-        return len(self._index)
+        self.identity = hashlib.sha256(self._index[:, 0].astype("<u8").tobytes()).hexdigest()
 
     def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
-        count = len(self) - self._held_out
+        count = len(self._index) - self._held_out
         order = DocumentOrder(count, (*seed, epoch))
         return (self._read(self._held_out + order[place]) for place in range(first, count))
 

@@ -77,9 +77,7 @@ def reached_at(transport: Transport) -> Report:
 
 
 def parts_told(supervisor: Supervisor, now: float) -> list[Report]:
-    """What runs in the background, at loop time `now`: since how many seconds, how often it was started again, why
-    the last time.
-    """
+    """What runs in the background at loop time `now`: for how long, how often restarted, and why last."""
     return [
         {
             "part": part.name,
@@ -93,9 +91,7 @@ def parts_told(supervisor: Supervisor, now: float) -> list[Report]:
 
 
 def ask(directory: Path, deadline: float = DEADLINE) -> Report:
-    """The report of the daemon whose state is in `directory`, within `deadline` seconds. Raises `Unwell`, also for a
-    report that something is wrong.
-    """
+    """The report of a daemon that is well. Raises `Unwell` when none comes, or it says that something is wrong."""
     report = look(directory, deadline)
     if not report.get("healthy"):
         raise Unwell(f"the daemon of {directory} says: {report.get('reason')}")
@@ -103,7 +99,7 @@ def ask(directory: Path, deadline: float = DEADLINE) -> Report:
 
 
 def look(directory: Path, deadline: float = DEADLINE) -> Report:
-    """The report of the daemon, whatever it says. Raises `Unwell` when none comes."""
+    """The report of the daemon of `directory`. Raises `Unwell` when none comes within `deadline` seconds."""
     try:
         path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
     except OSError:
