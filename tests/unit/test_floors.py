@@ -83,9 +83,6 @@ def test_the_map_names_every_file_and_nothing_else() -> None:
     }
     assert named <= there, "files that are gone"
     mapped = [
-        file
-        for package in ("protocol", "node")
-        for file in (ROOT / package).rglob("*.py")
-        if file.parent.name != "transport" and file.name != "__init__.py"
+        file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if file.name != "__init__.py"
     ]
     assert {file.name for file in mapped} <= named, "files that the map lacks"
