@@ -114,11 +114,6 @@ def least_in_flight(manifest: Manifest, stage: int) -> int:
     return min(most_in_flight(manifest, stage), 2 * (manifest.hops - 1 - stage) + 1)
 
 
-def outside(manifest: Manifest) -> int:
-    """Bytes of a microbatch's activations at one end of a stage, float32."""
-    return 4 * math.prod(_boundary(manifest))
-
-
 def sliced(manifest: Manifest, stage: int, slice_peak: int) -> MicrobatchBytes:
     """A microbatch in slices, of which one at a time takes `slice_peak`.
 
@@ -126,7 +121,7 @@ def sliced(manifest: Manifest, stage: int, slice_peak: int) -> MicrobatchBytes:
     Beside a slice there are the microbatch's outputs or its gradient, and the gradient by its inputs; in a ring the
     head's slices have as much beside them.
     """
-    whole = outside(manifest)
+    whole = 4 * math.prod(_boundary(manifest))  # of its activations at one end of the stage, float32
     if stage == manifest.hops - 1:
         return MicrobatchBytes(0, 2 * whole + slice_peak)
     kept = whole + forward_bytes(manifest)

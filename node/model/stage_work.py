@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -185,23 +185,21 @@ class PendingResult(Generic[T]):
     """A result that is there, or will be when `fetch` returns."""
 
     def __init__(self, fetch: Callable[[], T], at_once: bool) -> None:
-        self._fetch: Callable[[], T] | None = None if at_once else fetch
-        self._result: Any = fetch() if at_once else None
-
-    def fetch(self) -> T:
-        """The result, for whoever may wait where this is called. Raises what fetching raises."""
-        if self._fetch is None:
-            result: T = self._result
-            return result
-        return self._fetch()
+        """`fetch` waits for the result. Whoever calls it gets what it raises; with `at_once`, whoever makes this."""
+        self._is_there = at_once
+        self.fetch = _constant(fetch()) if at_once else fetch
 
     def then(self, use: Callable[[T], U]) -> PendingResult[U]:
         """What `use` makes of it."""
-        return PendingResult(lambda: use(self.fetch()), at_once=self._fetch is None)
+        return PendingResult(lambda: use(self.fetch()), at_once=self._is_there)
 
     async def landed(self) -> T:
-        """The same. Waits in a thread."""
-        return self.fetch() if self._fetch is None else await asyncio.to_thread(self._fetch)
+        """What `fetch` returns. Waits in a thread."""
+        return self.fetch() if self._is_there else await asyncio.to_thread(self.fetch)
+
+
+def _constant(result: T) -> Callable[[], T]:
+    return lambda: result
 
 
 class DeviceTransfer:

@@ -280,12 +280,10 @@ class Exchange:
 
     def _require_shapes(self, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
         replica = self._replica
-        known = range(replica.pieces)
-        shapes = {
-            index: (bounds.stop - bounds.start,)
-            for index, bounds in ((index, replica.piece_bounds(index)) for index in pieces if index in known)
-        }
-        fits = pieces and all(piece.shape == shapes.get(index) for index, piece in pieces.items())
+        fits = pieces and all(
+            index < replica.pieces and piece.shape == replica.phi[replica.piece_bounds(index)].shape
+            for index, piece in pieces.items()
+        )
         if sample is not None:
             fits = fits and sample.shape == (-(-replica.parameters // sample_stride(replica.parameters)),)
         if not fits:

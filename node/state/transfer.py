@@ -150,7 +150,12 @@ async def fetch_piece(
     request = GetStatePiece(stage=stage, index=number, moments=moments)
     piece, tensors = await rpc.call(peer, request, deadline=PIECE_DEADLINE)
     size = min(PIECE_PARAMETERS, parameters - number * PIECE_PARAMETERS)
-    _check(piece, tensors, number, size, moments)
+    if piece.index != number or [tuple(t.shape) for t in tensors] != [(size,)] * (4 if moments else 1):
+        raise CodecError("a state piece does not have the expected shape")
+    if digest_of(tensors) != piece.digest:
+        raise CodecError("a state piece was damaged on the way")
+    for tensor in tensors:
+        require_finite(tensor)
     return piece, tensors
 
 
@@ -199,12 +204,3 @@ async def fetch_slow_piece(
         f"Could not download stage {stage}: piece {number} from {peer[-8:]} failed ({last}). "
         "Check the connection and start again; members keep training meanwhile."
     )
-
-
-def _check(piece: StatePiece, tensors: list[torch.Tensor], number: int, size: int, moments: bool) -> None:
-    if piece.index != number or [tuple(t.shape) for t in tensors] != [(size,)] * (4 if moments else 1):
-        raise CodecError("a state piece does not have the expected shape")
-    if digest_of(tensors) != piece.digest:
-        raise CodecError("a state piece was damaged on the way")
-    for tensor in tensors:
-        require_finite(tensor)
