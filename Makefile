@@ -23,7 +23,7 @@ test: $(VENV)/.installed  ## what can be told in six minutes on two cores; needs
 
 test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
 	$(BIN)/pytest -n auto -m long tests/unit tests/swarm
-	$(BIN)/pytest -m long tests/network tests/attacks
+	$(BIN)/pytest -n 2 --dist loadgroup -m long tests/network  # those that sleep beside the others
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

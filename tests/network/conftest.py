@@ -1,11 +1,22 @@
-"""A test that fails leaves no daemon behind to disturb those after it."""
+"""A test that fails leaves no daemon behind to disturb those after it; and which tests may run at the same time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import daemons
 import pytest
+
+from tests.network import daemons
+
+# They sleep, or look at no clock: with two workers they run beside all others, which run one after another
+BESIDE = ("test_slow_stage_for_real.py", "test_benchmarks.py", "test_bare_wheel.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "network":
+            beside = item.path.name in BESIDE
+            item.add_marker(pytest.mark.xdist_group("beside" if beside else "one after another"))
 
 
 @pytest.fixture(autouse=True)
