@@ -23,7 +23,7 @@ from protocol.transport.base import PeerId
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_SECONDS = 0.25
-LOOK_SECONDS = 5.0  # between two looks whether the weights are numbers, when microbatches turn out as NaN
+LOOK_SECONDS = 5.0  # between two looks whether the weights are finite, when microbatches turn out as NaN
 LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a partner for its last round
 
 

@@ -134,7 +134,7 @@ class LinkEstimate:
             self._transfers[stream] = Transfer(now - self.typical_round_trip, transfer.under_way)
 
     def note_transfer(self, nbytes: int, seconds: float, now: float) -> None:
-        """`seconds` from the first byte to the answer; the round trip in it is none of the link's speed.
+        """`seconds` from the first byte to the answer; the round trip in it says nothing of the link's speed.
 
         Nothing that was transferred tells nothing.
         """

@@ -69,7 +69,7 @@ def rented(port: int, environment: Mapping[str, str]) -> Rented:
                 return Rented(f"/ip{ipaddress.ip_address(host).version}/{host}/tcp/{outer}")
             return Rented(
                 warning=f"{platform.name} names {host!r}, port {outer!r}, as this machine's outside address, "
-                "which is none. Give the right one with --announce."
+                "which is not a valid one. Give the right one with --announce."
             )
         if outer or any(name.startswith(platform.port) for name in environment):
             return Rented(

@@ -189,11 +189,11 @@ class Replica:
         bounds = self.piece_bounds(index)
         sources = [self.phi, self.delta, *self.adamw.moments] if moments else [self.phi]
         if not are_finite(source[bounds] for source in sources):
-            raise Refused("not-finite", "this replica's weights are not numbers any more")
+            raise Refused("not-finite", "this replica's weights hold NaN or infinity")
         return [_on_host(source[bounds]) for source in sources]
 
     def is_finite(self) -> bool:
-        """Whether all that it holds are numbers; a pass over each tensor, no memory."""
+        """Whether all that it holds is finite; a pass over each tensor, no memory."""
         return are_finite((self.flat.values, self.phi, self.delta, *self.adamw.moments))
 
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:

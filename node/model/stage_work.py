@@ -94,7 +94,7 @@ class StageWork:
         return self._copies.landing(answer)
 
     def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
-        """Forward and backward. Raises `NonFinite` for a loss that is none: nothing of it is in the gradients."""
+        """Forward and backward. Raises `NonFinite` for a loss that is not finite, whose gradients are not added."""
         return self._learn(load, self._passes.last_stage)
 
     def head(self, load: Load, learns: bool) -> PendingResult[LossAndAnswer]:

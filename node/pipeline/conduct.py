@@ -118,7 +118,9 @@ class Complaints:
             return
         sound = bool(torch.isfinite(self._replica.flat.values).all())
         reason = (
-            "the microbatch or this device may be damaged" if sound else "this replica's weights are none"
+            "the microbatch or this device may be damaged"
+            if sound
+            else "this replica's weights are not finite"
         )
         self._context.events.warn(
             f"Stage {stage} here computed NaN or infinity in {error.what}: {reason}. Such microbatches "

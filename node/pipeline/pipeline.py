@@ -219,7 +219,7 @@ class Pipeline:
         context, message, began = self._context, request.message, asyncio.get_running_loop().time()
         is_own = message.home == context.me and message.draw in self._own
         if not (self.serving or is_own):
-            raise Refused("not-serving", f"this node serves stage {context.stage} no more")
+            raise Refused("not-serving", f"this node no longer serves stage {context.stage}")
         learns = is_own and not self._own[message.draw]
         if learns:
             self._own[message.draw] = True

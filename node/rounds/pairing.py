@@ -160,7 +160,7 @@ class Pairing:
         return True
 
     def refused(self, proposal: Proposal, refusal: Refusal, here: RoundProgress) -> None:
-        """The answer is no, or was lost (with a code of the caller's); a pair agreed before is one no more."""
+        """The answer is no, or was lost (with a code of the caller's); a pair agreed before is dropped."""
         if self.drop(proposal.pair):
             return
         if self._asking is not proposal:
@@ -247,7 +247,7 @@ class Pairing:
         return self._slot_of(pair) is not None
 
     def drop(self, pair: Pair) -> bool:
-        """The pair is none any more. Its partner is not asked again in that round. False for one not ours."""
+        """Give the pair up. Its partner is not asked again in that round. False for a pair that is not ours."""
         slot = self._slot_of(pair)
         if slot is None:
             return False

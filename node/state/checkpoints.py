@@ -52,7 +52,7 @@ class Checkpoints:
             ) from None
         if not await asyncio.to_thread(are_finite, snapshot.tensors().values()):
             raise StateError(
-                "The weights are not numbers any more; they are not saved, the last checkpoint stays."
+                "The weights are NaN or infinity: they are not saved, and the last checkpoint stays."
             )
         checkpoint = Checkpoint(
             context.stage,

@@ -1,4 +1,4 @@
-"""A replica that notices its own trouble: batches it could not learn from, weights that are numbers no more."""
+"""A replica that notices its own trouble: batches it could not learn from, weights that are NaN or infinity."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Healing:
             )
 
     async def is_well(self) -> bool:
-        """Whether all weights are numbers. If not, they are taken from other replicas or the last checkpoint.
+        """Whether all weights are finite. If not, they are taken from other replicas or the last checkpoint.
 
         Raises `NodeFailed` when there are none, or they are lost a second time within a round: no copy mends that.
         """
@@ -86,7 +86,7 @@ class Healing:
         if await context.compute.run(Priority.OPTIMIZER, replica.is_finite):
             return True
         context.events.warn(
-            "The weights of this node are not numbers any more (NaN or infinity); it takes a good copy.",
+            "The weights of this node became NaN or infinity; it takes a good copy.",
             "weights-lost",
             step=replica.step,
         )
