@@ -82,7 +82,7 @@ def test_a_tokenizer_that_is_not_the_runs_is_refused_with_what_to_do() -> None:
 
 
 def test_files_that_are_no_tokenizer_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    for raw, message in ((b"\xff\0", "not JSON"), (b"{", "not JSON"), (b'{"a": 1}', "no tokenizer.*Give")):
+    for raw, message in ((b"\xff\0", "not JSON"), (b"{", "not JSON"), (b'{"a": 1}', "not a tokenizer.*Give")):
         with pytest.raises(TokenizerError, match=message):
             FileTokenizer(raw, "<|endoftext|>")
     with pytest.raises(TokenizerError, match=r"missing.json \(No such file.*Check.*hub:"):
