@@ -6,6 +6,9 @@ BIN    := $(VENV)/bin
 IMAGE  ?= noloco-node
 BUILD_IMAGE ?= docker build
 
+# Real processes and real time: one after another, and beside them those to which time means little
+BESIDE := -n 2 --dist loadgroup
+
 .PHONY: swarm test test-long check coverage lint bench bench-tiny image image-test clean
 
 $(VENV)/.installed: pyproject.toml
@@ -19,11 +22,11 @@ swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on 
 
 test: $(VENV)/.installed  ## what can be told in six minutes on two cores; needs no network but loopback
 	$(BIN)/pytest -n auto -m "not long" tests/unit tests/swarm
-	$(BIN)/pytest -m "not long" tests/network tests/attacks  # real processes and real time: one after another
+	$(BIN)/pytest $(BESIDE) -m "not long" tests/network tests/attacks
 
 test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
 	$(BIN)/pytest -n auto -m long tests/unit tests/swarm
-	$(BIN)/pytest -n 2 --dist loadgroup -m long tests/network  # those that sleep beside the others
+	$(BIN)/pytest $(BESIDE) -m long tests/network
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -33,6 +33,7 @@ from protocol.transport.hivemind_api import (
     DictionaryDHTValue,
     PeerID,
     RecordValidatorBase,
+    ValueWithExpiration,
     traverse_dht,
 )
 
@@ -41,6 +42,8 @@ T = TypeVar("T")
 _RPC_TIMEOUT = 3.0  # seconds after which one member counts as silent; hivemind's default
 MAX_KEY_BYTES = 3 << 20  # a key's records travel in one message, and hivemind's end at 4 MiB
 MAX_STORE_BYTES = 256 << 20  # strangers decide what is stored here; their records must not take all memory
+SLOT_BYTES = 72  # of a record beside its value: a peer id, a time, their headings
+MOST_PEERS = 1 << 14
 MOST_RECORDS = 16  # of one peer; it has one at its stage, at its old one, a claim and a lease
 MOST_BAD = 64  # records of one answer that are over, or were never good
 _PACKING = 5  # bytes before a value
@@ -80,7 +83,7 @@ class Dht:
         guarded = node.protocol
         assert isinstance(guarded, GuardedProtocol)
         guarded.storage, guarded.cache = RecordStorage(now), RecordStorage(now)
-        guarded.validate, guarded.now = validator.accepts, now
+        guarded.validate = validator.accepts
         return cls(node, client_only, now, supervisor)
 
     async def greet(self, peer: PeerId) -> bool:
@@ -227,14 +230,22 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
         self._bytes_at_most = 0
         self._bytes_of_key: dict[DHTID, int] = {}
         self._keys_of: dict[str, set[DHTID]] = {}  # under which a peer has records
+        self._count_at = MOST_PEERS  # remembered: then those that have gone are forgotten
 
-    def wants(self, key: DHTID, subkey: object, expires: float) -> bool:
+    def wants(self, key: DHTID, subkey: str, expires: float) -> bool:
         """Whether a record would be new here; asked before its signature is checked."""
+        current = self._current(key, subkey)
+        return current is None or self._gives_way(current.expiration_time, expires)
+
+    def holds(self, key: DHTID, subkey: str, value: bytes) -> bool:
+        """Whether this very record is here: who stores it again, perhaps another way, has stored it."""
+        current = self._current(key, subkey)
+        return current is not None and current.value == value
+
+    def _current(self, key: DHTID, subkey: str) -> ValueWithExpiration | None:
         held = self.get(key)
-        current = held.value.get(subkey) if held is not None and isinstance(subkey, str) else None
-        return isinstance(subkey, str) and (
-            current is None or self._gives_way(current.expiration_time, expires)
-        )
+        is_of_records = held is not None and isinstance(held.value, DictionaryDHTValue)
+        return held.value.get(subkey) if is_of_records else None
 
     def _gives_way(self, present: float, expires: float) -> bool:
         return present < expires or not is_in_reach(present, self._now())
@@ -246,11 +257,11 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
             return False
         current = slots.get(subkey)
         if current is not None and not self._gives_way(current.expiration_time, expiration_time):
-            return False
+            return self.holds(key, subkey, value)
         if current is not None and not is_in_reach(current.expiration_time, self._now()):
             del slots[subkey]
             current = None
-        growth = len(value) - (len(current.value) if current is not None else 0)
+        growth = SLOT_BYTES + len(value) - (SLOT_BYTES + len(current.value) if current is not None else 0)
         if self._full(growth) or not self._make_room(key, slots, subkey, growth):
             return False
         if not slots.store(subkey, value, expiration_time):
@@ -272,7 +283,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
 
     def _full(self, more: int) -> bool:
         self._bytes_at_most += more
-        if self._bytes_at_most > MAX_STORE_BYTES:
+        if self._bytes_at_most > MAX_STORE_BYTES or len(self._keys_of) > self._count_at:
             self._count_again(more)
         return self._bytes_at_most > MAX_STORE_BYTES
 
@@ -280,6 +291,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
         self._bytes_of_key = {key: _size(item.value) for key, item in self.items()}
         self._bytes_at_most = sum(self._bytes_of_key.values()) + more
         there = {key: set(item.value.data) for key, item in self.items()}
+        self._count_at = max(MOST_PEERS, 2 * sum(map(len, there.values())))
         self._keys_of = {
             peer: kept
             for peer, keys in self._keys_of.items()
@@ -305,10 +317,11 @@ def _after_half(slots: DictionaryDHTValue) -> Iterator[tuple[str, int]]:
     """Peers and the sizes of their records, without those that came first and take half of a key's room."""
     oldest = 0
     for peer, entry in slots.items():  # in the order in which they came; renewing keeps the place
-        oldest += len(entry.value)
+        nbytes = SLOT_BYTES + len(entry.value)
+        oldest += nbytes
         if oldest > MAX_KEY_BYTES / 2:
-            yield peer, len(entry.value)
+            yield peer, nbytes
 
 
 def _size(slots: DictionaryDHTValue) -> int:
-    return sum(len(entry.value) for _, entry in slots.items())
+    return sum(SLOT_BYTES + len(entry.value) for _, entry in slots.items())

@@ -35,7 +35,7 @@ DICTIONARY = 0x50  # hivemind's extension type of a dictionary of sub-keys
 MOST_SLOTS = 1 << 14  # in one; 3 MiB of records of a replica are a fifth of that
 MOST_KEYS = 16  # in one request for records; peers ask for one
 MOST_ENTRIES = 1_024  # in one request to store; a peer that meets a new neighbour sends it every key it holds
-ANSWER_BYTES = 3 << 20  # of records in one answer, and a little: hivemind's messages end at 4 MiB
+ANSWER_BYTES = 7 << 19  # of records in one answer: hivemind's messages end at 4 MiB, and a full key has 3
 AT_A_TIME = 16  # signatures checked before others have their turn, 2 ms
 MOST_REMEMBERED = 4_096  # peers whose allowances are kept
 
@@ -123,17 +123,16 @@ def node_id_of(peer: PeerID) -> DHTID:
 
 
 class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no types
-    """hivemind's protocol on the same wire. `validate` and `now` are set by whoever makes the node."""
+    """hivemind's protocol on the same wire. `validate` is set by whoever makes the node."""
 
     serializer = Serializer
     validate: Callable[[bytes, object, bytes, float], bool]
-    now: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self, *, _initialized_with_create: bool = False) -> None:
         super().__init__(_initialized_with_create=_initialized_with_create)
         self.records = Allowance(each=(4_096, 64), all_=(16_384, 512))  # to be stored
-        self._checked = 0  # signatures so far
         self.answered = Allowance(each=(16 << 20, 2 << 20), all_=(64 << 20, 16 << 20))  # bytes
+        self._checked = 0  # signatures so far
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -177,10 +176,12 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
     async def _store_record(
         self, sender: PeerID, key: bytes, subkey: object, value: bytes, expires: float
     ) -> bool:
-        now, wanted = self.now(), DHTID.from_bytes(key)
+        wanted = DHTID.from_bytes(key)
+        if not isinstance(subkey, str):
+            return False
         if not self.storage.wants(wanted, subkey, expires):
-            return False  # the same or a newer one is here: no signature is checked for it
-        if not self.records.take(sender, 1, now):
+            return bool(self.storage.holds(wanted, subkey, value))  # no signature is checked for it
+        if not self.records.take(sender, 1, time.monotonic()):
             raise Exceeded("too many records in a short time")
         self._checked += 1
         if self._checked % AT_A_TIME == 0:
@@ -211,7 +212,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return answer
 
     def _may_answer(self, asker: PeerID, nbytes: int, left: int) -> bool:
-        return not nbytes or (nbytes <= left and self.answered.take(asker, nbytes, self.now()))
+        return not nbytes or (nbytes <= left and self.answered.take(asker, nbytes, time.monotonic()))
 
     # --- what others answer
 

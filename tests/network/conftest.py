@@ -9,12 +9,12 @@ import pytest
 from tests.network import daemons
 
 # They sleep, or look at no clock: with two workers they run beside all others, which run one after another
-BESIDE = ("test_slow_stage_for_real.py", "test_benchmarks.py", "test_bare_wheel.py")
+BESIDE = ("test_slow_stage_for_real.py", "test_benchmarks.py", "test_bare_wheel.py", "test_wrong_inputs.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name == "network":
+        if item.path.parent.name in ("network", "attacks"):
             beside = item.path.name in BESIDE
             item.add_marker(pytest.mark.xdist_group("beside" if beside else "one after another"))
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from protocol.identity import Identity
 from protocol.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
 from protocol.transport import dht
-from protocol.transport.dht import MOST_RECORDS, RecordStorage, RecordValidator
+from protocol.transport.dht import MAX_KEY_BYTES, MOST_RECORDS, SLOT_BYTES, RecordStorage, RecordValidator
+from protocol.transport.dht_guard import ANSWER_BYTES, MOST_SLOTS
 from protocol.transport.hivemind_api import DHTID, DHTRecord, MSGPackSerializer
 
 ALICE = Identity.from_seed("alice")
@@ -90,6 +91,7 @@ def test_the_storage_keeps_the_latest_until_it_expires(clock: list[float]) -> No
     assert put(storage, "a", b"2", 80)
     assert not put(storage, "a", b"0", 60)  # a replay; hivemind's own storage would now forget "2" after 60 s
     assert not put(storage, "a", b"3", 80)
+    assert put(storage, "a", b"2", 80)  # it is here; a peer that comes back may store it two ways at once
     assert put(storage, "b", b"b", 70)
     clock[0] = NOW + 75
     assert held(storage) == {"a": b"2"}
@@ -108,8 +110,8 @@ def test_a_merged_record_does_not_shorten_the_life_of_others(clock: list[float])
 
 
 def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht, "MAX_KEY_BYTES", 1000)
-    monkeypatch.setattr(dht, "MAX_STORE_BYTES", 2500)
+    monkeypatch.setattr(dht, "MAX_KEY_BYTES", 10 * (100 + SLOT_BYTES))
+    monkeypatch.setattr(dht, "MAX_STORE_BYTES", 25 * (100 + SLOT_BYTES))
     storage = RecordStorage()
     others = [DHTID.generate(source=b"%d" % number) for number in range(30)]
     assert sum(put(storage, f"peer {number}", bytes(100), 60) for number in range(10)) == 10
@@ -119,6 +121,28 @@ def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytes
     clock[0] = NOW + 81
     stored = [storage.store_subkey(key, f"peer {n}", bytes(100), NOW + 120) for n, key in enumerate(others)]
     assert sum(stored) == 25
+
+
+def test_peers_that_have_gone_are_forgotten(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht, "MOST_PEERS", 100)
+    storage = RecordStorage()
+    for number in range(2_000):
+        clock[0] = NOW + number
+        assert storage.store_subkey(
+            DHTID.generate(source=b"%d" % number), f"peer {number}", b"x", clock[0] + 20
+        )
+        assert len(storage._keys_of) <= 102
+
+
+def test_a_full_key_fits_an_answer(clock: list[float]) -> None:
+    """However small its records are; else who fills it would keep everybody from reading it."""
+    storage, number = RecordStorage(), MAX_KEY_BYTES // (150 + SLOT_BYTES)
+    length = len(ALICE.peer_id)
+    assert all(put(storage, f"{n:0{length}}", bytes(150), 60) for n in range(number + 2))
+    assert len(held(storage)) == number
+    packed = MSGPackSerializer.dumps(storage.get(DHTID.from_bytes(DIGEST)).value)
+    assert MAX_KEY_BYTES * 0.9 < len(packed) < ANSWER_BYTES
+    assert number < MOST_SLOTS
 
 
 def test_one_peer_keeps_few_records(clock: list[float]) -> None:
