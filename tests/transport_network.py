@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from protocol.transport.base import Stream, Transport
 
@@ -78,10 +78,13 @@ async def keep_writing(stream: Stream) -> None:
         await asyncio.sleep(0.01)
 
 
+Suite = TypeVar("Suite", bound="OnNetwork")
+
+
 def on_network(
-    test: Callable[[OnNetwork, Network], Coroutine[Any, Any, None]],
-) -> Callable[[OnNetwork, Path], None]:
-    def run(self: OnNetwork, tmp_path: Path) -> None:
+    test: Callable[[Suite, Network], Coroutine[Any, Any, None]],
+) -> Callable[[Suite, Path], None]:
+    def run(self: Suite, tmp_path: Path) -> None:
         async def main() -> None:
             async with self.network(tmp_path) as network:
                 await test(self, network)

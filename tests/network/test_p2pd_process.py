@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -84,7 +85,7 @@ async def test_a_port_taken_by_another_peer_is_named(tmp_path: Path) -> None:
     ],
 )
 async def test_what_prevents_the_start_is_explained(
-    tmp_path: Path, settings: dict[str, object], reason: str
+    tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
     transport = make(tmp_path, **settings)
     with pytest.raises(UserError, match=reason):

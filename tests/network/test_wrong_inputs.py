@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -163,9 +164,9 @@ def test_the_first_interrupt_leaves_and_the_second_ends_at_once(seed: SeedDaemon
     # stage 0 alone has nobody to send to: it cannot finish its microbatches, so a graceful end takes long
     node = NodeDaemon(tmp_path / "node", "--join", seed.join_address(), "--stage", "0")
     node.wait_for_event("no-peer")
-    node.signal(2)
+    node.signal(signal.SIGINT)
     node.wait_for("Leaving")
-    node.signal(2)
+    node.signal(signal.SIGINT)
     assert node.process.wait(5) == 130
     graceful = NodeDaemon(tmp_path / "other", "--join", seed.join_address(), "--stage", "1")
     graceful.wait_for_event("serving")

@@ -114,7 +114,9 @@ def marks(pieces: State) -> set[float]:
     assert sorted(pieces) == list(range(len(pieces)))
     assert len(pieces) > 10
     assert all(
-        torch.equal(tensor, torch.full_like(tensor, tensor[0])) for p in pieces.values() for tensor in p[:3]
+        torch.equal(tensor, torch.full_like(tensor, tensor[0].item()))
+        for p in pieces.values()
+        for tensor in p[:3]
     )
     return {float(tensors[0][0]) for tensors in pieces.values()}
 

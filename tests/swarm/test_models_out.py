@@ -327,7 +327,7 @@ def test_requests_that_fit_no_model_are_refused() -> None:
         assert await ask([torch.ones(2, 4, dtype=torch.int32)]) == "bad-shape"
         assert await ask([tokens * 256]) == "bad-shape"
         assert await ask([tokens.float()]) == "bad-shape"
-        to_last = {"node": last, "stage": 1, "route": []}
+        to_last: dict[str, Any] = {"node": last, "stage": 1, "route": []}
         assert await ask([torch.ones(1, 4, 8)], **to_last) == "bad-shape"
         assert await ask([torch.full((1, 4, 16), torch.nan)], **to_last) == "non-finite"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from tests.swarm.micro import (
     until,
 )
 
-TIED = {"model__tied_embeddings": True, "model__layers": 3}
+TIED: dict[str, Any] = {"model__tied_embeddings": True, "model__layers": 3}
 # clipping and the ends of rounds are per stage, and would tell one stage from several
 UNCLIPPED = {**TIED, "inner__clip_norm": 1e9, "inner__total_steps": 12, "outer__method": "local"}
 

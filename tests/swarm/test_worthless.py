@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ class Damaged(Replica):
         self.passes = DamagedPasses(self.stage, self.device, self.slow_weights())
 
 
-async def with_damaged(stage: int, damaged: int = 1, replicas: int = 2, **settings: object) -> SimulatedSwarm:
+async def with_damaged(stage: int, damaged: int = 1, replicas: int = 2, **settings: Any) -> SimulatedSwarm:
     """A swarm in which so many replicas of one stage can be damaged."""
     swarm: SimulatedSwarm = micro_swarm(inner__total_steps=FOREVER, limits__record_lifetime=60.0, **settings)
     await swarm.seed_peer.start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from poisoning.attackers import KINDS, Attack, Attacker, Kind
@@ -64,8 +66,9 @@ def test_colluders_send_one_direction_and_noise_is_everyones_own() -> None:
         attackers = [attacker(Attack(kind, clip=1.5), honest, number) for number in range(2)]
         return [each.contribution() - each.settings.gamma * each.phi for each in attackers]
 
-    assert torch.nn.functional.cosine_similarity(*told("collusion"), dim=0) > 0.99
-    assert torch.nn.functional.cosine_similarity(*told("noise"), dim=0) < 0.9
+    alike = partial(torch.nn.functional.cosine_similarity, dim=0)
+    assert alike(*told("collusion")) > 0.99
+    assert alike(*told("noise")) < 0.9
 
 
 def test_an_attacker_goes_on_from_the_honest_mean() -> None:

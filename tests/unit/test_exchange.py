@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_phi_sent_early_in_float32_gives_the_same_step_as_z() -> None:
 
 def test_with_error_feedback_what_was_sent_adds_up_to_the_progress_made() -> None:
     async def main() -> None:
-        wire = {"wire__progress": "int8", "wire__error_feedback": True}
+        wire: dict[str, Any] = {"wire__progress": "int8", "wire__error_feedback": True}
         a, b = await two_ends(outer__overlap="phi-early", **wire)
         made, sent = torch.zeros(a.replica.parameters), torch.zeros(a.replica.parameters)
         owed = []

@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from node.data.batches import Batch, Position, TokenisingTally
+from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.data.prefetch import Feed, FeedReport, microbatches_ahead
 from node.watch.events import Events
 from protocol.errors import DataError
@@ -57,7 +57,7 @@ class Numbers:
 
 
 def feed_of(data: Numbers, position: Position | None = None) -> Feed:
-    feed = Feed(data, "run", "peer", MANIFEST, position)
+    feed = Feed(cast("TrainingData", data), "run", "peer", MANIFEST, position)
     feed.begin()
     return feed
 

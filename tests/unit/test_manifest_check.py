@@ -169,7 +169,7 @@ def test_what_may_not_be_meant_is_noted(settings: dict[str, Any], said: str) -> 
 
 
 def test_the_study_of_loss_against_bytes_is_cited_where_it_tried_something_similar() -> None:
-    published = {"outer__alpha": 0.5, "outer__beta": 0.7, "outer__gamma": 0.7}
+    published: dict[str, Any] = {"outer__alpha": 0.5, "outer__beta": 0.7, "outer__gamma": 0.7}
     said = report(**published, outer__inner_steps=25).study
     assert said is not None
     assert "noloco k=25 α=0.5 β=0.7 γ=0.7: +" in said

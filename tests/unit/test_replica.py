@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ class PlainLoop:
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
         vectors = [p for p in self.model.parameters() if p.dim() < 2]
         self.optimizer = torch.optim.AdamW(
-            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+            list[dict[str, Any]]([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]),
             betas=(inner.beta1, inner.beta2),
             eps=inner.eps,
             weight_decay=inner.weight_decay,

@@ -97,7 +97,7 @@ def test_a_snapshot_in_the_middle_of_an_exchange_owes_what_was_owed_before_it(tm
     """Error feedback: what was sent to a partner that did not average is not counted as sent."""
 
     async def main() -> None:
-        wire = {"wire__progress": "int8", "wire__error_feedback": True}
+        wire: dict[str, Any] = {"wire__progress": "int8", "wire__error_feedback": True}
         a, b = await two_ends(outer__overlap="phi-early", **wire)
         agree(a, b)
         a.train(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 import torch
@@ -152,7 +153,7 @@ async def test_a_request_that_takes_long_to_send_and_an_answer_that_takes_long_t
 async def test_a_peer_that_freezes_while_a_request_is_sent_to_it_is_found() -> None:
     async with two_peers(NARROW) as two:
         two.server.limit({Traffic.PIPELINE: 64_000_000})
-        two.server.handle(Forward.answered_by(say_done))
+        two.server.handle(Forward.answered_by(cast("Any", say_done)))
         asking = asyncio.create_task(work(two, tensors=[encode(torch.zeros(8_000_000), "fp32")]))
         await asyncio.sleep(5)
         two.network.freeze(two.address)
@@ -188,7 +189,7 @@ async def test_two_requests_of_one_number_are_malformed() -> None:
 @in_virtual_time
 async def test_nothing_is_told_of_a_request_that_is_answered_soon() -> None:
     async with two_peers() as two:
-        two.server.handle(Ready.answered_by(after(lambda request: 0.5), Traffic.PIPELINE))
+        two.server.handle(Ready.answered_by(cast("Any", after(lambda request: 0.5)), Traffic.PIPELINE))
         two.server.handle(Ready.answered_by(say_done, Traffic.PIPELINE))
         stream = await two.caller.transport.open(two.address, Traffic.PIPELINE.protocol, 5.0)
         await write_frame(stream, FrameType.REQUEST, 1, "ready", Ready(pair="p").model_dump())

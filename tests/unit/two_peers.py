@@ -11,6 +11,7 @@ from typing import Any
 from protocol.identity import Identity
 from protocol.messages import Done
 from protocol.messages.training import Forward, Gradient, Ready
+from protocol.patience import Patience
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream
 from protocol.transport.memory import MemoryTransport
@@ -27,7 +28,7 @@ class Two:
     caller: Rpc
     server: Rpc
 
-    async def ask(self, message: Any = None, deadline: float = 5.0, **more: Any) -> Any:
+    async def ask(self, message: Any = None, deadline: float | Patience = 5.0, **more: Any) -> Any:
         more.setdefault("traffic", Traffic.GOSSIP)
         return await self.caller.call(self.address, message or Ready(pair="p"), deadline=deadline, **more)
 
