@@ -56,7 +56,7 @@ def test_wrong_data_and_tokenizers_end_a_local_swarm_before_it_starts(tmp_path: 
     place = as_hub_layout(tmp_path / "dataset", DOCUMENTS)
     swarm = ("swarm", "--dir", "run", "--summary", "summary.json")
     assert_refused(
-        run("bootstrap.tools_cli", *swarm, "--tokenizer", "no.json", cwd=tmp_path), "no tokenizer", "Give"
+        run("bootstrap.tools_cli", *swarm, "--tokenizer", "no.json", cwd=tmp_path), "not a tokenizer", "Give"
     )
     wrong_field = ("--data", place, "--text-field", "body", "--tokenizer", "tokenizer.json")
     assert_refused(
