@@ -8,11 +8,12 @@ import pytest
 
 from tests.network import daemons
 
-# They sleep, or look at no clock: with two workers they run beside all others, which run one after another
-BESIDE = ("test_slow_stage_for_real.py", "test_benchmarks.py", "test_bare_wheel.py", "test_wrong_inputs.py")
+# They mostly wait, the longest first: with two workers they run beside all others, which run one after another
+BESIDE = ("test_slow_stage_for_real.py", "test_bare_wheel.py", "test_wrong_inputs.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: BESIDE.index(item.path.name) if item.path.name in BESIDE else len(BESIDE))
     for item in items:
         if item.path.parent.name in ("network", "attacks"):
             beside = item.path.name in BESIDE
