@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from pipelines.adamw import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.display import figure
 from bootstrap.simulation.front import FrontPoint
 from bootstrap.simulation.learning import LearningResult, LearningSetting
 from bootstrap.simulation.study import grouped, one_setting, rows, run_study
-from protocol.manifest import load_preset
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "data" / "front.jsonl"
@@ -66,7 +66,7 @@ PUBLISHED = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 
 
 def settings(seeds: Sequence[int], steps: int, points: int) -> Iterator[LearningSetting]:
-    base = load_preset("tiny")
+    base = tiny_with_adamw()
     for seed in seeds:
         for point in POINTS[:points]:
             yield one_setting(

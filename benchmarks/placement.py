@@ -5,6 +5,9 @@ long, on each scenario of tests/data and on copies in which every link got a fac
 most 1 is the aim. Time is the processor time of the process that searches, so that a busy machine does not decide.
 With ten seeds and 20 s that is 37 minutes of a core for each scenario and copy: `--keep FILE` goes on where it ended.
 
+Then the default search for NoLoCo's step time with thousands of devices in 16 regions (`placements.regions`), over
+what comes of planning each region by itself with its share of the same time: `plan_to_by_hand`.
+
 Then DT-FM's experiment in simulation (`placements.batch_time`): PFLOPS of GPT3-1.3B's width with 24, 32 and
 40 layers and 1024, 2048 and 4096 sequences, scheduled and in random order, beside the ratios of the paper's table.
 """
@@ -22,13 +25,15 @@ from typing import Any
 
 import numpy as np
 from placements.batch_time import Batch, batch_seconds
+from placements.regions import by_hand, regional, uneven
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.placement import DEFAULT_METHOD
 from bootstrap.placement.dtfm import dtfm_problem
 from bootstrap.placement.methods import METHODS
+from bootstrap.placement.noloco import Training, noloco_problem
 from bootstrap.placement.plan import WARM_UP
-from bootstrap.placement.scenario import Scenario, read_scenario
+from bootstrap.placement.scenario import Scenario, read_scenario, scenario_from
 from bootstrap.placement.search import Budget, run_search
 from bootstrap.simulation.study import as_they_end
 from protocol.errors import DataError
@@ -166,6 +171,28 @@ def experiment_results(evaluations: int, report: Report) -> list[dict[str, Any]]
     return results
 
 
+def regional_results(counts: list[int], seconds: float, report: Report) -> list[dict[str, Any]]:
+    """One search for each number of devices; up to 1,024 each link is uneven, above clusters are planned."""
+    results, training = [], Training()
+    for count in counts:
+        scenario = scenario_from(regional(count, seed=0))
+        scenario = scenario if scenario.members else uneven(scenario, seed=0)
+        problem = noloco_problem(scenario, STAGES, training)
+        run_search(problem, METHODS[DEFAULT_METHOD], Budget(evaluations=WARM_UP), 0)
+        budget = Budget(seconds=seconds)
+        cost = run_search(problem, METHODS[DEFAULT_METHOD], budget, 0, clock=time.process_time).cost
+        hand = problem.cost(by_hand(scenario, STAGES, training, seconds, 0))
+        generator = np.random.default_rng(0)
+        random = median(problem.cost(problem.drawn(generator)) for _ in range(RANDOM_ORDERS))
+        result = {
+            "devices": count, "seconds": seconds, "default": cost, "by_hand": hand, "random": random,
+            "ratio": cost / hand,
+        }  # fmt: skip
+        report.tell_row({key: round(value, 3) for key, value in result.items()})
+        results.append(result)
+    return results
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument(
@@ -176,15 +203,22 @@ def main() -> None:
     parser.add_argument(
         "--evaluations", type=int, default=10_000, help="of placements, for DT-FM's experiment"
     )
+    parser.add_argument(
+        "--regional", type=int, nargs="*", default=[1000, 10_000], help="devices in 16 regions"
+    )
+    parser.add_argument("--regional-seconds", type=float, default=30.0, help="of search for these")
     parser.add_argument("--workers", type=int, default=1, help="processes that search")
     parser.add_argument(
         "--keep",
         type=Path,
         help="JSON lines: each search's cost as it ends; those found there are not run again",
     )
-    arguments = arguments_of(parser, seconds=0.1, seeds=1, copies=0, evaluations=300)
+    arguments = arguments_of(
+        parser, seconds=0.1, seeds=1, copies=0, evaluations=300, regional=[320], regional_seconds=1.0
+    )
     report = Report("placement", arguments.json)
     experiment = experiment_results(arguments.evaluations, report)
+    thousands = regional_results(arguments.regional, arguments.regional_seconds, report)
     searches = search_results(arguments, report)
     ratios = {
         f"annealing_to_genetic_{r['scenario']}_{r['perturbation']}": round(r["ratio"], 4) for r in searches
@@ -193,7 +227,9 @@ def main() -> None:
     ratios |= {
         f"scheduled_to_random_{r['scenario']}": round(r["ratio"], 3) for r in experiment if r["overlap"]
     }
-    report.conclude(ratios, searches + experiment)
+    ratios |= {f"plan_to_by_hand_{r['devices']}": round(r["ratio"], 3) for r in thousands}
+    ratios["plan_to_by_hand_worst"] = max((round(r["ratio"], 3) for r in thousands), default=1.0)
+    report.conclude(ratios, searches + experiment + thousands)
 
 
 if __name__ == "__main__":

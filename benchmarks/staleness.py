@@ -13,11 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+from pipelines.adamw import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.simulation.learning import LearningResult, LearningSetting
 from bootstrap.simulation.study import one_setting, run_study
-from protocol.manifest import load_preset
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "staleness.jsonl"
 STEPS = 1000  # of the first shape; of the second half as many, for as many tokens
@@ -33,7 +33,7 @@ LATENCY = 0.05
 def setting(steps: int, shape: str, codec: str, staleness: int, seed: int) -> LearningSetting:
     share, microbatches, sequences = SHAPES[shape]
     return one_setting(
-        load_preset("tiny"),
+        tiny_with_adamw(),
         int(share * steps),
         microbatches,
         sequences,

@@ -1,7 +1,7 @@
 """What the swarm costs beyond its arithmetic: tokens per second against plain PyTorch loops on the same cores.
 
 The swarm is `noloco swarm` as it ships (2 stages × 3 replicas, separate processes, p2pd, DHT, gossip). Against it
-stands one plain loop per core over the whole model: same microbatches, same AdamW, no network, no gossip. Both
+stands one plain loop per core over the whole model: same microbatches, same optimizer, no network, no gossip. Both
 use every core of this machine, one after the other, in the same run. Prints `swarm_vs_plain_loops`.
 """
 
@@ -24,18 +24,18 @@ from node.model.replica import Replica
 from protocol.manifest import Manifest, load_preset
 
 
-def plain_loop(manifest: Manifest, seconds: float) -> float:
+def plain_loop(manifest: Manifest, seconds: float, device: str) -> float:
     """Tokens per second of one thread training the whole model for about `seconds`."""
     torch.set_num_threads(1)
-    return train_plainly(Replica(manifest.model_copy(update={"stages": 1}), 0), seconds)
+    return train_plainly(Replica(manifest.model_copy(update={"stages": 1}), 0, device), seconds)
 
 
-def plain_loops(seconds: float) -> float:
-    """One loop per core at the same time; the sum of their tokens per second."""
-    command = [sys.executable, __file__, "--plain-loop", str(seconds)]
+def plain_loops(seconds: float, device: str) -> float:
+    """One loop per core at the same time, or one on a GPU; the sum of their tokens per second."""
+    command = [sys.executable, __file__, "--plain-loop", str(seconds), "--device", device]
     running: list[subprocess.Popen[str]] = []
     try:
-        for _ in range(os.cpu_count() or 1):
+        for _ in range((os.cpu_count() or 1) if device == "cpu" else 1):
             running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return sum(float(process.communicate()[0]) for process in running)
     finally:
@@ -44,13 +44,14 @@ def plain_loops(seconds: float) -> float:
             process.wait()
 
 
-def swarm(steps: int) -> float:
+def swarm(steps: int, device: str) -> float:
     """Tokens per second that the six nodes together train while all of them run."""
     with tempfile.TemporaryDirectory() as directory:
         summary = Path(directory) / "summary.json"
         command = [
             sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--steps", str(steps),
             "--dir", f"{directory}/run", "--summary", str(summary), "--validation-sequences", "8",
+            "--device", device,
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         # from each stage-0 node's events: tokens between its 20th and its last step, start-up left out
@@ -70,15 +71,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=15.0, help="of the plain loops")
+    parser.add_argument("--device", default="cpu", help="of the nodes and the loops: cpu, or a GPU as cuda:0")
     parser.add_argument("--plain-loop", type=float, help=argparse.SUPPRESS)
     arguments = arguments_of(parser, repeats=1, steps=60, seconds=2.0)
     if arguments.plain_loop:
-        print(plain_loop(load_preset("tiny"), arguments.plain_loop))
+        print(plain_loop(load_preset("tiny"), arguments.plain_loop, arguments.device))
         return
     report = Report("swarm", arguments.json)
     results = []
     for _ in range(arguments.repeats):
-        plain, together = plain_loops(arguments.seconds), swarm(arguments.steps)
+        plain = plain_loops(arguments.seconds, arguments.device)
+        together = swarm(arguments.steps, arguments.device)
         results.append(
             {"plain_loops": round(plain), "swarm": round(together), "ratio": round(together / plain, 3)}
         )

@@ -13,6 +13,7 @@ from statistics import fmean
 
 import torch
 import torch.nn.functional as F
+from pipelines.adamw import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +22,7 @@ from bootstrap.simulation.study import one_setting
 from node.data.batches import Position
 from node.model.inner import learning_rate
 from node.model.stage import Stage, model_config
-from protocol.manifest import Manifest, load_preset
+from protocol.manifest import Manifest
 
 STEPS, MICROBATCHES, SEQUENCES, REPLICAS = 400, 2, 2, 2
 HELD_OUT = 512
@@ -29,7 +30,7 @@ SHAPES = [(False, 1), (False, 2), (True, 1), (True, 2), (True, 4)]  # tied or no
 
 
 def manifest_of(is_tied: bool, seed: int) -> Manifest:
-    tiny = load_preset("tiny")
+    tiny = tiny_with_adamw()
     changes = {"tied_embeddings": is_tied, "seed": seed}
     return tiny.model_copy(update={"model": tiny.model.model_copy(update=changes)})
 

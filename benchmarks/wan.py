@@ -15,6 +15,9 @@ compares the shares of time in which the last stage computes: what waiting alone
 compares what both stages' threads get of the processor time that the machine has: what waiting and packets cost
 together, or the tokens a second that there would be if its cores were always as fast. Where other guests of its
 hypervisor take more than 2 % of it, steps are measured again.
+
+`least_promised` and `most_promised` are what `noloco manifest check` says of these links for a machine of the
+unshaped speed, by what was measured.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from statistics import mean, median
 from typing import Any
 
 from pipelines.chain import Chain, ChainFailed, Step, manifest_of
+from pipelines.promise import promised
 from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
@@ -98,8 +102,14 @@ def measure(codec: str, arguments: argparse.Namespace, report: Report) -> list[d
                 )
                 for shaped in found:
                     carried = bandwidth_bound(codec, arguments.hidden, shaped.mbit)
-                    facts = {"codec": codec, "mbit": shaped.mbit, "one_way_ms": latency}
-                    results.append(facts | result_of(shaped, carried, before + after))
+                    facts: dict[str, Any] = {"codec": codec, "mbit": shaped.mbit, "one_way_ms": latency}
+                    facts |= result_of(shaped, carried, before + after)
+                    told, limit = promised(manifest, facts["unshaped"], shaped.mbit, latency)
+                    facts |= {
+                        "promised_vs_shaped": round(told / facts["shaped"], 3),
+                        "limited_by": limit.value,
+                    }
+                    results.append(facts)
                     report.tell_row(results[-1])
                 before = after
     return results
@@ -119,13 +129,19 @@ def result_of(shaped: Shaped, carried: float, unshaped: list[Step]) -> dict[str,
         "of_each_step": [round(ratio, 3) for ratio in ratios],
         "vs_unshaped": round(median(ratios), 3),
         "vs_bound": round(median(ratios) * usual / min(usual, carried), 3),
-        "computing_vs_unshaped": round(
-            median(step.computing for step in shaped.steps) / median(step.computing for step in unshaped), 3
+        "computing_vs_unshaped": _ratio(
+            [step.computing for step in shaped.steps], [step.computing for step in unshaped]
         ),
-        "processor_vs_unshaped": round(
-            median(step.processor for step in shaped.steps) / median(step.processor for step in unshaped), 3
+        "processor_vs_unshaped": _ratio(
+            [step.processor for step in shaped.steps], [step.processor for step in unshaped]
         ),
     }
+
+
+def _ratio(shaped: list[float], unshaped: list[float]) -> float | None:
+    """Of the medians; None where the steps were shorter than a tick of the processor's clock."""
+    usual = median(unshaped)
+    return round(median(shaped) / usual, 3) if usual else None
 
 
 def main() -> None:
@@ -150,12 +166,18 @@ def main() -> None:
     for codec in arguments.codec:
         rows += measure(codec, arguments, report)
     ratios = {"worst_vs_bound": min(row["vs_bound"] for row in rows)}
+    promises = [row["promised_vs_shaped"] for row in rows]
+    ratios |= {"least_promised": min(promises), "most_promised": max(promises)}
     with_room = [row for row in rows if row["has_room"]]
     if with_room:
         speeds = [row["vs_unshaped"] for row in with_room]
         ratios["worst_vs_unshaped"] = min(speeds)
         ratios["mean_vs_unshaped"] = round(mean(speeds), 3)
-        ratios["worst_processor_vs_unshaped"] = min(row["processor_vs_unshaped"] for row in with_room)
+        processor = [
+            row["processor_vs_unshaped"] for row in with_room if row["processor_vs_unshaped"] is not None
+        ]
+        if processor:
+            ratios["worst_processor_vs_unshaped"] = min(processor)
     report.conclude(ratios, rows, f"median of {arguments.repeats}")
 
 

@@ -11,21 +11,23 @@ from typing import Annotated
 import typer
 
 from bootstrap.creating.init_cli import init
+from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
-from node.command import fail, run_async
+from node.command import Version, fail, run_async
 from node.machine.limits import require_port
+from node.machine.listening import require_place
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
 from protocol.errors import NolocoError
 from protocol.manifest import PRESETS
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(init)
+for command in (init, invite, delegate, revoke):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -47,16 +49,31 @@ def bootstrap(
         ),
     ] = None,
     address_file: Annotated[
-        Path | None, typer.Option(help="Also write the join addresses to this file, one per line.")
+        Path | None, typer.Option(help="Also write the join addresses to this file.")
     ] = None,
+    dashboard: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            envvar="NOLOCO_DASHBOARD",
+            help="Show the run on a web page there.",
+        ),
+    ] = "",
     verbose: Annotated[bool, typer.Option(help="Also log what the network layer does.")] = False,
+    version: Version = False,
 ) -> None:
     """Found a run: make its keys, sign its manifest, and run the seed peer that newcomers dial first.
 
-    Started again with the same --dir, it takes up the same run. `init` writes a manifest to found a run by.
+    Started again with the same --dir, it takes up the same run.
+
+    Example: noloco-bootstrap --preset llama-125m --tokenizer hub:HuggingFaceTB/SmolLM2-135M
     """
     if context.invoked_subcommand is not None:
         return
+    try:
+        require_place(dashboard, "--dashboard")
+    except NolocoError as error:
+        fail(error)
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.run import found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
@@ -71,7 +88,7 @@ def bootstrap(
     except NolocoError as error:
         fail(error)
     config = Libp2pConfig(host=host, port=port, announce=announced(announce or (), port))
-    run_async(keep_seed_peer(founded, config, address_file))
+    run_async(keep_seed_peer(founded, config, address_file, dashboard))
 
 
 def main() -> None:

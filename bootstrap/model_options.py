@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 Join = Annotated[list[str] | None, typer.Option(help="Address of any member of the run.")]
+AccessToken = Annotated[
+    str, typer.Option("--token", envvar="NOLOCO_TOKEN", help="Token of a private run.", show_default=False)
+]
 PresetToTrain = Annotated[str | None, typer.Option(help="Preset to train; default: tiny.")]
 OwnManifest = Annotated[Path | None, typer.Option(help="Your own manifest (TOML).")]
 RunTokenizer = Annotated[

@@ -9,26 +9,31 @@ from __future__ import annotations
 import typer
 
 from bootstrap.checking.manifest_cli import app as manifest_tools
+from bootstrap.dashboard.dashboard_cli import dashboard, watch
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
-from bootstrap.inspect.inspect_cli import doctor, links, status
+from bootstrap.inspect.inspect_cli import contributors, doctor, links, status
+from bootstrap.inspect.node_cli import app as node_orders
 from bootstrap.local.swarm_cli import swarm
 from bootstrap.placement.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.trace_cli import show_trace
+from node.command import Version
 from node.watch.events import set_up_logging
 
-app = typer.Typer(
-    add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True
-)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(manifest_tools, name="manifest")
 app.add_typer(simulate, name="simulate")
+app.add_typer(node_orders, name="node")
 app.command("trace")(show_trace)
 app.command()(swarm)
 app.command()(plan)
 app.command()(status)
+app.command()(dashboard)
+app.command()(watch)
 app.command()(links)
+app.command()(contributors)
 app.command()(doctor)
 app.command()(export)
 app.command()(generate)
@@ -36,8 +41,11 @@ app.command("eval")(evaluate)
 
 
 @app.callback()
-def noloco() -> None:
-    """Tools around a noloco run: try it on this machine, watch it, measure it, take the model out."""
+def noloco(version: Version = False) -> None:
+    """Tools around a noloco run: try it on this machine, watch it, measure it, take the model out.
+
+    Example: noloco swarm
+    """
     set_up_logging(verbose=False)
 
 

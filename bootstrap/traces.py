@@ -10,20 +10,18 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
+from node.watch.spans import NOTHING, Spans, common, length, merged
+from node.watch.time_use import Idle, idle_shares
 from node.watch.trace import Track
 from protocol.errors import StateError
 
-Spans = npt.NDArray[np.float64]  # [n, 2] disjoint and in order, in seconds
-NOTHING: Spans = np.empty((0, 2))
 LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
 FILE_NAME = "trace.json"  # of a node, in its state directory
 
@@ -39,14 +37,6 @@ class TraceEvent(TypedDict, total=False):
     dur: float
     id: str
     args: dict[str, str]
-
-
-class Idle(StrEnum):
-    ROUND_END = "at the end of a round"
-    MOVING = "bytes coming or going"
-    OTHERS = "others compute"  # another process of the trace, at least one
-    ON_THE_WAY = "gradients on the way"  # and nobody computes: latency
-    NOTHING = "nothing to do"
 
 
 @dataclass(frozen=True)
@@ -120,18 +110,7 @@ def _time_of(process: _Process, others: Spans, within: tuple[float, float]) -> N
     whole = np.array([within])
     seconds = within[1] - within[0]
     jobs = {name: length(common(merged(spans), whole)) / seconds for name, spans in process.jobs.items()}
-    idle = common(without(merged(process.spans[Track.COMPUTE])), whole)
-    causes = {
-        Idle.ROUND_END: merged(process.spans[Track.ROUND_END]),
-        Idle.MOVING: merged([*process.spans[Track.SEND], *process.spans[Track.RECEIVE]]),
-        Idle.OTHERS: others,
-        Idle.ON_THE_WAY: merged(process.spans[Track.GRADIENT]),
-    }
-    fractions = {}
-    for cause, spans in causes.items():
-        fractions[cause] = length(common(idle, spans)) / seconds
-        idle = common(idle, without(spans))
-    fractions[Idle.NOTHING] = length(idle) / seconds
+    fractions = idle_shares(process.spans, whole, others)
     ordered = dict(sorted(jobs.items(), key=lambda job: -job[1]))
     return NodeTime(process.name, seconds, ordered, fractions)
 
@@ -219,33 +198,3 @@ def _is_whole(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
-
-
-# --- sets of instants -------------------------------------------------------------------------
-
-
-def merged(spans: npt.ArrayLike) -> Spans:
-    """The union of spans [n, 2], which may overlap, in any order."""
-    ordered = np.array(spans, dtype=np.float64).reshape(-1, 2)
-    if not len(ordered):
-        return NOTHING
-    ordered = ordered[np.argsort(ordered[:, 0])]
-    ends = np.maximum.accumulate(ordered[:, 1])
-    first = np.concatenate([[True], ordered[1:, 0] > ends[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return np.stack([ordered[first, 0], ends[last]], axis=1)
-
-
-def without(spans: Spans) -> Spans:
-    """All instants that are in none of them."""
-    edges = np.concatenate([[-np.inf], spans.ravel(), [np.inf]]).reshape(-1, 2)
-    return edges[edges[:, 0] < edges[:, 1]]
-
-
-def common(a: Spans, b: Spans) -> Spans:
-    """The instants in both: all but those that one of them lacks."""
-    return without(merged(np.vstack([without(a), without(b)])))
-
-
-def length(spans: Spans) -> float:
-    return float((spans[:, 1] - spans[:, 0]).sum())

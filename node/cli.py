@@ -5,43 +5,76 @@ It imports what trains, torch above all, once the settings are known to be usabl
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from node.command import fail, options_from, run_async
-from node.config import NodeConfig, build_config
+from node.command import Version, fail, options_from, run_async
+from node.config import MANIFEST_FILE, NO_ADDRESS, RARE, NodeConfig, build_config
+from node.data.sources import HUB, places_of
 from node.machine.limits import require_room_to_start
 from node.machine.processes import end_process
-from protocol.errors import NolocoError
+from node.watch.events import set_up_logging
+from node.watch.phases import Phases, told_while_importing
+from protocol.addresses import check_address
+from protocol.errors import JoinError, NolocoError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(context_settings={"help_option_names": ["-h", "--help"]})
-@options_from(NodeConfig)
+@app.command(context_settings={"help_option_names": ["-h", "--help", "--help-all"]})
+@options_from(NodeConfig, RARE)
 def node(
     config: Annotated[Path | None, typer.Option(help="Settings file (TOML).", show_default=False)] = None,
+    version: Version = False,
     **flags: object,
 ) -> None:
     """Train one pipeline stage of a run together with other volunteers.
 
-    Every setting can also be given as NOLOCO_<NAME> in the environment.
+    Every setting can also be given as NOLOCO_<NAME> in the environment. --help-all shows those that few people need.
+
+    Example: noloco-node --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW… --port 31337
     """
     try:
         settings = build_config(flags, file=config)
+        require_usable(settings)
         require_room_to_start()
     except NolocoError as error:
         fail(error)
-    from node.serving import start
+    set_up_logging(settings.verbose)
+    phases = Phases()
+    phases.begin("loading torch")
+    with told_while_importing(phases):
+        from node.serving import start
 
-    run_async(start(settings))
+    run_async(start(settings, phases))
     end_process()
 
 
+def require_usable(settings: NodeConfig) -> None:
+    """What can be seen before anything is loaded: where the run is, and the text. Raises `UserError`."""
+    several = settings.state_dir.glob("device-*/" + MANIFEST_FILE)
+    if not settings.join and not (settings.state_dir / MANIFEST_FILE).exists() and not any(several):
+        raise JoinError(NO_ADDRESS)
+    for address in settings.join:
+        check_address(address)
+    places_of([entry for entry in settings.data if not entry.startswith(HUB)])
+
+
 def main() -> None:
-    app()
+    app(args=with_value_of_compile(sys.argv[1:]))
+
+
+def with_value_of_compile(arguments: Sequence[str]) -> list[str]:
+    """`--compile` alone, as it was when it was a flag, is `--compile on`."""
+    given = list(arguments)
+    for index in reversed([index for index, argument in enumerate(given) if argument == "--compile"]):
+        if given[index + 1 : index + 2] not in (["auto"], ["on"], ["off"]):
+            given.insert(index + 1, "on")
+    return given
 
 
 if __name__ == "__main__":

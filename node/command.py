@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, NoReturn, TypeVar
 
@@ -12,10 +12,23 @@ import typer
 import uvloop
 from pydantic import BaseModel
 
+from protocol.compatibility import PROTOCOL
 from protocol.errors import NolocoError, UserError
 from protocol.supervision import Work
+from protocol.version import own_version
 
 T = TypeVar("T")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"noloco-node {own_version() or 'of a copy that was not installed'}, protocol {PROTOCOL}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+]
 
 
 def run_async(coroutine: Work[T]) -> T:
@@ -34,10 +47,13 @@ def fail(error: NolocoError) -> NoReturn:
     sys.exit(error.exit_code if isinstance(error, UserError) else 1)
 
 
-def options_from(settings: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options_from(
+    settings: type[BaseModel], rare: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one option per field of `settings`, named, typed and explained by the field.
 
-    The command gets the options that were given as keyword arguments, None for the others.
+    Those in `rare` are not in --help, but in --help-all. The command gets the options that were given as keyword
+    arguments, None for the others.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -50,7 +66,8 @@ def options_from(settings: type[BaseModel]) -> Callable[[Callable[..., None]], C
             kind, default = _option_type(field.annotation), field.default
             # in round brackets: what stands in square ones is markup to rich, and would not be shown
             shown = "" if default in ((), "", None) or isinstance(default, bool) else f" (default: {default})"
-            option = typer.Option(help=f"{field.description}{shown}", show_default=False)
+            hidden = name in rare and "--help-all" not in sys.argv
+            option = typer.Option(help=f"{field.description}{shown}", show_default=False, hidden=hidden)
             annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
             parameters.append(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

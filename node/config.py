@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
-from node.machine.limits import parse_size
+from node.machine.hours import Hours
+from node.machine.limits import parse_rate, parse_share, parse_size
+from node.machine.listening import parse_listen
 from protocol.errors import UserError
 
 ENVIRONMENT_PREFIX = "NOLOCO_"
+# settings that few people need: --help-all shows them, and --help the others
+RARE = frozenset(
+    ("run", "text_field", "data_cache", "tokenizer", "from_checkpoint", "host", "announce", "relay", "precision",
+     "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose", "max_temperature", "name")
+)  # fmt: skip
+MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
+NO_ADDRESS = (
+    "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
+    "The address of any member will do; the run's owner or any volunteer's log has one.\n"
+    "To found a run of your own: noloco-bootstrap --preset tiny. To try it alone: noloco swarm."
+)
+OTHER_VARIABLES = ("PRESET", "IMAGE")  # of the compose files
 
 
 class NodeConfig(BaseModel):
@@ -21,19 +37,21 @@ class NodeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    join: tuple[str, ...] = Field(
-        default=(), description="Address of any member of the run; repeat it to give several."
-    )
+    join: tuple[str, ...] = Field(default=(), description="Address of any member; may be repeated.")
     state_dir: Path = Field(
         default=Path("noloco-state"), description="Directory for this node's key and checkpoint."
     )
+    token: str = Field(default="", description="Token of a private run; or as NOLOCO_TOKEN.")
     run: str = Field(default="", description="Run id to expect; peers of any other run are refused.")
+    name: str = Field(
+        default="",
+        max_length=32,
+        description="Your name in the list of contributors.",
+    )
     stage: int = Field(
         default=-1, ge=-1, description="Pipeline stage to serve; -1 picks the stage that needs replicas most."
     )
-    moves: bool = Field(
-        default=True, description="Move to another stage when it is short of replicas; ignored with --stage."
-    )
+    moves: bool = Field(default=True, description="Move to a stage that is short of replicas.")
     data: tuple[str, ...] = Field(
         default=(),
         description="Training data: text, JSONL or parquet files or globs, dataset directories, or hub:NAME.",
@@ -73,16 +91,31 @@ class NodeConfig(BaseModel):
     )
     max_memory: str = Field(
         default="",
-        description="Memory limit for this node, such as 4GiB or 800MiB; GPU memory if it runs on a GPU.",
+        description="Memory limit, such as 4GiB, 800MiB or 50%.",
     )
-    compile: bool = Field(
-        default=False, description="Compile the stage with torch.compile; the first start is slow."
+    max_upload: str = Field(default="", description="Upload limit, such as 20Mbit or 2.5MB/s.")
+    max_download: str = Field(default="", description="Download limit.")
+    monthly_cap: str = Field(default="", description="Traffic after which to pause, such as 500GB.")
+    gpu_percent: int = Field(
+        default=100,
+        ge=1,
+        le=100,
+        description="Percent of the time to compute.",
+    )
+    max_temperature: int = Field(
+        default=0, ge=0, le=120, description="Compute less when the device gets hotter, in °C; 0 is no limit."
+    )
+    hours: str = Field(default="", description="Hours to train in, as 22-07 or 22:30-07:15.")
+    only_idle: bool = Field(default=False, description="Pause while the machine is in use.")
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Compile the stage at the start: on, off, or auto (on GPUs); without a value: on.",
     )
     threads: int = Field(default=0, ge=0, description="Number of torch threads; 0 lets torch choose.")
     max_minutes: float = Field(
         default=0,
         ge=0,
-        description="Train for this many minutes; a first stage then only serves the model, later stages leave.",
+        description="Minutes to train; 0: to the end.",
     )
     checkpoint_minutes: float = Field(
         default=5, gt=0, description="Maximum minutes between checkpoints; small stages are saved more often."
@@ -90,50 +123,126 @@ class NodeConfig(BaseModel):
     trace: Path | None = Field(
         default=None, description="Write a timing trace to this file; open it in ui.perfetto.dev."
     )
+    panel: bool = Field(
+        default=True, description="In a terminal, show a panel of how training goes; without it, lines."
+    )
+    dashboard: str = Field(default="", description="Show the run on a web page at HOST:PORT.")
     verbose: bool = Field(default=False, description="Also log what the network layer does.")
 
-    @field_validator("max_memory")
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _as_it_was_when_it_was_a_flag(cls, wish: object) -> object:
+        return {"true": "on", "1": "on", "false": "off", "0": "off"}.get(str(wish).lower(), wish)
+
+    @field_validator("max_memory", "monthly_cap")
     @classmethod
     def _is_a_size(cls, text: str) -> str:
-        if text:
+        if text and parse_share(text) is None:
             parse_size(text)
+        return text
+
+    @field_validator("max_upload", "max_download")
+    @classmethod
+    def _is_a_rate(cls, text: str) -> str:
+        if text:
+            parse_rate(text)
+        return text
+
+    @field_validator("hours")
+    @classmethod
+    def _are_hours(cls, text: str) -> str:
+        if text:
+            Hours.parse(text)
+        return text
+
+    @field_validator("dashboard")
+    @classmethod
+    def _is_a_place(cls, text: str) -> str:
+        if text:
+            parse_listen(text)
         return text
 
     @property
     def most_memory(self) -> int:
-        """Bytes of `max_memory`; 0 is no limit."""
+        """Bytes of `max_memory`, once a share is one of something; 0 is no limit."""
         return parse_size(self.max_memory) if self.max_memory else 0
 
 
 def build_config(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
 ) -> NodeConfig:
-    """Flags before environment before file before defaults. Raises `UserError` that names the setting."""
+    """Flags before environment before file before defaults. Raises `UserError` that names settings as given."""
     environment = os.environ if environment is None else environment
+    _require_known(environment)
     values: dict[str, object] = _from_file(file) if file else {}
+    named = {name: f"{name} in {file}" for name in values}
     for name, field in NodeConfig.model_fields.items():
-        text = environment.get(ENVIRONMENT_PREFIX + name.upper())
-        if text:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if text := environment.get(variable):
             several = "tuple" in str(field.annotation)
             values[name] = tuple(text.split()) if several else text
-    values |= {name: value for name, value in flags.items() if value is not None}
+            named[name] = variable
+    given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return NodeConfig.model_validate(values)
+        return NodeConfig.model_validate(values | given)
     except ValidationError as error:
-        told = [
-            (_flag(problem["loc"]), problem["msg"].removeprefix("Value error, "))
-            for problem in error.errors()
-        ]
-        lines = [f"{flag}: {message}" for flag, message in told]
-        raise UserError("These settings cannot be used:\n  " + "\n  ".join(lines)) from None
+        elsewhere = {name: place for name, place in named.items() if name not in given}
+        told = [_told(problem, elsewhere) for problem in error.errors()]
+        raise UserError(
+            "These settings cannot be used; noloco-node --help says what each takes:\n  " + "\n  ".join(told)
+        ) from None
 
 
-def _flag(place: tuple[int | str, ...]) -> str:
-    return "--" + str(place[0]).replace("_", "-") if place else "settings"
+def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
+    """A sentence that names the setting as whoever gave it did."""
+    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    shown = named.get(name, "--" + name.replace("_", "-"))
+    if problem["type"] == "extra_forbidden":
+        return f"{shown}: there is no such setting.{_meant(name, list(NodeConfig.model_fields))}"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return f"{shown}: {message}"
+
+
+def _meant(name: str, known: Sequence[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {prefix}{close[0]}?" if close else " noloco-node --help lists all of them."
+
+
+def _require_known(environment: Mapping[str, str]) -> None:
+    """A variable with a mistyped name would be ignored. Raises `UserError`."""
+    known = [*map(str.upper, NodeConfig.model_fields), *OTHER_VARIABLES]
+    names = [
+        name.removeprefix(ENVIRONMENT_PREFIX) for name in environment if name.startswith(ENVIRONMENT_PREFIX)
+    ]
+    told = [
+        f"{ENVIRONMENT_PREFIX}{name} is not a setting.{_meant(name, known, ENVIRONMENT_PREFIX)}"
+        for name in names
+        if name not in known
+    ]
+    if told:
+        raise UserError("\n".join(told))
 
 
 def _from_file(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"Cannot read the settings file {file}: {error}") from None
+    except OSError as error:
+        raise UserError(f"Cannot read the settings file {file} ({error.strerror}). Check --config.") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"The settings file {file} is not TOML: {error}. Correct that place.") from None
+
+
+def arguments_of(config: NodeConfig, *, only_changed: bool = False) -> list[str]:
+    """The flags that give these settings again; `only_changed` leaves out those with their default."""
+    arguments = []
+    for name, value in config.model_dump(exclude={"token"}).items():  # others see a process's arguments
+        flag = name.replace("_", "-")
+        if only_changed and value == NodeConfig.model_fields[name].default:
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, tuple):
+            arguments += [f"--{flag}={entry}" for entry in value]
+        elif value is not None and value != "":
+            arguments.append(f"--{flag}={value}")
+    return arguments

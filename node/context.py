@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from node.giving.ledger import ContributionLedger
 from node.links.links import Links
 from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica
+from node.model.stage import work_of
 from node.watch.counting import Tally
+from node.watch.device_use import device_use
 from node.watch.events import Events, finite
+from node.watch.loss_history import LossHistory
 from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
 from protocol.manifest import Manifest
-from protocol.messages.peers import MOST_TOLD_PEERS, NodeStats
+from protocol.messages.peers import MOST_TOLD_PEERS, HistoryPoint, NodeStats
 from protocol.rpc import Rpc
 from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Transport
+from protocol.version import own_version
 
 RATE_STEPS = 20  # inner steps over which tokens per second are measured
+OVERDUE = 3.0  # times the usual: a step that takes longer tells that the rate has fallen
+OPERATIONS = 6  # of a multiplication forward: it and an addition, and twice as many backward
 LEAST_MARKS = 3  # the first steps compile, and warm caches: what two of them show is no rate
 
 
@@ -41,6 +50,7 @@ class Throughput:
     Mutable: counts since it took its stage, and where they stood at the end of the last inner steps.
     """
 
+    most: float = math.inf  # microbatches per second that the volunteer's bandwidth limits allow
     tokens: int = 0
     microbatches: int = 0
     _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
@@ -49,21 +59,33 @@ class Throughput:
         """An inner step ended at loop time `now`, after so many seconds of computing since the start."""
         self._marks.append(_Mark(now, self.tokens, self.microbatches, computing))
 
-    def tokens_per_second(self) -> float:
+    def tokens_per_second(self, now: float | None = None) -> float:
+        """At loop time `now`, if given: less and less, once a step takes far longer than those before it did."""
         if len(self._marks) < 2 or self._marks[-1].time <= self._marks[0].time:
             return 0.0
         first, last = self._marks[0], self._marks[-1]
-        return (last.tokens - first.tokens) / (last.time - first.time)
+        seconds, tokens = last.time - first.time, last.tokens - first.tokens
+        usual = seconds / (len(self._marks) - 1)
+        if now is not None and now - last.time > OVERDUE * usual:
+            return tokens / seconds * usual / (now - last.time)
+        return tokens / seconds
 
-    def capacity(self) -> float | None:
+    def age(self, now: float) -> float | None:
+        """Seconds since the last inner step ended; None before the first."""
+        return now - self._marks[-1].time if self._marks else None
+
+    def capacity(self, share: float = 1.0) -> float | None:
         """Microbatches per second, forward and backward, were this node never to wait; None is not known yet.
 
-        The rate that a node shows is that of the slowest stage; this one tells what it would do in a larger share.
+        Within what its volunteer allows, `share` of the time and the bandwidth. The rate that a node shows is that of
+        the slowest stage; this one tells what it would do in a larger share.
         """
         if len(self._marks) < LEAST_MARKS or self._marks[-1].computing <= self._marks[0].computing:
             return None
         first, last = self._marks[0], self._marks[-1]
-        return (last.microbatches - first.microbatches) / (last.computing - first.computing)
+        return min(
+            self.most, share * (last.microbatches - first.microbatches) / (last.computing - first.computing)
+        )
 
 
 @dataclass
@@ -73,6 +95,8 @@ class Counters:
     tokens: int = 0  # trained on at this stage, by earlier lives of this node as well
     tokens_stepped: int = 0  # those of them that were in the last inner step or before it
     loss: float | None = None  # mean training loss of the last step
+    losses: LossHistory = field(default_factory=LossHistory)
+    no_peer_since: float | None = None  # elapsed seconds: since then nobody serves the next stage
     received: int = 0
     queue: int = 0  # microbatches that waited for a place when the last step ended
     sent: Tally = field(default_factory=Tally)
@@ -108,7 +132,10 @@ class Context:
     throughput: Throughput = field(default_factory=Throughput)
     trace: Trace = NO_TRACE
     links: Links = field(default_factory=Links)
+    ledger: ContributionLedger = field(default_factory=ContributionLedger)
+    name: str = ""  # what the volunteer calls this node
     supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service
+    random: Callable[[], random.Random] = random.Random  # another generator at each call
 
     @property
     def is_last(self) -> bool:
@@ -121,7 +148,7 @@ def announcement(
 ) -> Announcement:
     """The node's record; `since` is the wall clock at which it came to its stage."""
     counters = context.counters
-    capacity = context.throughput.capacity()
+    capacity = context.throughput.capacity(context.compute.duty.share)
     return Announcement(
         stage=context.stage,
         state=state,
@@ -133,14 +160,19 @@ def announcement(
         capacity=None if capacity is None else round(capacity, 6),
         may_serve=sorted(may_serve),
         addresses=context.transport.addresses()[:8],
+        name=context.name,
         links=context.links.published(),
     )
 
 
 def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
     """For whoever asks; `since` is the elapsed time at which the node joined."""
-    counters = context.counters
-    capacity = context.throughput.capacity()
+    counters, now = context.counters, context.view.elapsed()
+    rate, capacity = (
+        context.throughput.tokens_per_second(now),
+        context.throughput.capacity(context.compute.duty.share),
+    )
+    use = device_use(replica.device, OPERATIONS * work_of(context.manifest, context.stage) * rate)
     return NodeStats(
         stage=context.stage,
         state=state,
@@ -148,7 +180,7 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         round=replica.round,
         loss=finite(counters.loss),
         tokens=counters.tokens,
-        tokens_per_second=context.throughput.tokens_per_second(),
+        tokens_per_second=rate,
         pair_averagings=counters.partners.total,
         partners=counters.partners.largest(MOST_TOLD_PEERS),
         partner=counters.partner,
@@ -162,10 +194,32 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         seconds_per_microbatch=None if capacity is None else round(1 / capacity, 6),
         resends=counters.resends,
         blocked_seconds=counters.blocked_seconds,
-        uptime=context.view.elapsed() - since,
+        uptime=now - since,
         compute_fraction=round(context.compute.busy.fraction(), 4),
         recent_compute_fraction=round(context.compute.busy.recent_fraction(), 4),
         data_wait_fraction=None if counters.data_wait is None else round(counters.data_wait, 6),
         links=context.links.told(),
         probe_breaches=counters.probe_breaches,
+        device=use.name[:64],
+        memory=use.memory,
+        memory_of_device=use.of_memory,
+        share_of_peak=None if use.share_of_peak is None else round(use.share_of_peak, 4),
+        version=own_version(),
+        trend=counters.losses.trend(),
+        step_age=context.throughput.age(now),
+        no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
+    )
+
+
+def history_point(context: Context) -> HistoryPoint:
+    """The same in short, for those who begin to watch later."""
+    counters, now = context.counters, context.view.elapsed()
+    return HistoryPoint(
+        time=round(context.transport.now(), 3),
+        stage=context.stage,
+        tokens=counters.tokens,
+        tokens_per_second=round(context.throughput.tokens_per_second(now), 3),
+        loss=finite(counters.loss),
+        spread=finite(counters.spread),
+        expected_spread=finite(counters.expected_spread),
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
-
 from node.config import NodeConfig
 from node.context import Context
+from node.entering import enter_run
+from node.giving.ledger import ContributionLedger
+from node.giving.rest import Rest
 from node.links.links import Links
 from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.joining import find_run, payload_limits, serve_greeting
@@ -24,10 +24,11 @@ from node.model.replica import Replica
 from node.model.stage import parts_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import NodeResources, Surroundings
+from node.resting import release_memory, set_aside, stand_down
 from node.rounds.rounds import Rounds
 from node.service import Service, attempt, taken_stage
 from node.state.checkpoints import Checkpoints
-from node.watch.health import parts_told, reached_at
+from node.watch.health import report_of
 from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError
 from protocol.rpc import Rpc
@@ -41,7 +42,7 @@ LEAVE_SECONDS = 40.0  # what a graceful end may take before it is cut short, whe
 FINISH_SHARE = 0.5  # of that is for the microbatches in flight; the rest for saving and saying goodbye
 MOVE_SECONDS = 120.0  # what they may take before a move: nobody waits for it
 
-End = Literal["complete", "left", "moving"]  # of training at a stage
+End = Literal["complete", "left", "moving", "resting"]  # of training at a stage
 
 
 class Node:
@@ -54,6 +55,8 @@ class Node:
         surroundings.transport.supervise(supervisor.group())
         rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
         self._member = NodeResources(config, surroundings, rpc, supervisor)
+        if surroundings.state is not None:
+            self._member.ledger = ContributionLedger.read(surroundings.state.ledger_path)
         self._service: Service | None = None
         self._stage = AsyncExitStack()  # gives up what was taken
         self._closing = ExitStack()  # what is open as long as the node lives
@@ -62,9 +65,15 @@ class Node:
         self._plan: OwnersPlan
         self._mover: Mover | None = None
         self._target = -1  # the stage that this node is about to move to
+        self.rest = Rest()
 
     async def run(self) -> None:
         """The whole life. Raises `UserError` with what to do when the node cannot join."""
+        teller = self.surroundings.teller
+        if teller is not None:
+            self._member.supervisor.group().keep(
+                "telling how it goes", lambda: teller.run(lambda: self._service), "People hear nothing of it."
+            )
         try:
             await until_event(self._live(), self._failed)
             if self._failure is not None:
@@ -77,11 +86,20 @@ class Node:
             await self.leave()
 
     async def _live(self) -> None:
+        if reason := self.rest.reason:
+            self._member.events.say(f"Waiting before it joins: {reason}", "waiting-to-join", reason=reason)
+            await self.rest.last(self._leaving)
         await until_event(self.join(), self._leaving)
-        while (end := await self.train()) == "moving":
-            await self.move()
-        if end == "complete":
-            await self.stay_available()
+        while (end := await self.train()) != "left":
+            if end == "moving":
+                await self.move()
+                continue
+            if end == "complete":
+                await until_event(self.stay_available(), self.rest.asked)
+                if self._leaving.is_set():
+                    break
+                await stand_down(self._member, self._serving)
+            await self.pause()
 
     def _fail(self, failure: NodeFailed) -> None:
         self._failure = self._failure or failure
@@ -106,6 +124,7 @@ class Node:
     async def join(self) -> None:
         """From the command line's address to a serving replica. Raises `UserError` with what to do."""
         member, transport, rpc = self._member, self.transport, self.rpc
+        member.events.begin("starting the network")
         await transport.start()
         member.since = asyncio.get_running_loop().time()
         await rpc.start()
@@ -113,12 +132,14 @@ class Node:
         known = state.manifest() if state is not None else None
         if known is not None:  # others that return at the same time may reach this node first
             serve_greeting(rpc, transport, known, is_seed=False)
-        member.signed = await find_run(member.config, transport, rpc, state, member.events)
+        found = await find_run(member.config, transport, rpc, state, member.events)
+        member.signed = found.signed
+        await enter_run(member, found.revoked, self._fail)
         manifest = self.signed.manifest
+        member.events.begin("loading the model's code")
         # a second or two in a thread, before the first stage: never in the event loop, while peers wait
         await asyncio.to_thread(parts_of, manifest.model.family)
         rpc.limit(payload_limits(manifest))
-        serve_greeting(rpc, transport, self.signed, is_seed=False)
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         config, around = member.config, member.surroundings
         self._plan = OwnersPlan(transport, self.signed, member.events)
@@ -143,16 +164,8 @@ class Node:
         taken = taken_stage(self._member, stage, self._seconds_left())
         self._service = await self._stage.enter_async_context(taken)
 
-    async def _serve(self, stage: int, *, is_move: bool) -> None:
-        await self._take(stage)
-        await self._serving.start(is_move=is_move)
-
     def _seconds_left(self) -> float:
-        """Of the time that the volunteer gave, which begins with training; 0 is no limit."""
-        most, is_first = self._member.config.max_minutes * 60, self._mover is None
-        if is_first or not most:
-            return most
-        return max(1e-3, most - (asyncio.get_running_loop().time() - self._member.since))
+        return self._member.time_given(is_first_stage=self._mover is None)
 
     # --- training -----------------------------------------------------------------------------
 
@@ -171,16 +184,24 @@ class Node:
             "watching for stages in need", lambda: self._called_away(called), "This node does not move."
         )
         moving = start(called.wait(), "waiting to move")
+        resting = start(self.rest.asked.wait(), "waiting to rest")
         try:
-            parts: list[asyncio.Task[Any]] = [training, leaving, moving]
+            parts: list[asyncio.Task[Any]] = [training, leaving, moving, resting]
             done, _ = await asyncio.wait(parts, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 self._member.events.say("The time given with --max-minutes is over.", "time-over")
                 self.stop()
             if training.done():
                 return "complete" if training.result() else "left"
+            if resting.done() and not leaving.done():
+                reason = self.rest.reason
+                self._member.events.say(f"Pausing: {reason}", "pausing", reason=reason)
+                await stand_down(self._member, service, training)
+                return "resting"
             if moving.done():
-                self._tell_move(service.stage, self._target)
+                source, target = service.stage, self._target
+                sentence = f"Moving from stage {source} to stage {target}, where this node is needed more."
+                self._member.events.say(sentence, "moving", source=source, target=target)
                 await service.withdraw()
                 service.trainer.stop()
                 await asyncio.wait(
@@ -193,12 +214,12 @@ class Node:
             return "complete" if training.done() and training.result() else "left"
         finally:
             await watching.close()
-            await cancelled([training, leaving, moving])
+            await cancelled([training, leaving, moving, resting])
 
     async def stay_available(self) -> None:
         """The run is complete here: save, say so, and serve the model until told to leave."""
         service = self._serving
-        await service.checkpoints.save()
+        await service.checkpoints.try_to_save()
         await service.announce("finished")
         self._member.events.say(
             "The run is complete here. This node stays to serve the model; Ctrl-C leaves.",
@@ -207,6 +228,23 @@ class Node:
             round=service.replica.round,
         )
         await self._leaving.wait()
+
+    # --- resting ------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        """Without a stage until nobody wants this node to rest any more; then the same stage again."""
+        member = self._member
+        checkpoint = await set_aside(member, self._serving, self._give_up_stage)
+        if not self._leaving.is_set():
+            member.leave_by = None
+        member.events.say("Paused; the memory of the device is free.", "paused", reason=self.rest.reason)
+        await self.rest.last(self._leaving)
+        if self._leaving.is_set():
+            return
+        member.events.say("Going on.", "resumed")
+        if checkpoint is None and member.surroundings.state is not None:
+            checkpoint = await asyncio.to_thread(member.surroundings.state.checkpoint, self.signed.run_id)
+        await until_event(self._serve_where_needed(checkpoint), self._leaving)
 
     # --- moving -------------------------------------------------------------------------------
 
@@ -222,10 +260,6 @@ class Node:
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )
         called.set()
-
-    def _tell_move(self, source: int, target: int) -> None:
-        sentence = f"Moving from stage {source} to stage {target}, where this node is needed more."
-        self._member.events.say(sentence, "moving", source=source, target=target)
 
     async def move(self) -> None:
         """From this stage to the one that needs replicas; to a third, or back, when that cannot be had.
@@ -243,14 +277,16 @@ class Node:
         """Serve the stage; when that fails, choose one as a newcomer does. Raises `UserError` if that fails, too."""
         events = self._member.events
         try:
-            await self._serve(target, is_move=True)
+            await self._take(target)
+            await self._serving.start(is_move=True)
         except NolocoError as failure:
             events.warn(f"{failure} This node chooses a stage again.", "move-failed", stage=target)
             if self._service is not None:
                 await self._service.withdraw()
             await self._give_up_stage()
             if isinstance(failure, ResourceError):
-                await self._serve(source, is_move=False)
+                await self._take(source)
+                await self._serving.start()
             else:
                 await self._serve_where_needed()
         arrived = self._serving.stage
@@ -260,9 +296,8 @@ class Node:
     async def _give_up_stage(self) -> None:
         await self._stage.aclose()
         self._service = None
-        gc.collect()  # the parts know each other
-        if torch.device(self._member.config.device).type == "cuda":
-            torch.cuda.empty_cache()
+        self._member.events.phases.drop()  # of the stage's start: it would go on for ever
+        release_memory(self._member.config.device)
 
     # --- leaving ------------------------------------------------------------------------------
 
@@ -283,12 +318,16 @@ class Node:
 
     def health(self) -> dict[str, Any]:
         """For whoever asks on this machine, see `node.watch.health`: well is a node that has its network."""
-        report: dict[str, Any] = {"peer": self.transport.peer_id, "state": self.public_state}
-        report["parts"] = parts_told(self._member.supervisor, asyncio.get_running_loop().time())
+        report = report_of(self._phase, self.supervisor, self.transport)
         if self._service is not None:
-            service = self._service
-            report |= {"stage": service.stage, "step": service.replica.step, "round": service.replica.round}
-        return report | reached_at(self.transport)
+            report |= self._service.progress()
+        if self.rest.reason:
+            report["paused"] = self.rest.reason
+        return report
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self._member.supervisor
 
     @property
     def transport(self) -> Transport:
@@ -315,8 +354,23 @@ class Node:
         return self._member.signed
 
     @property
+    def _phase(self) -> str:
+        if self.rest.lasts:
+            return "paused"
+        return "pausing" if self.rest.asked.is_set() else self.public_state
+
+    @property
+    def knows_run(self) -> bool:
+        """Whether this node has found its run, so that others can join through it."""
+        return hasattr(self._member, "signed")
+
+    @property
     def public_state(self) -> State:
         return "joining" if self._service is None else self._service.public_state
+
+    @property
+    def service(self) -> Service | None:
+        return self._service
 
     @property
     def stage(self) -> int | None:

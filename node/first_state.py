@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from statistics import median
+from statistics import median, median_low
 
 from node.context import Context
 from node.membership.discovery import Discovery
@@ -121,13 +121,13 @@ class FirstState:
         return [peer for peer in holders if peer != context.me]
 
     def _rounds_missed(self, checkpoint: Checkpoint) -> float:
-        """Rounds that the others ended since it was saved: no more than they are ahead, nor than time allowed them.
+        """Rounds that most others ended since it was saved: no more than they are ahead, nor than time allowed them.
 
         A slow replica is behind them at all times, and so is its checkpoint.
         """
         context, holders, now = self._context, self._holders(), self._context.transport.now()
         others = [m.announcement for m in context.view.members(context.stage, now) if m.peer in holders]
-        ahead = max((other.round for other in others), default=0) - checkpoint.state.round
+        ahead = median_low([other.round for other in others] or [0]) - checkpoint.state.round
         rates = [other.tokens_per_second for other in others if other.tokens_per_second > 0]
         if not rates or not checkpoint.saved:
             return ahead

@@ -6,8 +6,10 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
+from node.giving.ledger import ContributionLedger
 from node.links.links import Links
 from node.membership.data_source import DataSupply, ReadData, RunTokenizer
 from node.membership.discovery import Membership
@@ -17,13 +19,20 @@ from node.model.compute import Compute
 from node.model.replica import Replica
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
+from node.watch.history import Thinned
 from node.watch.trace import NO_TRACE, Trace
+from protocol.admission import Admission
 from protocol.manifest import Manifest
+from protocol.messages.peers import MOST_HISTORY, HistoryPoint
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 
+if TYPE_CHECKING:
+    from node.telling import Teller
+
+HISTORY_SECONDS = 10.0  # between two points of it, at first
 CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
 LAST_SECONDS = 0.5  # what each has when the time of whoever asked the node to leave is over
 
@@ -40,6 +49,7 @@ class Surroundings:
     corpus: ReadData | None = None
     replica: Callable[[Manifest, int, str], Replica] = Replica
     trace: Trace = NO_TRACE
+    teller: Teller | None = None  # to people, about this node
     rehearses: bool = False  # a dry step tells how much memory there is for what
 
 
@@ -53,9 +63,12 @@ class NodeResources:
     supervisor: Supervisor
     view: View = field(default_factory=View)
     links: Links = field(default_factory=Links)
+    ledger: ContributionLedger = field(default_factory=ContributionLedger)
+    history: Thinned[HistoryPoint] = field(default_factory=lambda: Thinned(MOST_HISTORY, HISTORY_SECONDS))
     since: float = 0.0  # when it joined, by the loop's clock
     leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
     signed: SignedManifest = field(init=False)
+    admission: Admission | None = None  # to a run that has rules of access, once it has been found
     abilities: Abilities = field(init=False)
     tokenizer: RunTokenizer = field(init=False)
     data: DataSupply = field(init=False)
@@ -72,6 +85,13 @@ class NodeResources:
     def membership(self) -> Membership:
         """Of the run, once it has been found."""
         return Membership(self.rpc, self.signed, self.view, self.links, self.events, self.supervisor)
+
+    def time_given(self, *, is_first_stage: bool) -> float:
+        """Seconds left of those that the volunteer gave, which begin with training; 0 is no limit."""
+        most = self.config.max_minutes * 60
+        if is_first_stage or not most:
+            return most
+        return max(1e-3, most - (asyncio.get_running_loop().time() - self.since))
 
     def time_to_end(self) -> float:
         """Seconds that the next step of ending may take."""

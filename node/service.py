@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
-from node.context import Context, Counters, announcement, statistics
+from node.context import Context, Counters, Throughput, announcement, history_point, statistics
 from node.data.batches import Position
 from node.first_state import FirstState
+from node.giving.bandwidth import most_by_bandwidth
 from node.link_probes import LinkProbes
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
+from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
 from node.model.dry_run import rehearse
 from node.model.execution import choose_execution, described
@@ -24,21 +28,28 @@ from node.model.resources import room_on
 from node.model.sparing import Sparing
 from node.model.stage_work import StageWork, copies_of
 from node.model.state_directory import Checkpoint
-from node.node_resources import CLOSING_SECONDS, NodeResources
+from node.node_resources import CLOSING_SECONDS, HISTORY_SECONDS, NodeResources
 from node.pipeline.draws import Draws
 from node.pipeline.inference import Inference
 from node.pipeline.pipeline import Pipeline
+from node.receipts import Receipts
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.transfer import StateService
 from node.trainer import Trainer
+from node.watch.history import Thinned
 from protocol.announcement import Announcement, State
+from protocol.door import VISITOR_BYTES, Door
 from protocol.errors import Refused, UserError
-from protocol.messages.peers import GetStats, NodeStats
+from protocol.messages import Asker
+from protocol.messages.peers import GetHistory, GetStats, History, HistoryPoint, NodeStats
+from protocol.messages.training import GetBacklog
 from protocol.rpc import Answer, Request, Traffic
 from protocol.supervision import Supervisor, all_of
 
 logger = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 1.0  # for the last receipts: nobody waits longer for them to leave
 
 
 @asynccontextmanager
@@ -51,6 +62,7 @@ async def taken_stage(member: NodeResources, stage: int, seconds_left: float) ->
     """
     member.abilities.require(stage)
     if stage == 0:
+        member.events.begin("reading the text")
         await _open_data(member)
     async with AsyncExitStack() as ending:
 
@@ -94,9 +106,13 @@ def _context_of(member: NodeResources, stage: int, compute: Compute, supervisor:
         compute=compute,
         events=member.events,
         counters=Counters(),
+        throughput=Throughput(most_by_bandwidth(member.config, member.signed.manifest, stage)),
         trace=trace,
         links=member.links,
+        ledger=member.ledger,
+        name=member.config.name,
         supervisor=supervisor,
+        random=member.random,
     )
 
 
@@ -108,8 +124,13 @@ async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Re
     execution = choose_execution(
         manifest, stage, device, room, config.precision, config.recompute, config.compile
     )
+    doing = "measuring memory and compiling the stage" if execution.compiles else "measuring memory"
+    member.events.begin(doing)
     # nothing else waits yet; it is no training
     replica = await compute.run(Priority.SERVE, around.replica, manifest, stage, config.device)
+    if execution.compiles:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(config.state_dir / "cache" / "compiled"))
+        replica.passes.compiling = Compiling(_teller(member))
     replica.passes.execute(execution)
     told, measured = "", dict[str, int]()
     if around.rehearses:
@@ -120,6 +141,16 @@ async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Re
     sentence = f"Stage {stage} {described(execution, manifest, stage)}{told}."
     member.events.say(sentence, "execution", **asdict(execution), **measured)
     return replica
+
+
+def _teller(member: NodeResources) -> Callable[[str, str], None]:
+    """To be called by the compute thread."""
+    loop, events = asyncio.get_running_loop(), member.events
+
+    def tell(sentence: str, event: str) -> None:
+        loop.call_soon_threadsafe(events.warn if event == NOT_COMPILED else events.say, sentence, event)
+
+    return tell
 
 
 class Service:
@@ -144,6 +175,7 @@ class Service:
         life = f"{member.surroundings.rng.getrandbits(32):08x}"
         draws = Draws(context, self._pipeline, feed, life, seconds_left) if feed is not None else None
         self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, draws)
+        self._receipts = Receipts(member)
         self._serve(Inference(context, replica, work))
         self._discovery = self._make_discovery()
 
@@ -163,11 +195,27 @@ class Service:
 
     def _serve(self, inference: Inference) -> None:
         rpc = self._member.rpc
+        rpc.open_door(self._door())
         state = StateService(self.stage, self.replica, self.context.compute)
         rpc.handle(GetStats.answered_by(self._on_stats))
+        rpc.handle(
+            GetHistory.answered_by(partial(_on_history, self._member.history))
+        )  # longer than the service
         for part in (self._pipeline, inference, self.rounds, state):
             part.serve(rpc)
         self._member.tokenizer.serve()
+        self._receipts.serve()
+
+    def _door(self) -> Door:
+        context, manifest = self.context, self.context.manifest
+        return Door(
+            context.run_id,
+            {Asker.REPLICA: self.stage, Asker.BEFORE: (self.stage - 1) % manifest.stages},
+            lambda peer: context.view.stage_of(peer, context.transport.now()),
+            context.transport.now,
+            VISITOR_BYTES + 16 * manifest.tokens_per_microbatch,  # tokens and labels
+            self._member.admission,
+        )
 
     # --- beginning ----------------------------------------------------------------------------
 
@@ -179,6 +227,7 @@ class Service:
         """
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
         await discovery.announce()
+        context.events.begin(f"getting the state of stage {self.stage}", lambda: self.trainer.downloading)
         if not await self._load_state(checkpoint, is_move):
             return  # told to leave before the state was there
         self._is_whole, self.public_state = True, "serving"
@@ -196,6 +245,10 @@ class Service:
             lambda: self.checkpoints.save_regularly(checkpoint_seconds),
             "Without checkpoints a restart goes on from an older state.",
         )
+        keep(
+            "collecting receipts", self._receipts.run, "Others do not sign for what this node does for them."
+        )
+        keep("keeping history", self._keep_history, "Whoever begins to watch later sees less.")
         keep("getting the tokenizer", member.tokenizer.get_in_time, "Others cannot get it from this node.")
         context.events.say(
             f"Serving stage {self.stage} of {context.manifest.stages} of run '{context.manifest.name}' "
@@ -205,6 +258,14 @@ class Service:
             step=replica.step,
             round=replica.round,
         )
+        context.events.begin("waiting for the first step", self._what_is_missing)
+
+    def _what_is_missing(self) -> str:
+        """For the first step of a stage."""
+        context, batch = self.context, self.context.manifest.inner.microbatches
+        if context.counters.no_peer_since is not None:
+            return f"nobody serves stage {context.manifest.stage_after(self.stage)} yet"
+        return f"{context.throughput.microbatches} of {batch} microbatches are through"
 
     async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Whether it is there; the record is renewed meanwhile, since a download may outlast it."""
@@ -246,6 +307,12 @@ class Service:
     async def _on_stats(self, request: Request[GetStats]) -> Answer[NodeStats]:
         return Answer(statistics(self.context, self.replica, self.public_state, self._member.since))
 
+    async def _keep_history(self) -> None:
+        while True:
+            point = history_point(self.context)
+            self._member.history.add(point.time, point)
+            await asyncio.sleep(HISTORY_SECONDS)
+
     # --- giving it up -------------------------------------------------------------------------
 
     async def withdraw(self) -> None:
@@ -262,16 +329,48 @@ class Service:
             if unsaved
             else []
         )
-        await all_of(self.withdraw(), *saving)
+        await all_of(self.withdraw(), *saving, self._settle())
         await self._close_pipeline()
         self.context.events.say("Left the swarm.", "left", step=self.replica.step, round=self.replica.round)
+
+    def progress(self) -> dict[str, int]:
+        """For whoever asks how this node does."""
+        replica = self.replica
+        tokens = self.context.counters.tokens
+        return {"stage": self.stage, "step": replica.step, "round": replica.round, "tokens": tokens}
+
+    async def copied(self) -> Checkpoint | None:
+        """What to go on from after a rest, on the host, with all microbatches whose gradients are in; None without.
+
+        Raises nothing: what cannot be copied is told, and the last checkpoint on disk stands.
+        """
+        await self._stop_gossip()
+        await self._close_pipeline()
+        if not self._is_whole:
+            return None
+        await self._settle()
+        taken: list[Checkpoint] = []
+
+        async def take() -> None:
+            await self.trainer.step_with_what_is_in()
+            taken.append(await self.checkpoints.taken())
+
+        await attempt(take, "copying the state", self._member.time_to_end())
+        return taken[0] if taken else None
+
+    async def _settle(self) -> None:
+        """The last receipts, as far as others are quick, and what they say saved."""
+        await attempt(
+            self._receipts.collect, "collecting receipts", min(SETTLE_SECONDS, self._member.time_to_end())
+        )
+        self._receipts.save()
 
     async def end(self) -> None:
         """Answer nobody any more, and end every part."""
         await self._stop_gossip()
         await self._close_pipeline()
         rpc = self._member.rpc
-        rpc.stop_handling(Traffic.PIPELINE, Traffic.PAIRING, Traffic.GOSSIP, Traffic.STATE)
+        rpc.stop_handling(Traffic.PIPELINE, Traffic.PAIRING, Traffic.GOSSIP, Traffic.STATE, GetBacklog)
         rpc.handle(GetStats.answered_by(_between_stages))
 
     async def _stop_gossip(self) -> None:
@@ -280,6 +379,10 @@ class Service:
 
     async def _close_pipeline(self) -> None:
         await attempt(self._pipeline.close, "closing the pipeline", self._member.time_to_end())
+
+
+async def _on_history(history: Thinned[HistoryPoint], request: Request[GetHistory]) -> Answer[History]:
+    return Answer(History(points=[point for _, point in history.all()]))
 
 
 async def _between_stages(request: Request[GetStats]) -> Answer[NodeStats]:

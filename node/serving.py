@@ -7,69 +7,130 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 
 import torch
+from rich.console import Console
 
-from node.config import ENVIRONMENT_PREFIX, NodeConfig
+from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
 from node.daemon import Node
-from node.machine.limits import port_is_free, require_port
+from node.dashboard_process import dashboard_beside, own_addresses
+from node.giving.keeper import Keeper, Month, Senses
+from node.giving.policy import VolunteerLimits
+from node.machine.duty import Duty
+from node.machine.limits import parse_rate, parse_share, parse_size, port_is_free, require_port
 from node.machine.processes import PATIENCE, Children, on_interrupt
-from node.membership.joining import NO_ADDRESS
 from node.membership.outside import announced
 from node.model.compute import ComputeThread
 from node.model.pretrained import Pretrained
+from node.model.resources import memory_of
 from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
+from node.telling import Teller
 from node.watch.events import Events, JsonLines, set_up_logging
-from node.watch.health import health_served
+from node.watch.health import Orders, Report, health_served
+from node.watch.panel import LivePanel
+from node.watch.phases import Phases
+from node.watch.time_use import TimeUse
 from node.watch.trace import NO_TRACE, TraceFile
-from protocol.errors import JoinError, UserError
+from protocol.errors import UserError
 from protocol.supervision import all_of
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 
-async def start(config: NodeConfig) -> None:
+async def start(config: NodeConfig, phases: Phases) -> None:
     devices = devices_of(config.device)
     if len(devices) > 1:
         await run_several(config, devices)
     else:
-        await serve(config.model_copy(update={"device": devices[0]}))
+        await serve(config.model_copy(update={"device": devices[0]}), phases)
 
 
-async def serve(config: NodeConfig) -> None:
+async def serve(config: NodeConfig, phases: Phases) -> None:
     """Run one node until it is told to leave. Raises `UserError` with what to do when it cannot."""
-    config = config.model_copy(update={"device": choose_device(config.device)})
+    asked, device = config, choose_device(config.device)
+    config = config.model_copy(update={"device": device, "max_memory": limit_on(device, config.max_memory)})
     if config.from_checkpoint:
         Pretrained(config.from_checkpoint)  # a mistyped path is told before anybody is dialled
     state = StateDirectory(config.state_dir)
-    if not config.join and not state.exists():
-        raise JoinError(NO_ADDRESS)
-    trace = TraceFile(config.trace) if config.trace is not None else NO_TRACE
+    trace = TimeUse(TraceFile(config.trace) if config.trace is not None else NO_TRACE)
     state.open()
-    set_up_logging(config.verbose, state.path / "node.log")
+    panel = panel_here() if config.panel else None
+    set_up_logging(config.verbose, state.path / "node.log", panel)
+    teller = Teller(asked, state, trace, phases, panel)
     identity = state.identity()
-    transport = Libp2pTransport(state.identity_path, transport_config(config, state))
+    network = transport_config(config, state)
+    transport = Libp2pTransport(state.identity_path, network)
     lines = JsonLines(state.path / "events.jsonl")
+    limits, duty = VolunteerLimits.of(config), Duty(config.gpu_percent / 100)
+    senses = Senses(limits, torch.device(config.device))
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda stage: ComputeThread(config.threads or torch.get_num_threads(), trace),
-        events=Events(transport.now, lines),
+        compute=lambda stage: ComputeThread(config.threads or torch.get_num_threads(), trace, duty),
+        events=Events(transport.now, lines, phases),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
         trace=trace,
         rehearses=True,
+        teller=teller,
     )
     daemon = Node(config, surroundings)
+    keeper = Keeper(
+        limits,
+        senses,
+        Month(state, transport, datetime.now().astimezone()),
+        duty,
+        daemon.rest,
+        surroundings.events,
+    )
     on_interrupt(lambda number: daemon.stop(PATIENCE[number]))
+
+    def health() -> Report:
+        return daemon.health() | {"limits": told_limits(config, duty, keeper)}
+
+    def joined_at() -> list[str]:
+        return own_addresses(transport, network.port) if daemon.knows_run else []
+
+    page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
     try:
-        async with health_served(state.path, daemon.health):
+        async with health_served(state.path, health, orders_to(daemon)), page:
+            await keeper.begin(daemon.supervisor)
             await daemon.run()
     finally:
+        keeper.close()
+        teller.end(daemon.service)
         trace.close()
         lines.close()
         state.close()
+
+
+def panel_here() -> LivePanel | None:
+    """Where people look at a terminal that can show one."""
+    console = Console(stderr=True)
+    return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else None
+
+
+def told_limits(config: NodeConfig, duty: Duty, keeper: Keeper) -> dict[str, str]:
+    """For `noloco node status`: those set, and how much of them is used."""
+    names = ("max_upload", "max_download", "monthly_cap", "max_temperature", "hours", "only_idle")
+    told = {name.replace("_", "-"): str(value) for name in names if (value := getattr(config, name))}
+    if duty.share < 1.0:
+        told["gpu-percent"] = f"{duty.share:.0%}"
+    if config.monthly_cap:
+        told["monthly-cap"] += f", {keeper.moved() / 1e9:.2f} GB used"
+    return told
+
+
+def orders_to(daemon: Node) -> Orders:
+    """What `noloco node` may ask of it."""
+    return {
+        "pause": lambda: daemon.rest.ask("volunteer", "you asked for it."),
+        "resume": lambda: daemon.rest.lift("volunteer"),
+        "finish": lambda: daemon.stop(PATIENCE[signal.SIGINT]),
+    }
 
 
 def choose_device(device: str) -> str:
@@ -85,6 +146,12 @@ def choose_device(device: str) -> str:
     return device
 
 
+def limit_on(device: str, max_memory: str) -> str:
+    """A share of the memory as bytes of that device's; the rest as it is."""
+    share = parse_share(max_memory)
+    return max_memory if share is None else str(int(share * memory_of(torch.device(device), int(1 / share))))
+
+
 def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
     """The network's settings. A returning node listens where it did before, if that port is free."""
     port = config.port
@@ -98,6 +165,8 @@ def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
         announce=announced(config.announce, port),
         relay=config.relay,
         nat_port_map=config.relay,
+        upload=parse_rate(config.max_upload) if config.max_upload else 0.0,
+        download=parse_rate(config.max_download) if config.max_download else 0.0,
     )
 
 
@@ -112,11 +181,33 @@ def devices_of(setting: str) -> list[str]:
     return devices
 
 
-def config_of(config: NodeConfig, index: int, device: str) -> NodeConfig:
-    """The settings of one of several nodes: a state directory, a port and a trace of its own."""
-    changes: dict[str, object] = {"device": device, "state_dir": config.state_dir / f"device-{index}"}
+def share_on(devices: Sequence[str], device: str) -> str:
+    """`--max-memory` for a node whose GPU others of these share, each of which would take all that is free."""
+    siblings = sum(gpu_of(other) == gpu_of(device) for other in devices)
+    return f"{100 / siblings:.4g}%" if device.startswith("cuda") and siblings > 1 else ""
+
+
+def gpu_of(device: str) -> str:
+    return "cuda:0" if device == "cuda" else device
+
+
+def config_of(config: NodeConfig, index: int, devices: Sequence[str]) -> NodeConfig:
+    """The settings of one of several nodes: a state directory, a port, a trace, parts of a GPU and of the network."""
+    changes: dict[str, object] = {
+        "device": devices[index],
+        "state_dir": config.state_dir / f"device-{index}",
+        "max_memory": config.max_memory or share_on(devices, devices[index]),
+        "panel": False,  # several would fight for one terminal
+    }
+    for name in ("max_upload", "max_download"):
+        if limit := getattr(config, name):
+            changes[name] = f"{parse_rate(limit) / len(devices):.3f}B/s"
+    if config.monthly_cap:
+        changes["monthly_cap"] = str(max(1, parse_size(config.monthly_cap) // len(devices)))
     if config.port:
         changes["port"] = config.port + index
+    if index:
+        changes["dashboard"] = ""  # one page shows the whole run
     if config.trace is not None:
         changes["trace"] = config.trace.with_stem(f"{config.trace.stem}-{index}")
     return config.model_copy(update=changes)
@@ -132,11 +223,13 @@ async def run_several(config: NodeConfig, devices: Sequence[str]) -> None:
             "--announce names one address, and several devices are several nodes. Start them one by one."
         )
     outside = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    if config.token:
+        outside[f"{ENVIRONMENT_PREFIX}TOKEN"] = config.token
     nodes = Children()
     on_interrupt(nodes.interrupt)
     try:
         for index, device in enumerate(devices):
-            arguments = arguments_of(config_of(config, index, device))
+            arguments = arguments_of(config_of(config, index, devices))
             await nodes.start(device, [sys.executable, "-m", "node.cli", *arguments], environment=outside)
         codes = await all_of(*(node.process.wait() for node in nodes.all))
     finally:
@@ -146,17 +239,3 @@ async def run_several(config: NodeConfig, devices: Sequence[str]) -> None:
         raise UserError(
             f"The node on {', '.join(failed)} failed; what it said is above, and in its node.log."
         )
-
-
-def arguments_of(config: NodeConfig) -> list[str]:
-    """The flags that give these settings again."""
-    arguments = []
-    for name, value in config.model_dump().items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            arguments.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, tuple):
-            arguments += [f"--{flag}={entry}" for entry in value]
-        elif value is not None and value != "":
-            arguments.append(f"--{flag}={value}")
-    return arguments

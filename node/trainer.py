@@ -15,7 +15,6 @@ from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
 from node.state.healing import Healing
-from node.state.transfer import RunLimits
 from protocol.errors import NolocoError, TransportDown
 from protocol.supervision import cancelled
 from protocol.transport.base import PeerId
@@ -44,10 +43,12 @@ class Trainer:
         self._replica = replica
         self._pipeline = pipeline
         self._rounds = rounds
+        self._checkpoints = checkpoints
         self._healing = Healing(context, replica, checkpoints, rounds.abandon, self.download)
         self._draws = draws
         self._tasks = context.supervisor.group()
         self.stopping = asyncio.Event()  # set by `stop`
+        self.downloading = ""  # how far a download is
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
@@ -148,6 +149,8 @@ class Trainer:
         await self._end_round()
         await self._catch_up()
         self._pipeline.next_step()
+        self._checkpoints.step_done()
+        context.events.phases.end()
         context.throughput.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
         if self._draws is not None:
             self._draws.tell()
@@ -160,6 +163,16 @@ class Trainer:
             learning_rate=report.learning_rate,
             computed=round(context.compute.busy.seconds(), 3),
         )
+
+    async def step_with_what_is_in(self) -> None:
+        """An inner step with less than a batch, once nothing runs any more, so that no gradient that is in is lost.
+
+        Not at the first stage: it draws its whole batch again.
+        """
+        gradients = self._pipeline.gradients_in
+        if gradients and self._draws is None:
+            await self._context.compute.run(Priority.OPTIMIZER, self._replica.inner_step, gradients)
+            self._context.counters.tokens_stepped = self._context.counters.tokens
 
     async def _end_round(self) -> None:
         """If it is at its end. Partners are offered, and take part in, nothing that is not finite."""
@@ -174,20 +187,23 @@ class Trainer:
         """The first state is the seed's or a saved one, and nobody was seen who could have given another."""
         self._rounds.began_alone()
 
+    def _note_download(self, fraction: float) -> None:
+        self.downloading = f"{fraction:.0%} of it is here"
+
     async def download(self) -> bool:
         """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""
-        context, replica = self._context, self._replica
+        context, replica, rng = self._context, self._replica, self._context.random()
         clock = asyncio.get_running_loop().time
 
         def holders() -> list[PeerId]:
             holding = context.view.holding(context.stage, context.transport.now())
-            return [peer for peer in holding if peer != context.me]
+            return context.view.thinned([peer for peer in holding if peer != context.me], rng)
 
-        wanted = WantedState(context.stage, replica.parameters, RunLimits.of(context.manifest))
+        wanted = WantedState.of(context.manifest, context.stage, replica.parameters)
         began = clock()
         self._rounds.download_began()
         try:
-            pieces, progress = await download_state(context.rpc, wanted, holders)
+            pieces, progress = await download_state(context.rpc, wanted, holders, rng, self._note_download)
         except NolocoError as failure:
             self._rounds.download_ended(False)
             context.events.warn(f"{failure}", "download-failed")

@@ -1,9 +1,14 @@
-"""Addresses of peers as people type them: /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo…"""
+"""Addresses of peers as people type them, /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo…, and which of those that others
+name are dialled.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from protocol.errors import RecordError, UserError
 from protocol.identity import public_key_of
@@ -11,6 +16,15 @@ from protocol.transport.base import PeerId
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEXAMPLE"
 
+Host: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# RFC 1918, RFC 6598 (carriers' own), RFC 4193: each leads somewhere else in every network
+_PRIVATE = tuple(
+    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
+)
+_UNICAST_6 = ipaddress.ip_network("2000::/3")  # all that is assigned; NAT64 and the like lie outside of it
+_6TO4 = ipaddress.ip_network("2002::/16")  # holds an IPv4 address, perhaps a private one
+_FIRST_PORT = 1_024  # below are the machines' own services
 _HOST_KINDS = ("ip4", "ip6", "dns4", "dns6", "dns")
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 
@@ -50,13 +64,77 @@ def without_peer(address: str) -> str:
     return check_address(address).rsplit("/p2p/", 1)[0]
 
 
+def host_of(address: str) -> Host | None:
+    """The host of a multiaddress, IPv4 also where it is written as IPv6; None for a name and for nonsense."""
+    _, kind, text, *_ = [*address.split("/"), "", ""]
+    try:
+        if kind not in ("ip4", "ip6"):
+            return None
+        host = ipaddress.IPv4Address(text) if kind == "ip4" else ipaddress.IPv6Address(text)
+    except ValueError:
+        return None
+    return (host.version == 6 and host.ipv4_mapped) or host
+
+
 def is_loopback(address: str) -> bool:
     """Whether an address can be dialled from its own machine only."""
-    _, kind, host, *_ = [*address.split("/"), "", ""]
-    try:
-        return kind in ("ip4", "ip6") and ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    host = host_of(address)
+    return host is not None and host.is_loopback
+
+
+def network_of(addresses: Sequence[str]) -> str:
+    """The network, /24 or /48, of the first of them that is public, else of the first that is any; empty without.
+
+    Whoever has one address of such a network easily has many.
+    """
+    hosts = [host for address in addresses if (host := host_of(address)) is not None]
+    host = next((host for host in hosts if host.is_global), hosts[0] if hosts else None)
+    if host is None:
+        return ""
+    if host.version == 4:
+        return str(ipaddress.IPv4Network((int(host), 24), strict=False))
+    return str(ipaddress.IPv6Network((int(host), 48), strict=False))
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where this peer is: what it may dial on the word of others depends on it."""
+
+    hosts: frozenset[Host]  # addresses of this machine, and those that it announces
+    is_local: bool  # the whole swarm is on this machine
+
+    def may_dial(self, address: str) -> bool:
+        """Whether to dial an address, with or without /p2p/, that somebody else has named.
+
+        Anybody may name any: else a record makes every reader of it knock at doors of its own machine, of its home
+        network, or of somebody who has nothing to do with the run. An address that was typed is always dialled.
+        """
+        parts = address.split("/")
+        host = host_of(address)
+        if host is None or parts[3:4] != ["tcp"] or not _is_high_port("".join(parts[4:5])):
+            return False
+        if host.is_loopback:
+            return self.is_local
+        for private in _PRIVATE:
+            if host in private:
+                return any(own in private for own in self.hosts)
+        return _is_public(host)
+
+
+def dialable(addresses: Sequence[str], here: Whereabouts) -> list[str]:
+    """Those of the addresses, named by somebody else, that may be dialled from `here`."""
+    return [address for address in addresses if here.may_dial(address)]
+
+
+def _is_high_port(text: str) -> bool:
+    return len(text) <= 5 and text.isascii() and text.isdigit() and _FIRST_PORT <= int(text) < 65_536
+
+
+def _is_public(host: Host) -> bool:
+    """Whether it is somebody's on the Internet: nobody's are link-local, multicast, documentation and the like."""
+    if host.version == 6 and (host.scope_id or host not in _UNICAST_6 or host in _6TO4):
         return False
+    return host.is_global and not host.is_multicast and not host.is_reserved
 
 
 def _check_host(address: str, kind: str, host: str) -> None:

@@ -1,27 +1,34 @@
 """What a peer says of itself and of its links in the DHT, and under which keys.
 
 Announcements are signed and expire: see `protocol.records`.
+
+A small stage has one key, which everybody reads whole. A large one has 2^level keys more, its buckets, and each of
+its replicas writes to the one that its peer id falls into; under the stage's own key is then a random sample of them,
+from which readers learn the level. So what one reads and what a holder of a key keeps does not grow with the swarm.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal, NamedTuple, Self
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
+from protocol.identity import BASE58
 from protocol.transport.base import Record
 
 PEER_CHARACTERS = 16  # the end of a peer id: 93 bits of its key, too many to look for one that ends alike
 MOST_PUBLISHED = 8  # links in a record, of some 45 bytes each
 MOST_TOLD = 64  # links told to whoever asks
+MOST_LEVEL = 20  # a million buckets
 AT_LEAST = 1.0  # an uncertainty of this or more: the link is at least as fast as is said
 
 State = Literal["joining", "serving", "finished", "leaving"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
-PeerEnd = Annotated[str, Field(min_length=PEER_CHARACTERS, max_length=PEER_CHARACTERS)]
+PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
 RoundTrip = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
 Uncertainty = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
@@ -71,7 +78,9 @@ class Announcement(Entry):
     capacity: Annotated[Number, Field(ge=0)] | None = None  # microbatches per second, were it never to wait
     may_serve: Annotated[list[Natural], Field(max_length=1_024)] = []  # stages that it would move to
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
+    name: Annotated[str, Field(max_length=32)] = ""  # what its volunteer calls it
     links: PublishedLinks = []  # measured lately, from this node to others
+    level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # this record is in one of 2^level buckets
 
 
 class Claim(Entry):
@@ -84,8 +93,28 @@ class Claim(Entry):
 
 
 def stage_key(run_id: str, stage: int) -> str:
-    """The DHT key under which the replicas of `stage` announce themselves."""
+    """The DHT key under which all replicas of a small `stage` announce themselves, and a sample of a large one's."""
     return f"noloco/{run_id}/stage/{stage}"
+
+
+def bucket_key(run_id: str, stage: int, level: int, bucket: int) -> str:
+    """The DHT key of one of a stage's 2^level buckets; the only one of level 0 is the stage's own key."""
+    return f"{stage_key(run_id, stage)}/{level}.{bucket}" if level else stage_key(run_id, stage)
+
+
+def record_key(run_id: str, stage: int, peer: str, level: int) -> str:
+    """The DHT key under which `peer` announces itself."""
+    return bucket_key(run_id, stage, level, _spread(peer) >> (64 - level))
+
+
+def is_sampled(peer: str, level: int) -> bool:
+    """Whether the peer announces itself under its stage's own key, too: one in 2^level does."""
+    return _spread(peer) & 0xFFFF_FFFF < 1 << (32 - level)
+
+
+def _spread(peer: str) -> int:
+    """64 random bits that follow from the peer's id."""
+    return int.from_bytes(hashlib.sha256(peer.encode()).digest()[:8])
 
 
 def joining_key(run_id: str) -> str:

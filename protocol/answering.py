@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from protocol.channel import Channel
+from protocol.channel import HALF_FRAME_SECONDS, Channel
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Answer, Message, Progress, Status
-from protocol.peer_limits import RequestLimiter, places_for
+from protocol.patience import Patience
+from protocol.peer_limits import RequestLimiter
 from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -42,23 +44,24 @@ class Answering:
     dispatch: Callable[[Frame, Status], Awaitable[Answer[Message]]]
     strike: Callable[[], None]
     places: RequestLimiter
+    most_places: int
     supervisor: Supervisor
     underway: dict[int, Underway] = field(default_factory=dict)
     telling: bool = False
 
-    async def take(self, max_payload: int, tells: bool) -> None:
+    async def take(self, most: Callable[[int], Awaitable[int]], tells: bool) -> None:
         """The next frame of the stream. Nothing more is read while all places are taken, so the peer has to wait.
 
-        With `tells` it is told how far the request is, and may give it up. Raises as `read_frame`.
+        With `tells` it is told how far the request is, and may give it up. `most` and errors as of `Channel.read`.
         """
-        frame = await self.channel.read(max_payload, self._began_to_come if tells else lambda *_: None)
+        frame = await self.channel.read(most, self._began_to_come if tells else lambda *_: None)
         if frame.type is FrameType.CANCEL:
             self._give_up(frame.request_id)
             return
         underway = self.underway.get(frame.request_id, Underway(0.0))
         underway.status.look = lambda: QUEUED
         try:
-            await self.places.take(places_for(max_payload))
+            await self.places.take(self.most_places)
         except BaseException:
             self.underway.pop(frame.request_id, None)
             raise
@@ -114,9 +117,12 @@ class Answering:
             logger.exception("Failed to answer %s", frame.kind)
             await channel.refuse(frame, "internal", "")
         else:
+            patience = Patience(HALF_FRAME_SECONDS, math.inf)  # of bytes that nobody takes
             try:
-                await channel.send(FrameType.REPLY, frame.request_id, answer.message, answer.tensors)
-            except (PeerUnreachable, TransportDown):
+                await channel.send(
+                    FrameType.REPLY, frame.request_id, answer.message, answer.tensors, patience
+                )
+            except (PeerUnreachable, TransportDown, TimeoutError):
                 logger.debug("The answer to %s could not be sent", frame.kind)
 
     async def _handled(self, frame: Frame, status: Status) -> Answer[Message]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -28,8 +28,8 @@ SLOWEST_RATE = 32_768  # bytes a second
 class Channel:
     """Either side of one stream of one class of traffic; only the calling side has requests that wait.
 
-    Mutable state: the requests that wait for their replies, the next one's number, whether the stream is of no use
-    any more, and the task that reads replies.
+    Mutable state: the requests that wait for their replies, the next one's number, when the last one began, whether
+    the stream is of no use any more, and the task that reads replies.
     """
 
     stream: Stream
@@ -38,6 +38,7 @@ class Channel:
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: dict[int, tuple[asyncio.Future[Frame], Patience]] = field(default_factory=dict)
     next_id: int = 0
+    used: float = 0.0  # by the loop's clock
     broken: bool = False
     reader: asyncio.Task[None] | None = None
 
@@ -55,6 +56,7 @@ class Channel:
         """
         request_id = self.next_id
         self.next_id += 1
+        self.used = asyncio.get_running_loop().time()
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.waiting[request_id] = future, patience
         is_sent = False
@@ -76,19 +78,26 @@ class Channel:
     async def read_replies(self, max_payload: int, breached: Callable[[], None]) -> None:
         """Hand out replies until the stream ends; calls `breached` when it ends with a malformed one."""
         reason: NolocoError = PeerUnreachable("the stream was closed")
+
+        async def most(nbytes: int) -> int:
+            return max_payload
+
         try:
             while True:
-                frame = await self.read(max_payload)
-                if frame.type is FrameType.PROGRESS:
-                    self._note_progress(frame)
-                elif (waiting := self.waiting.pop(frame.request_id, None)) and not waiting[0].done():
-                    waiting[0].set_result(frame)
+                # nothing of it is named here: it would be kept until the next one comes, with all that waited for it
+                self._hand_out(await self.read(most))
         except NolocoError as error:
             reason = error
             if isinstance(error, WireError):
                 breached()
         finally:
             self.fail(reason)
+
+    def _hand_out(self, frame: Frame) -> None:
+        if frame.type is FrameType.PROGRESS:
+            self._note_progress(frame)
+        elif (waiting := self.waiting.pop(frame.request_id, None)) and not waiting[0].done():
+            waiting[0].set_result(frame)
 
     def _note_progress(self, frame: Frame) -> None:
         if frame.kind != Progress.kind:
@@ -153,11 +162,17 @@ class Channel:
             logger.debug("A %s frame could not be sent", frame_type.name.lower())
 
     async def read(
-        self, max_payload: int, began_to_come: Callable[[FrameType, int], None] = lambda *_: None
+        self,
+        most: Callable[[int], Awaitable[int]],
+        began_to_come: Callable[[FrameType, int], None] = lambda *_: None,
     ) -> Frame:
-        """The next frame. Raises as `read_frame`, and `PeerUnreachable` when one that has begun stands still."""
+        """The next frame, of at most `most(bytes that are announced)` bytes, which may wait until there is room.
+
+        Raises as `read_frame`, what `most` raises, and `PeerUnreachable` when a frame that has begun stands still.
+        """
         stream = self.stream
         prefix = await read_prefix(stream, self.watch)
+        max_payload = await most(prefix.payload_bytes)
         started = asyncio.get_running_loop().time()
         last = started + SLOWEST_SECONDS + prefix.payload_bytes / SLOWEST_RATE
         try:

@@ -45,11 +45,12 @@ from protocol.transport.base import Buffer
 if sys.byteorder != "little":
     raise ImportError("noloco-node sends tensors as little-endian bytes; this machine is big-endian.")
 
-_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _INTEGERS = {"int32": torch.int32, "int64": torch.int64}
-_DTYPES = {**_FLOATS, **_INTEGERS}
+_DTYPES = {**FLOATS, **_INTEGERS}
 _IN_BLOCKS = ("int8", *eden.GRIDS)  # scales, then the rest
-CODECS = (*_FLOATS, *_IN_BLOCKS, *_INTEGERS)
+FLOATING = (*FLOATS, *_IN_BLOCKS)
+CODECS = (*FLOATS, *_IN_BLOCKS, *_INTEGERS)
 
 MAX_DIMS = 8
 MAX_VALUES = 2**40  # keeps every product and stride far from the end of int64, also in shapes with a zero
@@ -183,6 +184,13 @@ def as_read(encoded: Encoded) -> Tensor:
     return decode(spec, encoded.buffers[0] if len(encoded.buffers) == 1 else b"".join(encoded.buffers))
 
 
+def bytes_as_tensor(encoded: Encoded) -> Tensor:
+    """Its bytes, uint8 [nbytes], over the same memory where that is writable and in one piece."""
+    if len(encoded.buffers) == 1:
+        return _tensor_over(encoded.buffers[0].cast("B"), torch.uint8)
+    return _tensor_over(memoryview(bytearray().join(encoded.buffers)), torch.uint8)
+
+
 def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
     """target ← target + factor·x, x being the tensor as its receiver reads it. No memory of x's size is taken.
 
@@ -259,7 +267,10 @@ def _quantise(flat: Tensor) -> tuple[memoryview, memoryview]:
     if not flat.is_floating_point():
         raise CodecError(f"int8 carries floating-point tensors, not {flat.dtype}")
     if flat.device.type != "cpu":
-        return _quantise_there(flat)
+        there, signed, is_fine = quantised_there(flat)
+        if not is_fine:
+            raise CodecError(_NOT_FINITE)
+        return _bytes_of(there.cpu()), _bytes_of(signed.cpu())
     values = torch.empty(flat.numel(), dtype=torch.int8)
     scales = torch.empty(-(-flat.numel() // BLOCK), dtype=torch.float32)
     whole = flat.to(torch.float32).contiguous().numpy()
@@ -268,19 +279,20 @@ def _quantise(flat: Tensor) -> tuple[memoryview, memoryview]:
     return _bytes_of(scales), _bytes_of(values)
 
 
-def _quantise_there(flat: Tensor) -> tuple[memoryview, memoryview]:
-    """The same in torch's operations for another device, bit for bit; part by part, as temporaries are float32."""
-    scales, values = [], []
+def quantised_there(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales and signed bytes in torch's operations for another device, bit for bit the same, and whether all values
+    are finite. Does not wait. Part by part, as temporaries are float32.
+    """
+    scales, values, is_fine = [], [], []
     for part in torch.split(flat, _PART):
         rows = torch.nn.functional.pad(part.to(torch.float32), (0, -part.numel() % BLOCK)).view(-1, BLOCK)
         scale = rows.abs().amax(dim=1, keepdim=True).div_(127)
-        if not torch.isfinite(scale).all():
-            raise CodecError(_NOT_FINITE)
+        is_fine.append(torch.isfinite(scale).all())
         scale = scale.clamp_(max=_LARGEST_SCALE)
         scales.append(scale.where(scale >= _SMALLEST_SCALE, 0).view(-1))
         scale = scale.where(scale >= _SMALLEST_SCALE, torch.inf)  # x/inf = 0: too small a block becomes zeros
         values.append((rows / scale).round_().to(torch.int8).view(-1)[: part.numel()])
-    return _bytes_of(torch.cat(scales).cpu()), _bytes_of(torch.cat(values).cpu())
+    return torch.cat(scales), torch.cat(values), torch.stack(is_fine).all()
 
 
 def _parts(encoded: Encoded) -> tuple[Tensor, Tensor]:

@@ -92,17 +92,22 @@ def rotated(flat: Tensor, codec: str) -> tuple[Tensor, Tensor]:
         if not is_finite:
             raise _refusal(codec)
         return scales, codes
-    return rotated_there(values, codec)
+    scales, codes, is_sendable = rotated_there(values, codec)
+    if not is_sendable:
+        raise _refusal(codec)
+    return scales, codes
 
 
-def rotated_there(flat: Tensor, codec: str) -> tuple[Tensor, Tensor]:
-    """The same in torch's operations for another device; codes differ where a value is within rounding of a bound."""
+def rotated_there(flat: Tensor, codec: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in torch's operations for another device, and whether all values can be sent. Does not wait.
+
+    Codes differ where a value is within rounding of a bound.
+    """
     grid, device = GRIDS[codec], flat.device
     magnitudes, bounds = (torch.from_numpy(array).to(device) for array in (grid.magnitudes, grid.bounds))
     rows = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     absmax = rows.abs().amax(dim=1, keepdim=True)
-    if not bool((absmax <= LARGEST).all()):  # false also for NaN
-        raise _refusal(codec)
+    is_sendable = (absmax <= LARGEST).all()  # false also for NaN
     power = (absmax.view(torch.int32) & 0x7F800000).view(torch.float32)
     power = power.where(absmax >= SMALLEST, 0)
     x = (rows / power.where(power > 0, torch.inf)) @ _rotation().to(device)
@@ -114,7 +119,16 @@ def rotated_there(flat: Tensor, codec: str) -> tuple[Tensor, Tensor]:
     codes = levels | (x < 0).to(levels.dtype) << (grid.bits - 1)
     parts = codes.view(len(rows), 8 // grid.bits, grid.block_bytes)
     shifts = torch.arange(0, 8, grid.bits, device=device).view(1, -1, 1)
-    return scales, (parts << shifts).sum(dim=1).to(torch.uint8).view(-1)
+    return scales, (parts << shifts).sum(dim=1).to(torch.uint8).view(-1), is_sendable
+
+
+def rotated_back_there(codes: Tensor, codec: str) -> Tensor:
+    """[blocks, 256] of codes uint8 on another device, for a scale of one each."""
+    grid, device = GRIDS[codec], codes.device
+    shifts = torch.arange(0, 8, grid.bits, device=device, dtype=torch.uint8).view(1, -1, 1)
+    parts = codes.view(-1, 1, grid.block_bytes) >> shifts & (2**grid.bits - 1)
+    centroids = torch.from_numpy(grid.centroids).to(device)
+    return centroids[parts.view(-1, BLOCK).long()] @ _rotation().to(device).T
 
 
 def add(target: Floats, scales: Floats, codes: np.ndarray, codec: str, factor: float) -> None:

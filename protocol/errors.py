@@ -51,6 +51,10 @@ class JoinError(UserError):
     """No peer could be reached, or the peers reached are not of the expected run."""
 
 
+class TokenError(UserError):
+    """A token that is none, is over, or is of another run; or none where the run asks for one."""
+
+
 class WireError(NolocoError):
     """A peer broke the protocol: malformed, oversized, of an unknown version or kind. Counts against it."""
 

@@ -11,11 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from protocol.cut import starts_of
 from protocol.errors import ManifestError
+from protocol.identity import is_peer_id
+from protocol.manifest_advice import advice
 from protocol.model import Count, Model, Positive, Section
 
 BYTES = "bytes"  # data.tokenizer where each byte is a token
@@ -25,11 +26,12 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 GOSSIP_CODECS: tuple[str, ...] = get_args(Codec)
-REMOVED = {  # settings and values that manifests may still name, and what to do without them
-    "outer.drift_control": "this setting was removed: take the line out. Rounds have outer.inner_steps steps, "
-    'or what outer.pace "time" makes of them',
-    "outer.overlap = late": '"late" was removed: use "phi-early" with wire.progress "int8", or "none"',
-}
+
+
+def _is_peer(text: str) -> str:
+    if not is_peer_id(text):
+        raise ValueError("not a peer id (12D3Koo…)")
+    return text
 
 
 def gamma_bound(alpha: float, group_size: int = 2) -> float:
@@ -79,9 +81,12 @@ class Data(Section):
 
 
 class Inner(Section):
-    """The inner optimizer, AdamW, and what one inner step consumes."""
+    """The inner optimizer and what one inner step consumes."""
 
+    # "muon": Muon for the matrices of the layers, AdamW for embeddings, head, norms and biases
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: Positive
+    muon_learning_rate: Positive | None = None  # at the peak of the same schedule; learning_rate if not given
     min_learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     warmup_steps: Annotated[int, Field(ge=0)]
     total_steps: Count
@@ -103,6 +108,8 @@ class Inner(Section):
             raise ValueError(f"inner.warmup_steps {self.warmup_steps} must be below {steps}")
         if self.min_learning_rate > self.learning_rate:
             raise ValueError("inner.min_learning_rate must not exceed inner.learning_rate")
+        if self.muon_learning_rate is not None and self.optimizer != "muon":
+            raise ValueError('inner.muon_learning_rate needs inner.optimizer = "muon"')
         return self
 
 
@@ -175,6 +182,32 @@ class Wire(Section):
     error_feedback: bool = False  # what rounding loses of Δ goes with the next round's
 
 
+class Access(Section):
+    """Who may take part. What nobody names is open to all; revoked peers are shut out of any run that has rules."""
+
+    # Strangers learn this manifest and nothing else: members and visitors show a token, see `protocol.tokens`.
+    private: bool = False
+    # who needs no token
+    peers: Annotated[tuple[Annotated[str, AfterValidator(_is_peer)], ...], Field(max_length=512)] = ()
+    # In an open run: zero bits that a hash of run, peer and a number in its record must begin with. Each costs a
+    # member twice the tries, once; a million take a second.
+    work_bits: Annotated[int, Field(ge=0, le=32)] = 0
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> Self:
+        if self.peers and not self.private:
+            raise ValueError("access.peers names who may enter a private run: set access.private")
+        if self.work_bits and self.private:
+            raise ValueError(
+                "access.work_bits is the price of an open run: a private one has tokens. Set it to 0"
+            )
+        return self
+
+    @property
+    def has_rules(self) -> bool:
+        return self.private or self.work_bits > 0
+
+
 class Limits(Section):
     """Times in seconds; deadlines begin with them, then adapt to what the swarm shows and never exceed them.
 
@@ -200,9 +233,12 @@ class Manifest(Section):
     outer: Outer
     wire: Wire = Wire()
     limits: Limits = Limits()
+    access: Access = Access()
     # "random": each microbatch goes to a random replica of the next stage, so that replicas mix. "fixed": always to
     # the same one while it lives, as separate pipelines would; a baseline.
     routing: Literal["random", "fixed"] = "random"
+    # of the microbatches, sent to a second replica of the next stage to compare the answers; it costs as much work
+    checked: Annotated[float, Field(ge=0, le=1)] = 0.01
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
@@ -256,7 +292,7 @@ def manifest_from(contents: object) -> Manifest:
     try:
         return Manifest.model_validate(contents)
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors()]
+        problems = [advice(problem, Manifest) for problem in error.errors()]
         raise ManifestError("The manifest cannot be used:\n  " + "\n  ".join(problems)) from None
 
 
@@ -269,8 +305,10 @@ def toml_contents(path: Path) -> dict[str, object]:
     """What is written there, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
         return _parsed(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"Cannot read the manifest {path}: {error}. Check the path.") from None
+    except OSError as error:
+        raise ManifestError(f"Cannot read the manifest {path} ({error.strerror}). Check the path.") from None
+    except UnicodeDecodeError:
+        raise ManifestError(f"The manifest {path} is not text in UTF-8. Check the path.") from None
 
 
 def load_preset(name: str) -> Manifest:
@@ -297,13 +335,6 @@ def _named(contents: dict[str, object], where: str) -> Manifest:
         return manifest_from(contents)
     except ManifestError as error:
         raise ManifestError(f"{where}: {error}") from None
-
-
-def _explain(problem: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in problem["loc"])
-    removed = REMOVED.get(place) or REMOVED.get(f"{place} = {str(problem['input'])[:16]}")
-    message = removed or problem["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
 
 
 def as_toml(manifest: Manifest) -> str:

@@ -1,6 +1,7 @@
-"""What one peer may do here: how many of its requests are answered at once, and when it is ignored.
+"""What one peer may do here: how many of its requests are answered at once and how often, and when it is ignored.
 
-The first bounds the memory that a peer can make this node hold; the second is for peers that break the protocol.
+The first bounds the memory that a peer can make this node hold, the second its processor time; the third is for peers
+that break the protocol.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from collections import deque
 from typing import TypeVar
 
-from protocol.transport.base import PeerId
+from protocol.transport.base import PeerId, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +21,16 @@ MOST = 64  # requests of a peer and class answered at once
 # even of the largest ones; two batches of eight, or the way to the next stage would not be hidden
 FEWEST = 16
 BUDGET = 64 << 20  # bytes of requests of a peer and class, and as many of answers, unless `FEWEST` need more
+INFLOW_FEWEST = (
+    256 << 20
+)  # bytes of all peers' large requests on their way, unless four of the largest need more
+LARGE = 64 << 10  # bytes of a request, from which it is counted
+LONGEST_COMING = 10.0  # seconds that a request may take while others wait for its room
+ROOM_PAUSE = 0.05
 BAN_AFTER_STRIKES = 10
 BAN_SECONDS = 300.0
 MAX_OFFENDERS = 4_096  # remembered at once
+MOST_REMEMBERED = 4_096  # peers whose allowances are kept
 
 
 def places_for(max_payload: int) -> int:
@@ -65,6 +73,37 @@ class RequestLimiter:
         self.taken -= 1
 
 
+class Inflow:
+    """Room for the large requests of all peers together that are on their way here: a half one holds memory.
+
+    Mutable state: how much each stream has announced, and since when, the oldest first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most  # bytes; one larger request may come alone
+        self._coming: dict[Stream, tuple[int, float]] = {}
+
+    @property
+    def taken(self) -> int:
+        return sum(nbytes for nbytes, _ in self._coming.values())
+
+    async def enter(self, stream: Stream, nbytes: int) -> None:
+        """Return when there is room for so much. What has come for `LONGEST_COMING` gives way: its stream ends."""
+        clock = asyncio.get_running_loop().time
+        while self._coming and self.taken + nbytes > self.most:
+            oldest, (_, since) = next(iter(self._coming.items()))
+            if clock() - since < LONGEST_COMING:
+                await asyncio.sleep(ROOM_PAUSE)
+                continue
+            self.leave(oldest)
+            oldest.close()
+        self._coming[stream] = nbytes, clock()
+
+    def leave(self, stream: Stream) -> None:
+        """It is here, or its stream has ended."""
+        self._coming.pop(stream, None)
+
+
 class PeerTable(dict[PeerId, T]):
     """What is kept of each peer, of `most` at a time: the one whose entry was set longest ago is forgotten first."""
 
@@ -79,6 +118,35 @@ class PeerTable(dict[PeerId, T]):
             del self[next(iter(self))]
 
 
+class Allowance:
+    """So much at once, and so much a second, for each peer and for all of them together (token buckets).
+
+    Mutable state: what each peer and all of them have left, and when that was so.
+    """
+
+    def __init__(self, each: tuple[float, float], all_: tuple[float, float]) -> None:
+        """`each` and `all_`: how much at once, how much a second."""
+        self._each, self._all = each, all_
+        self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
+        self._left_to_all: tuple[float, float] | None = None
+
+    def take(self, peer: PeerId, amount: float, now: float) -> bool:
+        """Whether there is so much left, for this peer and for all; then it is taken."""
+        mine = _refilled(self._left_to_each.get(peer), self._each, now)
+        everybodys = _refilled(self._left_to_all, self._all, now)
+        enough = min(mine, everybodys) >= amount
+        taken = amount if enough else 0.0
+        self._left_to_each[peer] = mine - taken, now
+        self._left_to_all = everybodys - taken, now
+        return enough
+
+
+def _refilled(left: tuple[float, float] | None, limits: tuple[float, float], now: float) -> float:
+    most, per_second = limits
+    amount, since = left or (most, now)
+    return min(most, amount + (now - since) * per_second)
+
+
 class Bans:
     """Mutable state: the strikes of each offender, and until when the worst are banned; `MAX_OFFENDERS` of each."""
 
@@ -86,14 +154,18 @@ class Bans:
         self._strikes = PeerTable[int](MAX_OFFENDERS)
         self._banned_until = PeerTable[float](MAX_OFFENDERS)
 
-    def strike(self, peer: PeerId, now: float) -> None:
-        """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`."""
+    def strike(self, peer: PeerId, now: float) -> bool:
+        """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`.
+
+        Whether that begins now.
+        """
         strikes = self._strikes.pop(peer, 0) + 1
         if strikes < BAN_AFTER_STRIKES:
             self._strikes[peer] = strikes
-            return
+            return False
         self._banned_until[peer] = now + BAN_SECONDS
         logger.warning("Peer %s broke the protocol too often and is ignored for a while", peer[-8:])
+        return True
 
     def is_banned(self, peer: PeerId, now: float) -> bool:
         return now < self._banned_until.get(peer, float("-inf"))

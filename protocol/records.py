@@ -33,13 +33,15 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha1(key.encode()).digest()
 
 
-def seal_record(identity: Identity, key: str, value: bytes, expires: float) -> bytes:
+def seal_record(identity: Identity, key: str, value: bytes, expires: float, credential: bytes = b"") -> bytes:
     """Sign `value` for the slot of `identity` under `key` until `expires` (seconds since the epoch).
+
+    The `credential` names its peer itself (`protocol.admission`) and needs no signature.
 
     Raises `RecordError` when the record would be too large or `key` does not begin with "noloco/".
     """
     signature = identity.sign(_signed_bytes(key, identity.peer_id, expires, value))
-    sealed: bytes = msgpack.packb([_VERSION, key, value, signature])
+    sealed: bytes = msgpack.packb([_VERSION, key, value, signature, *([credential] if credential else [])])
     _check_size(sealed)
     _check_key(key)
     return sealed
@@ -82,27 +84,31 @@ def check_lifetime(expires: float, now: float) -> None:
 def authenticate(digest: bytes, subkey: str, sealed: bytes, expires: float) -> Record:
     """The part of `open_record` that does not depend on the time, so that its result may be remembered."""
     _check_size(sealed)
-    key, value, signature = _unpack(sealed)
+    key, value, signature, credential = _unpack(sealed)
     _check_key(key)
     if key_digest(key) != digest:
         raise RecordError(f"the record belongs to another key, {key[:80]!r}")
     public_key = public_key_of(subkey)
     if not verify(public_key, _signed_bytes(key, subkey, expires, value), signature):
         raise RecordError(f"the record of {subkey} has a wrong signature")
-    return Record(PeerId(subkey), value, expires)
+    return Record(PeerId(subkey), value, expires, credential)
 
 
-def _unpack(sealed: bytes) -> tuple[str, bytes, bytes]:
+def _unpack(sealed: bytes) -> tuple[str, bytes, bytes, bytes]:
     try:
         envelope = msgpack.unpackb(sealed)
     except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise RecordError("the record is not an envelope") from error
     match envelope:
-        case [version, str(key), bytes(value), bytes(signature)]:
+        case [version, str(key), bytes(value), bytes(signature), *rest] if _is_credential(rest):
             if type(version) is not int or version != _VERSION:
                 raise RecordError(f"the record has the unknown version {str(version)[:20]!r}")
-            return key, value, signature
+            return key, value, signature, rest[0] if rest else b""
     raise RecordError("the record is not an envelope")
+
+
+def _is_credential(rest: list[object]) -> bool:
+    return not rest or (len(rest) == 1 and isinstance(rest[0], bytes))
 
 
 def _signed_bytes(key: str, subkey: str, expires: float, value: bytes) -> bytes:

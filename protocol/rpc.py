@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -18,20 +18,32 @@ import torch
 from protocol.answering import Answering
 from protocol.channel import Channel
 from protocol.codec import Encoded
-from protocol.errors import DeadlineExceeded, PeerUnreachable, Refused, TransportDown, WireError, legible
+from protocol.compatibility import serve_version
+from protocol.door import MOST_INTRODUCED, STRANGER, VISITOR_BYTES, Door
+from protocol.errors import (
+    DeadlineExceeded,
+    NolocoError,
+    PeerUnreachable,
+    Refused,
+    TransportDown,
+    WireError,
+    legible,
+)
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.messages import Answer as Answer
-from protocol.messages import Asks, Done, Handler, Message, Status
+from protocol.messages import Asker, Asks, Done, Handler, Message, Status
 from protocol.messages import Request as Request
 from protocol.messages import Traffic as Traffic
+from protocol.messages.peers import Introduce
 from protocol.patience import Patience
-from protocol.peer_limits import Bans, RequestLimiter
+from protocol.peer_limits import INFLOW_FEWEST, LARGE, Bans, Inflow, PeerTable, RequestLimiter, places_for
 from protocol.supervision import Supervisor
 from protocol.transport.base import PeerId, Stream, Transport
 
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS_PER_PEER = 8
+IDLE_SECONDS = 300.0  # without a request, after which a stream is closed when another one is opened
 DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
 Reply = TypeVar("Reply", bound=Message)
 
@@ -39,12 +51,12 @@ Reply = TypeVar("Reply", bound=Message)
 class Rpc:
     """Both sides of the conversation of one peer with all others.
 
-    Mutable state: one outgoing channel per (peer, traffic), the answers under way, and the strikes of peers that
-    broke the protocol.
+    Mutable state: one outgoing channel per (peer, traffic), the answers under way, the strikes of peers that broke
+    the protocol, and to whom this one has introduced itself. Without a `door` everybody is answered.
 
     What one peer makes this one hold is bounded, whether or not it reads its answers. For each class of traffic:
     `places_for(payload)` requests with their answers, and one more request for each of its streams, of which
-    there are at most `MAX_STREAMS_PER_PEER` in all.
+    there are at most `MAX_STREAMS_PER_PEER` in all. Large requests of all peers on their way share an `Inflow`.
     """
 
     def __init__(
@@ -62,27 +74,41 @@ class Rpc:
         self._channels: dict[tuple[PeerId, Traffic], Channel] = {}
         # for as long as somebody waits for the channel
         self._opening = WeakValueDictionary[tuple[PeerId, Traffic], asyncio.Lock]()
-        self._streams_from = Counter[PeerId]()
+        self._streams_from: dict[PeerId, set[Stream]] = {}
         # for as long as a stream or an answer under way holds them: a peer that closes its streams and comes back
         # finds no fresh places
         self._places = WeakValueDictionary[tuple[PeerId, Traffic], RequestLimiter]()
+        self._inflow = Inflow(INFLOW_FEWEST)
         self._bans = Bans()
+        self.introduction: Introduce | None = None  # of this peer, once it has a record
+        self._introducing = WeakValueDictionary[PeerId, asyncio.Lock]()  # as for `_opening`
+        self._shown = PeerTable[Introduce](MOST_INTRODUCED)  # to whom, and what
+        self._door: Door | None = None
 
     def handle(self, *handlers: Handler) -> None:
         """Answer these requests from now on, see `Asks.answered_by`; a later handler replaces an earlier one."""
         for handler in handlers:
             self._handlers[handler.traffic, handler.kind] = handler
 
-    def stop_handling(self, *traffic: Traffic) -> None:
-        """Refuse every request of these classes as "unknown-request", until there are handlers again."""
-        for key in [key for key in self._handlers if key[0] in traffic]:
-            del self._handlers[key]
+    def stop_handling(self, *what: Traffic | type[Message]) -> None:
+        """Refuse these requests, and all of these classes, as "unknown-request", until there are handlers again."""
+        kinds = {each if isinstance(each, Traffic) else each.kind for each in what}
+        for traffic, kind in [key for key in self._handlers if not kinds.isdisjoint(key)]:
+            del self._handlers[traffic, kind]
 
     def limit(self, payloads: dict[Traffic, int]) -> None:
         """Set payload bounds once the manifest, which they follow from, is known."""
         self._payloads |= payloads
+        self._inflow.most = max(INFLOW_FEWEST, 4 * max(self._payloads.values()))
+
+    def open_door(self, door: Door) -> None:
+        """Answer only whom it admits from now on."""
+        self._door = door
+        self.handle(Introduce.answered_by(door.on_introduce))
 
     async def start(self) -> None:
+        self.transport.refuses = self.is_banned
+        await serve_version(self.transport)
         for traffic in Traffic:
             await self.transport.serve(traffic.protocol, partial(self._serve, traffic))
 
@@ -113,6 +139,54 @@ class Rpc:
         """
         traffic = traffic or request.traffic
         patience = deadline if isinstance(deadline, Patience) else Patience(deadline)
+        # more than a visitor may send, or of what members get more than visitors
+        if traffic is Traffic.STATE or sum(tensor.nbytes for tensor in tensors) > VISITOR_BYTES // 2:
+            await self._introduce(peer, patience.seconds)
+        try:
+            return await self._ask(peer, request, tensors, patience, traffic)
+        except Refused as refusal:
+            if refusal.code != STRANGER or self.introduction is None:
+                raise
+        self._shown.pop(peer, None)
+        await self._introduce(peer, patience.seconds)
+        return await self._ask(peer, request, tensors, patience, traffic)
+
+    async def _introduce(self, peer: PeerId, deadline: float) -> None:
+        """Show the peer the record of this one, unless it has seen one of this stage that is not over soon."""
+        async with self._introducing.setdefault(peer, asyncio.Lock()):
+            mine, shown, now = self.introduction, self._shown.get(peer), self.transport.now()
+            if mine is None:
+                return
+            is_same = shown is not None and (shown.stage, bool(shown.record)) == (
+                mine.stage,
+                bool(mine.record),
+            )
+            left = shown.expires - now if shown is not None and is_same else 0.0
+            if left <= 0:
+                await self._show(peer, mine, deadline)
+            elif left < (mine.expires - now) / 3:
+                self._shown[peer] = mine
+                self._supervisor.spawn(self._show_again(peer, mine, deadline), "introducing this node")
+
+    async def _show(self, peer: PeerId, mine: Introduce, deadline: float) -> None:
+        try:
+            await self._ask(peer, mine, (), Patience(deadline), Traffic.CONTROL)
+        except Refused as refusal:
+            logger.debug("%s does not take this node's record: %s", peer[-8:], refusal)
+        self._shown[peer] = mine
+
+    async def _show_again(self, peer: PeerId, mine: Introduce, deadline: float) -> None:
+        with suppress(NolocoError):  # a refusal comes in time
+            await self._show(peer, mine, deadline)
+
+    async def _ask(
+        self,
+        peer: PeerId,
+        request: Asks[Reply],
+        tensors: Sequence[Encoded],
+        patience: Patience,
+        traffic: Traffic,
+    ) -> tuple[Reply, list[torch.Tensor]]:
         try:
             async with asyncio.timeout(patience.seconds):
                 channel = await self._channel(peer, traffic, patience.seconds)
@@ -134,12 +208,21 @@ class Rpc:
 
     async def _open(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
         key = (peer, traffic)
+        self._close_idle()
         channel = Channel(await self.transport.open(peer, traffic.protocol, deadline), traffic, self._watch)
         reading = channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
         channel.reader = self._supervisor.spawn(reading, "reading answers")
         self._channels[key] = channel
         channel.reader.add_done_callback(lambda _: self._drop(key, channel))
         return channel
+
+    def _close_idle(self) -> None:
+        """So that streams do not add up to all peers ever met."""
+        now = asyncio.get_running_loop().time()
+        for key, channel in list(self._channels.items()):
+            if not channel.waiting and now - channel.used > IDLE_SECONDS:
+                channel.close(PeerUnreachable("the stream was idle"))
+                self._drop(key, channel)
 
     def _give_up(self, traffic: Traffic, channel: Channel, number: int) -> None:
         if traffic.is_work:
@@ -150,9 +233,18 @@ class Rpc:
         """The stream ended: keep nothing for a peer that may never come back."""
         if self._channels.get(key) is channel:
             del self._channels[key]
+            self._shown.pop(key[0], None)  # who comes back may have forgotten it
+
+    async def shut_out(self, peer: PeerId) -> None:
+        """End every stream with a peer, and the connection."""
+        self.forget(peer)
+        for stream in list(self._streams_from.get(peer, ())):
+            stream.close()
+        await self.transport.shut_out(peer)
 
     def forget(self, peer: PeerId) -> None:
         """Close the channels to a peer that left, so that nothing is kept for it."""
+        self._shown.pop(peer, None)
         for traffic in Traffic:
             channel = self._channels.pop((peer, traffic), None)
             if channel is not None:
@@ -162,19 +254,24 @@ class Rpc:
 
     async def _serve(self, traffic: Traffic, stream: Stream) -> None:
         peer = stream.remote
-        if self.is_banned(peer) or self._streams_from[peer] >= MAX_STREAMS_PER_PEER:
+        streams = self._streams_from.get(peer, set())
+        if self.is_banned(peer) or len(streams) >= MAX_STREAMS_PER_PEER:
             return
-        self._streams_from[peer] += 1
+        self._streams_from[peer] = streams
+        streams.add(stream)
+        if self._door is not None:
+            self._door.enter(stream)
         answering = Answering(
             Channel(stream, traffic, self._watch),
             partial(self._dispatch, peer, traffic),
             partial(self.strike, peer),
-            self._places.setdefault((peer, traffic), RequestLimiter()),
+            *self._places_of(peer, traffic),
             self._supervisor,
         )
         try:
             while not self.is_banned(peer):
-                await answering.take(self._payloads[traffic], tells=traffic.is_work)
+                await answering.take(partial(self._most, stream, traffic), tells=traffic.is_work)
+                self._inflow.leave(stream)
         except WireError as error:
             logger.warning("Peer %s sent something malformed: %s", peer[-8:], error)
             self.strike(peer)
@@ -182,9 +279,25 @@ class Rpc:
             logger.debug("Peer %s closed its %s stream", peer[-8:], traffic)
         finally:
             answering.end()
-            self._streams_from[peer] -= 1
-            if not self._streams_from[peer]:
-                del self._streams_from[peer]
+            self._inflow.leave(stream)
+            if self._door is not None:
+                self._door.leave(stream)
+            streams.discard(stream)
+            if not streams:
+                self._streams_from.pop(peer, None)
+
+    def _places_of(self, peer: PeerId, traffic: Traffic) -> tuple[RequestLimiter, int]:
+        shared = self._door.places(peer, traffic) if self._door is not None else None
+        own = self._places.setdefault((peer, traffic), RequestLimiter())
+        return shared or (own, places_for(self._payloads[traffic]))
+
+    async def _most(self, stream: Stream, traffic: Traffic, nbytes: int) -> int:
+        most = self._payloads[traffic]
+        if self._door is not None:
+            most = self._door.bound(stream.remote, most, nbytes)
+        if LARGE < nbytes <= most:
+            await self._inflow.enter(stream, nbytes)
+        return most
 
     async def _dispatch(
         self, peer: PeerId, traffic: Traffic, frame: Frame, status: Status
@@ -192,6 +305,8 @@ class Rpc:
         if frame.type is not FrameType.REQUEST:
             raise WireError("a reply came where requests are expected")
         handler = self._handlers.get((traffic, frame.kind))
+        if self._door is not None:
+            await self._door.admit(peer, handler.asker if handler is not None else Asker.ANYBODY)
         if handler is None:
             raise Refused("unknown-request", frame.kind[:40])
         return await handler.dispatch(peer, frame, status)
@@ -200,7 +315,8 @@ class Rpc:
 
     def strike(self, peer: PeerId) -> None:
         """Count a breach of protocol; after too many the peer is ignored for a while."""
-        self._bans.strike(peer, asyncio.get_running_loop().time())
+        if self._bans.strike(peer, asyncio.get_running_loop().time()):
+            self._supervisor.spawn(self.shut_out(peer), "ending the connection with a peer that is banned")
 
     def is_banned(self, peer: PeerId) -> bool:
         return self._bans.is_banned(peer, asyncio.get_running_loop().time())

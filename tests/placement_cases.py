@@ -47,6 +47,28 @@ def scattered(count: int, seed: int) -> Scenario:
     return Scenario("scattered", latency, bandwidth, 100e6, 50e6)
 
 
+def trap(order: np.ndarray | None = None) -> Scenario:
+    """Eight machines of four on lines of 0.1 Gbit/s, 32 devices on lines of 0.3, and 72 ms between any two homes.
+
+    By `order` [64] they are named. With each machine spread over four stages and the single devices in four stages
+    of their own (`spread_out`), COMM is 31.63 s. Machines kept in one stage leave four hops on slow lines, not one.
+    """
+    device = np.arange(64) if order is None else order
+    machine = np.where(device < 32, device // 4, device)
+    together = machine[:, None] == machine[None, :]
+    speed = np.where(device < 32, 1e8, 3e8)
+    bandwidth = np.where(together, 50e9, np.minimum(speed[:, None], speed[None, :]))
+    latency = np.where(together, 1e-5, 0.0719)
+    np.fill_diagonal(latency, 0.0)
+    np.fill_diagonal(bandwidth, np.inf)
+    return Scenario("trap", latency, bandwidth, 100e6, 50e6)
+
+
+def spread_out(order: np.ndarray) -> np.ndarray:
+    """The good plan of `trap`: the stage of each device [64]."""
+    return np.where(order < 32, order % 4, order // 8)
+
+
 def perturbed(scenario: Scenario, seed: int) -> Scenario:
     """Every link times a factor of its own from [0.8, 1.25], latency and bandwidth alike."""
     generator = np.random.default_rng(seed)

@@ -15,12 +15,14 @@ import hivemind
 import torch
 from coordination import Message, next_command, say, sleep_until
 from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.partition import AllreduceException
 from state import sample
 
 MATCHMAKING_SECONDS = 1.0  # at least this long hivemind waits for a group that is not full yet
 REQUEST_SECONDS = 0.8  # hivemind asks for less than the above
 GROUP_DEADLINE = 120.0
 POLL_SECONDS = 0.0005
+TRIES = 3
 
 
 class HivemindPeer:
@@ -91,11 +93,17 @@ class HivemindPeer:
     def naive(self, at: float) -> Message:
         before = self._sample()
         sleep_until(at)
-        step = self._averager.step(wait=False, timeout=GROUP_DEADLINE)
-        while step.stage.value < AveragingStage.RUNNING_ALLREDUCE.value:
-            time.sleep(POLL_SECONDS)
-        matchmaking = time.monotonic() - at
-        members = step.result(GROUP_DEADLINE)
+        for tries_left in reversed(range(TRIES)):  # on a busy machine it does not find its group each time
+            step = self._averager.step(wait=False, timeout=GROUP_DEADLINE)
+            while not step.done() and step.stage.value < AveragingStage.RUNNING_ALLREDUCE.value:
+                time.sleep(POLL_SECONDS)
+            matchmaking = time.monotonic() - at
+            try:
+                members = step.result(GROUP_DEADLINE)
+                break
+            except AllreduceException:
+                if not tries_left:
+                    raise
         return self._report(time.monotonic() - at, before, len(members), matchmaking)
 
     def rest(self) -> Message:

@@ -60,7 +60,7 @@ class PairingResult:
 
     pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
     alone: list[AloneRound] = field(default_factory=list)
-    agreed_after: list[float] = field(default_factory=list)  # seconds from the proposer's first proposal
+    agreed_after: list[float] = field(default_factory=list)  # seconds from one's first proposal in the round
     rounds: Counter[int] = field(default_factory=Counter)
     inner_steps: Counter[int] = field(default_factory=Counter)
     # seconds from the last inner step of a round to the beginning of the next one, by replica
@@ -84,6 +84,10 @@ class PairingResult:
 
     def median_seconds_to_agree(self) -> float:
         return median(self.agreed_after)
+
+    def late_seconds_to_agree(self) -> float:
+        """What 19 of 20 searches stay below."""
+        return sorted(self.agreed_after)[int(0.95 * len(self.agreed_after))]
 
     def blocked_fraction(self, replica: int) -> float:
         return self.blocked[replica] / self.seconds
@@ -115,7 +119,8 @@ class SimulatedReplica:
 
     def begin_round(self) -> None:
         setting, now = self.swarm.setting, self.swarm.now
-        rates = [other.speed for other in self.swarm.replicas if other is not self]
+        others = self.swarm.replicas if setting.pace == "time" else []
+        rates = [other.speed for other in others if other is not self]
         self.pairing.begin_round(steps_of_round(setting.pace, setting.inner_steps, self.speed, rates))
         usual, noise = setting.step_seconds / self.speed, setting.step_noise
         steps = (max(0.0, self.rng.gauss(usual, noise * usual)) for _ in range(self.pairing.bounds.ends_at))
@@ -176,9 +181,10 @@ class SimulatedReplica:
         other = self.swarm.by_peer[proposal.pair.partner]
 
         def asked() -> None:
-            answer = other.pairing.on_proposal(
-                Pair(self.peer, proposal.pair.name), proposal.mine, other.here()
-            )
+            pair, before = Pair(self.peer, proposal.pair.name), other.pairing.current
+            answer = other.pairing.on_proposal(pair, proposal.mine, other.here())
+            if before is None and other.pairing.current is not None and other.seeks_since is not None:
+                self.swarm.outcome.agreed_after.append(self.swarm.now - other.seeks_since)  # it looked, too
             self.swarm.send(self.answered, proposal, answer)
 
         self.swarm.send(asked)
@@ -259,7 +265,8 @@ class SimulatedReplica:
         outcome.inner_steps[self.number] += self.steps
         outcome.blocked[self.number] += now - self.ended_at
         self.pairing.pause = 0.9 * self.pairing.pause + 0.1 * (now - self.ended_at)
-        self.arrived.clear()
+        if pair is not None:  # what came for the next round already stays
+            self.arrived -= {pair.name, f"ours of {pair.name}"}
         self.begin_round()
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -74,11 +74,18 @@ class Step:
 
 @dataclass(frozen=True)
 class _Clock:
-    """Seconds, and processor seconds of the stages' busiest threads and of the hypervisor's other guests."""
+    """Seconds, and processor seconds of each stage's threads and of the hypervisor's other guests."""
 
     wall: float
-    stages: float
+    threads: list[dict[int, float]]  # of each stage: by the thread's id
     stolen: float
+
+    def busiest_since(self, began: _Clock) -> float:
+        """Processor seconds of the threads that got most of them since then, one of each stage."""
+        return sum(
+            max(seconds - earlier.get(thread, 0.0) for thread, seconds in now.items())
+            for now, earlier in zip(self.threads, began.threads, strict=True)
+        )
 
 
 class Chain:
@@ -86,6 +93,8 @@ class Chain:
 
     `places` are for the seed peer first, then for the stages in order. With `traced` each stage writes a trace.
     """
+
+    program: Sequence[str] = ("-m", "node.cli")  # of a node, for Python
 
     def __init__(
         self,
@@ -117,6 +126,11 @@ class Chain:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+        self._folder.cleanup()
+
+    def stop(self) -> None:
+        """End all processes; what they wrote is still there."""
         for process, _ in reversed(self._processes):
             process.send_signal(signal.SIGINT)
         ends = time.monotonic() + STOP_SECONDS
@@ -126,7 +140,6 @@ class Chain:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self._folder.cleanup()
 
     @property
     def directory(self) -> Path:
@@ -134,8 +147,12 @@ class Chain:
 
     @property
     def traces(self) -> list[Path]:
-        """Of the stages, as far as they are written."""
-        return [self.directory / f"stage{stage}.json" for stage in range(self._manifest.stages)]
+        """Of the nodes, as far as they are written."""
+        return [self.directory / f"stage{number}.json" for number in range(len(self.stages()))]
+
+    def stages(self) -> list[int]:
+        """Which stage each node has, in the order of their places."""
+        return list(range(self._manifest.stages))
 
     def _start(self) -> None:
         (self.directory / "manifest.toml").write_text(as_toml(self._manifest))
@@ -145,14 +162,14 @@ class Chain:
             [*prefix, sys.executable, "-m", "bootstrap.found_cli", "--manifest", f"{self.directory}/manifest.toml",
              "--dir", f"{self.directory}/run", "--host", host, "--port", "0", *self._founding],
         )  # fmt: skip
-        address = self._wait_for(lambda: _address_in(seed))
-        for stage in range(self._manifest.stages):
-            host, prefix = self._places[1 + stage]
-            trace = ["--trace", str(self.traces[stage])] if self._traced else []
+        address = self.wait_for(lambda: _address_in(seed))
+        for number, stage in enumerate(self.stages()):
+            host, prefix = self._places[1 + number]
+            trace = ["--trace", str(self.traces[number])] if self._traced else []
             self._run(
-                f"stage{stage}",
-                [*prefix, sys.executable, "-m", "node.cli", "--join", address, "--stage", str(stage), "--state-dir",
-                 f"{self.directory}/stage{stage}", "--host", host, "--no-relay", "--threads", "1",
+                f"stage{number}",
+                [*prefix, sys.executable, *self.program, "--join", address, "--stage", str(stage), "--state-dir",
+                 f"{self.directory}/stage{number}", "--host", host, "--no-relay", "--threads", "1",
                  "--device", self._device, "--checkpoint-minutes", "60", *trace, *self._options],
             )  # fmt: skip
 
@@ -163,7 +180,8 @@ class Chain:
         self._processes.append((process, log))
         return log
 
-    def _wait_for(self, look: Any) -> Any:
+    def wait_for(self, look: Callable[[], Any]) -> Any:
+        """What `look` finds, once it finds something. Raises `ChainFailed`."""
         ends = time.monotonic() + START_SECONDS
         while not (found := look()):
             self.require_alive()
@@ -188,7 +206,7 @@ class Chain:
 
     def share_computed(self, stage: int, first: int, last: int) -> float:
         """Of the time from the end of a stage's inner step `first`, counted from 0, to that of `last`: computing."""
-        self._wait_for(lambda: len(self.events("step", stage)) > last)
+        self.wait_for(lambda: len(self.events("step", stage)) > last)
         steps = self.events("step", stage)[first : last + 1]
         seconds = steps[-1]["time"] - steps[0]["time"]
         return float((steps[-1]["computed"] - steps[0]["computed"]) / seconds)
@@ -208,7 +226,7 @@ class Chain:
 
     def wait_for_steps(self, steps: int) -> None:
         """Until the first stage has done so many in all."""
-        self._wait_for(lambda: len(self.step_times()) >= steps)
+        self.wait_for(lambda: len(self.step_times()) >= steps)
 
     def steady_steps(self, count: int) -> list[Step]:
         """The next `count` inner steps, after the present one.
@@ -236,17 +254,20 @@ class Chain:
         return Step(
             speed=tokens / (end - begin),
             computing=self.share_computed(self._manifest.stages - 1, first, first + 1),
-            processor=(ended.stages - began.stages) / (had - stolen),
+            processor=ended.busiest_since(began) / (had - stolen),
             stolen=stolen / had,
         )
 
     def _clock(self) -> _Clock:
-        stages = [psutil.Process(process.pid) for process, _ in self._processes[1:]]
-        busiest = [
-            max(thread.user_time + thread.system_time for thread in stage.threads()) for stage in stages
+        threads = [
+            {
+                thread.id: thread.user_time + thread.system_time
+                for thread in psutil.Process(process.pid).threads()
+            }
+            for process, _ in self._processes[1:]
         ]
         stolen = getattr(psutil.cpu_times(), "steal", 0.0)  # only Linux tells
-        return _Clock(time.monotonic(), sum(busiest), stolen)
+        return _Clock(time.monotonic(), threads, stolen)
 
     def tokens_per_second(self, seconds: float) -> float:
         """Of the inner steps of the first stage that begin and end within about `seconds` from now."""

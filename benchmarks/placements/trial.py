@@ -117,6 +117,7 @@ def work_seconds(trial: Trial) -> Callable[[int, Priority], float]:
         Priority.FORWARD: trial.forward_seconds,
         Priority.OPTIMIZER: trial.forward_seconds,
         Priority.SERVE: 0.0,
+        Priority.SNAPSHOT: 0.0,
     }
     return lambda stage, priority: seconds[priority]
 

@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
+from pipelines.adamw import tiny_with_adamw
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bootstrap.inspect.observer import squared_deviation
 from bootstrap.simulation.learning import loss_along, text_of
 from node.data.batches import Batch, Position, TrainingData
 from node.model.replica import Replica
-from node.rounds.defence import Defence, Finding, blocks_of
-from protocol.manifest import Manifest, load_preset
+from node.rounds.defence import Defence, Examination, blocks_of
+from protocol.manifest import Manifest
 from protocol.transport.base import PeerId
 
 from .attackers import Attack, Attacker
@@ -45,7 +46,7 @@ class PoisonSetting:
 
     @property
     def manifest(self) -> Manifest:
-        tiny = load_preset("tiny")
+        tiny = tiny_with_adamw()
         inner = {
             "total_steps": self.steps,
             "warmup_steps": 20,
@@ -108,7 +109,7 @@ class PoisonedStage:
         blocks = blocks_of(first.flat.slices)
         self._defences = [Defence(blocks, setting.clip) for _ in self.honest if setting.clip]
         self._round = 0
-        self._findings: list[tuple[bool, Finding]] = []  # about an attacker or not
+        self._findings: list[tuple[bool, Examination]] = []  # about an attacker or not
 
     def train(self) -> None:
         for step in range(self._setting.steps):
@@ -150,9 +151,7 @@ class PoisonedStage:
         return pairs
 
     def _shuns(self, one: int, other: int) -> bool:
-        return one < len(self._defences) and self._defences[one].quarantine.holds(
-            PeerId(str(other)), self._now
-        )
+        return one < len(self._defences) and self._defences[one].ledger.holds(PeerId(str(other)), self._now)
 
     def _pull(self, one: int, other: int, told: list[torch.Tensor]) -> torch.Tensor:
         if not told[other].isfinite().all():
@@ -218,5 +217,5 @@ def gradients_of(first: Replica) -> Gradients:
     return gradients
 
 
-def _mean_of(findings: list[Finding], value: Callable[[Finding], float]) -> float:
+def _mean_of(findings: list[Examination], value: Callable[[Examination], float]) -> float:
     return sum(map(value, findings)) / len(findings) if findings else 0.0

@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bootstrap.checking.devices import GB, Device
 from bootstrap.simulation.front import citation
+from node.machine.devices import GB, Device
 from node.model.memory_model import (
     LABEL_BYTES,
     BufferBytes,
     MicrobatchBytes,
+    Precision,
     backward_bytes,
     estimated,
     forward_bytes,
@@ -41,10 +42,29 @@ KERNELS_PER_LAYER = 100
 
 @dataclass(frozen=True)
 class AssumedLinks:
-    """The link that every replica is assumed to have: `mbit` each way at once, one-way `latency` in seconds."""
+    """The link that every replica is assumed to have: `mbit` each way at once, one-way `latency` in seconds.
+
+    `upload` and `download` in bytes per second, where they differ; `mbit` is then the slower one.
+    """
 
     mbit: float
     latency: float
+    upload: float = 0.0
+    download: float = 0.0
+
+    @classmethod
+    def between(cls, upload: float, download: float, latency: float) -> AssumedLinks:
+        """Of bytes per second."""
+        return cls(min(upload, download) * 8e-6, latency, upload, download)
+
+    def up(self) -> float:
+        return self.upload or self.mbit * 1.25e5
+
+    def down(self) -> float:
+        return self.download or self.mbit * 1.25e5
+
+    def slower(self) -> float:
+        return min(self.up(), self.down())
 
     def seconds(self, nbytes: float, messages: int = 1) -> float:
         return messages * self.latency + nbytes * 8 / (self.mbit * 1e6)
@@ -288,7 +308,7 @@ def report_of(manifest: Manifest, device: Device) -> DeviceReport:
 def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
     work = 6 * work_of(manifest, stage) / (device.tflops * 1e12 * device.efficiency)
     tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
-    weights = memory_of_state(manifest, stage) / 6
+    weights = 4 * parameter_count(manifest, stage)
     stepping = weights * OPTIMIZER_PASSES / (device.bandwidth * GB) / tokens
     launches = KERNELS_PER_LAYER * len(manifest.layers_of(stage)) if device.is_gpu else 0
     starting = launches * LAUNCH_SECONDS / manifest.tokens_per_microbatch
@@ -300,8 +320,9 @@ def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
     memory = device.memory * GB
     if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
         return "no"
-    cost = estimated(manifest, stage, manifest.inner.sequences, False, "bf16" if device.is_gpu else "fp32")
-    whole = memory_of_state(manifest, stage) + cost.of(least_in_flight(manifest, stage)) / 0.8
+    precision: Precision = "bf16" if device.is_gpu else "fp32"
+    cost = estimated(manifest, stage, manifest.inner.sequences, False, precision)
+    whole = memory_of_state(manifest, stage, precision) + cost.of(least_in_flight(manifest, stage)) / 0.8
     if not device.is_gpu:
         whole += memory_of_buffers(manifest, stage).total
     return "whole" if whole <= memory else "smaller"

@@ -6,38 +6,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.checking.devices import EFFICIENCY
-from bootstrap.checking.report import TOLERABLE, AssumedLinks, DeviceReport, Hop, MemoryFigures, Report
+from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, MemoryFigures, Report
 from bootstrap.display import plain_table
 from node.machine.limits import size
 from node.model.memory_model import backward_bytes, forward_bytes
+from node.model.stage import described_parameters
+from node.watch.words import duration
 from protocol.manifest import Manifest
 
-FITS = {"whole": "", "smaller": " *", "no": "does not fit"}
-ABOUT_SPEEDS = {
-    "devices": f"published bf16 arithmetic, of which {EFFICIENCY:.0%} is assumed to be reached, with kernels of "
-    "5 µs at least (assumed), and memory bandwidth in the optimizer's step; no waiting for links. *: in smaller "
-    "steps, which is slower (docs/memory.md). --measure measures this machine."
-}
 
-
-def show_report(report: Report, manifest: Manifest, links: AssumedLinks, speeds: list[DeviceReport]) -> None:
+def show_report(report: Report, manifest: Manifest, links: AssumedLinks) -> None:
     memory = memory_table([stage.memory_parts for stage in report.stages])
-    tables = [stage_table(report), "", memory, *(["", device_table(speeds)] if speeds else [])]
-    said = sentences(report, manifest, links) | (ABOUT_SPEEDS if speeds else {})
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
-    for subject, text in said.items():
+    for subject, text in sentences(report, manifest, links).items():
         grid.add_row(subject, Text(text))
-    Console().print(*tables, "", grid, sep="\n", highlight=False)
+    title = f"{report.name}: {described_parameters(manifest)}"
+    Console().print(title, "", stage_table(report), "", memory, "", grid, sep="\n", highlight=False)
 
 
 def stage_table(report: Report) -> Table:
     """One row for each stage: what one replica of it needs."""
     table = plain_table(
-        f"{report.name}: {report.parameters:,} parameters in {len(report.stages)} "
-        f"stage{'s' * (len(report.stages) > 1)}; one of {report.replicas} replicas:",
+        f"One of {report.replicas} replicas of each of {len(report.stages)} "
+        f"stage{'s' * (len(report.stages) > 1)}:",
         ("stage", "layers", "parameters", "memory", "sent in\na round", "bytes/\ntoken", "waits",
          "all-reduce,\nbytes/token"),
     )  # fmt: skip
@@ -132,15 +125,6 @@ def _stability(report: Report) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """For people: "0.3 s", "4.2 min", "1.5 h"; "-" for none."""
-    if seconds == 0:
-        return "-"
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def _count(number: int) -> str:
     return f"{number / 1e6:,.1f} M" if number >= 1e7 else f"{number:,}"
 
@@ -151,42 +135,16 @@ def _short(value: float) -> str:
 
 def memory_table(figures: list[MemoryFigures]) -> Table:
     """One row for each stage: what one replica of it keeps in memory, at its fastest and at least."""
+    unit, name = (2**30, "GiB") if max(each.whole for each in figures) >= 2**30 else (2**20, "MiB")
     table = plain_table(
-        "Memory of one replica, in float32; with a GPU, averaging to messages are the host's:",
-        ("stage", "weights,\nmomenta", "averaging", "checkpoint", "messages", "a microbatch\nkept, at work",
-         "in\nflight", "together", "at least"),
+        f"Memory of one replica in {name}, float32; with a GPU, averaging to messages are the host's:",
+        ("stage", "weights,\nmomenta", "averag-\ning", "check-\npoint", "mes-\nsages", "microb.\nkept",
+         "microb.\nat work", "in\nflight", "to-\ngether", "at\nleast"),
+        is_dense=True,
     )  # fmt: skip
     for stage, each in enumerate(figures):
         cost, buffers = each.microbatch, each.buffers
-        parts = (each.state, buffers.averaging, buffers.checkpoint, buffers.messages)
-        table.add_row(
-            str(stage),
-            *map(size, parts),
-            f"{size(cost.kept)}, {size(cost.peak)}",
-            str(each.in_flight),
-            size(each.whole),
-            size(each.least),
-        )
-    return table
-
-
-def device_table(reports: list[DeviceReport]) -> Table:
-    """One row for each device: tokens a second of one replica of each stage, and of a pipeline of such devices."""
-    stages = range(len(reports[0].stages))
-    headings = ("device", "memory", "TFLOPS", "used", *(f"stage {stage}" for stage in stages), "pipeline")
-    table = plain_table("Tokens a second of one replica that waits for nobody:", headings)
-    for report in reports:
-        device = report.device
-        speeds = [
-            FITS["no"] if speed.fits == "no" else f"{speed.tokens_per_second:,.0f}{FITS[speed.fits]}"
-            for speed in report.stages
-        ]
-        table.add_row(
-            device.name,
-            f"{device.memory:.0f} GB",
-            f"{device.tflops:.3g}",
-            "measured" if device.efficiency == 1.0 else f"{device.efficiency:.0%}",
-            *speeds,
-            f"{report.slowest:,.0f}" if report.slowest else "-",
-        )
+        parts = [each.state, buffers.averaging, buffers.checkpoint, buffers.messages, cost.kept, cost.peak]
+        columns = [f"{part / unit:.1f}" for part in (*parts, each.whole, each.least)]
+        table.add_row(str(stage), *columns[:6], str(each.in_flight), *columns[6:])
     return table

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LAYERS = 1_024  # as in the manifest
 UNKNOWN_DIGEST = "0" * 64
+MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
 _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
 
 
@@ -60,6 +61,8 @@ class RunOptions:
         if raw is not None:
             is_preset = self.file is None and self.from_checkpoint is None
             manifest = with_tokenizer(manifest, raw, self.end_of_text, is_preset=is_preset)
+        elif self.file is None and self.from_checkpoint is None:
+            _require_tokens(manifest)
         return manifest, raw
 
     def _manifest(self) -> Manifest:
@@ -91,6 +94,16 @@ class RunOptions:
             contents["inner"]["total_steps"] = self.steps
             contents["inner"]["warmup_steps"] = min(contents["inner"]["warmup_steps"], self.steps - 1)
         return manifest_from(contents)
+
+
+def _require_tokens(preset: Manifest) -> None:
+    """Raises `ManifestError` for a vocabulary of which bytes would use next to nothing."""
+    if preset.model.vocab_size > MOST_OVER_BYTES:
+        raise ManifestError(
+            f"The preset {preset.name} has {preset.model.vocab_size:,} tokens, of which bytes would use 256. Name "
+            "the tokenizer of the text to train on: --tokenizer tokenizer.json, or --tokenizer hub:NAME. "
+            f"For bytes, write a manifest: noloco-bootstrap init run.toml --size {preset.name} --vocab 256."
+        )
 
 
 def model_of(source: Pretrained) -> Model:

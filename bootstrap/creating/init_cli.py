@@ -11,7 +11,7 @@ import typer
 
 from bootstrap.display import writing
 from node.command import fail
-from protocol.errors import NolocoError, UserError
+from protocol.errors import ManifestError, NolocoError, UserError
 from protocol.manifest import PRESETS, Manifest, as_toml, load_preset, manifest_from
 
 # flag: where it goes in the manifest, and the question; those without one are asked of nobody
@@ -42,6 +42,7 @@ MEANINGS = {
     "name": "for people",
     "stages": "pipeline stages; the cut makes the slowest as fast as it can be",
     "routing": "each microbatch to a random replica of the next stage",
+    "checked": "of them, sent to a second replica to compare the answers",
     "model": "a decoder, in the words of transformers' configurations",
     "model.vocab_size": "at least 256 where bytes are tokens",
     "model.kv_heads": "0: as many as heads",
@@ -53,7 +54,7 @@ MEANINGS = {
     "data.tokenizer": '"bytes", or the hash that --tokenizer gives',
     "data.sequence_tokens": "in a sequence",
     "data.held_out": "fraction of the documents that nobody trains on",
-    "inner": "AdamW, and what one inner step of a replica consumes",
+    "inner": "The inner optimizer, and what one inner step of a replica consumes",
     "inner.learning_rate": "after a linear warm-up; cosine to the minimum at total_steps",
     "inner.microbatches": "in one inner step",
     "inner.sequences": "in one microbatch; a node that cannot hold them computes it in slices",
@@ -66,6 +67,8 @@ MEANINGS = {
     "outer.overlap": '"phi-early": most of the exchange goes while training goes on',
     "outer.clip": "the defence's radius in usual distances; 0 trusts everybody",
     "wire": "how tensors travel: fp32, fp16, bf16, int8; between stages also eden4, eden2",
+    "access": "who may enter: everybody, or those with the owner's token (docs/private.md)",
+    "access.work_bits": "of an open run: the price of a record, 2^bits hashes",
     "limits": "in seconds, where deadlines start before they adapt",
     "limits.record_lifetime": "of a node's record in the DHT",
 }
@@ -92,17 +95,18 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask any questions.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented manifest from a few questions or from flags, for noloco-bootstrap --manifest."""
+    """Write a commented manifest from a few questions or from flags, for noloco-bootstrap --manifest.
+
+    Example: noloco-bootstrap init my-run.toml --size tiny --stages 4
+    """
     given = {flag: value for flag, value in locals().items() if flag in QUESTIONS and value is not None}
     try:
         if file.exists() and not force:
             raise UserError(f"{file} exists already. Choose another file, or replace it with --force.")
         if not yes and not sys.stdin.isatty():
             raise UserError("There is no terminal to ask questions on: give flags, and --yes for the rest.")
-        base = load_preset(size or ("tiny" if yes else typer.prompt("Size of the model", default="tiny")))
-        if not yes:
-            given |= _asked(base, given)
-        manifest = changed(base, given)
+        base = load_preset(size or "tiny") if yes or size else _asked_for_size()
+        manifest = changed(base, given) if yes else _answered(base, given)
         with writing(file, "Choose another file."):
             file.write_text(toml_of(manifest, str(file)), encoding="utf-8")
     except NolocoError as error:
@@ -111,13 +115,38 @@ def init(
     print(f"Found the run: noloco-bootstrap --manifest {file}")
 
 
-def _asked(base: Manifest, given: dict[str, object]) -> dict[str, object]:
-    """Ask the questions that no flag has answered; Enter keeps the value of the chosen size."""
+def _asked_for_size() -> Manifest:
+    """Until there is such a preset."""
+    while True:
+        try:
+            return load_preset(typer.prompt("Size of the model", default="tiny"))
+        except ManifestError as problem:
+            typer.echo(problem)
+
+
+def _answered(base: Manifest, given: dict[str, object]) -> Manifest:
+    """What comes of the flags and the answers. Answers that do not go together are asked for again, and none is lost.
+
+    Raises `ManifestError` when the answers stay as they were.
+    """
+    answers = dict[str, object]()
+    while True:
+        before, answers = answers, _asked(base, given, answers)
+        try:
+            return changed(base, given | answers)
+        except ManifestError as problem:
+            if answers == before:
+                raise
+            typer.echo(f"{problem}\nOnce more; Enter keeps an answer.")
+
+
+def _asked(base: Manifest, given: dict[str, object], before: dict[str, object]) -> dict[str, object]:
+    """Ask the questions that no flag has answered; Enter keeps the last answer, or the value of the chosen size."""
     answers = {}
     for flag, (place, question) in QUESTIONS.items():
         if question and flag not in given:
-            default = attrgetter(place)(base)
-            answers[flag] = typer.prompt(question, default=default, type=type(default))
+            usual = attrgetter(place)(base)
+            answers[flag] = typer.prompt(question, default=before.get(flag, usual), type=type(usual))
     return answers
 
 

@@ -10,21 +10,34 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import random
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
+from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.display import writing
+from node.dashboard_process import dashboard_beside, own_addresses
 from node.machine.processes import on_interrupt
 from node.membership.data_source import serve_tokenizer
+from node.membership.entry import guard
 from node.membership.joining import serve_greeting
-from node.watch.health import Report, health_served, parts_told, reached_at
-from protocol.errors import StateError
+from node.membership.revoking import Revoking
+from node.model.stage import described_parameters
+from node.watch.health import Report, health_served, report_of
+from protocol.admission import Admission
+from protocol.errors import StateError, TokenError
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
+from protocol.tokens import Token
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -33,6 +46,11 @@ logger = logging.getLogger(__name__)
 RUN_KEY = "run.key"
 MANIFEST = "manifest.noloco"
 SEED_KEY = "seed.key"
+SEED_CREDENTIAL = (
+    "seed.credential"  # of a private run: so that the run's key need not stay with the seed peer
+)
+REVOKED = "revoked.noloco"
+SEED_YEARS = 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,7 @@ class Founded:
     seed_key: Path
     is_new: bool
     tokenizer: bytes | None = None  # the run's tokenizer.json
+    credential: bytes = b""  # of the seed peer of a private run
 
 
 def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = None) -> Founded:
@@ -68,8 +87,26 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
     if is_new:
         with writing(signed_path, "Choose another --dir."):
             signed_path.write_bytes(signed.to_bytes())
-    Identity.load_or_create(seed_key)
-    return Founded(signed, seed_key, is_new, kept)
+    seed = Identity.load_or_create(seed_key)
+    shown = _seed_credential(directory, signed, seed) if signed.manifest.access.private else b""
+    return Founded(signed, seed_key, is_new, kept, shown)
+
+
+def _seed_credential(directory: Path, signed: SignedManifest, seed: Identity) -> bytes:
+    """Kept beside the keys, and made while the run's key is there, too. Raises `StateError`, `TokenError`."""
+    place = directory / SEED_CREDENTIAL
+    if place.exists():
+        return place.read_bytes()
+    if not (directory / RUN_KEY).exists():
+        raise TokenError(
+            f"The run is private, and {directory} has neither {SEED_CREDENTIAL} nor {RUN_KEY}. "
+            "Copy one of them there."
+        )
+    expires = time.time() + SEED_YEARS * 365.25 * 86_400
+    token = Token.issue(signed.run_id, Identity.load(directory / RUN_KEY), None, 1, expires)
+    with writing(place, "Choose another --dir."):
+        place.write_bytes(token.credential(seed.peer_id))
+    return place.read_bytes()
 
 
 def reach_of(address: str) -> str:
@@ -87,46 +124,102 @@ def reach_of(address: str) -> str:
 class SeedPeer:
     """A peer that keeps DHT records and greets; what is in flight belongs to its supervisor."""
 
-    def __init__(self, transport: Transport, signed: SignedManifest, tokenizer: bytes | None = None) -> None:
-        """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens."""
+    def __init__(
+        self,
+        transport: Transport,
+        signed: SignedManifest,
+        tokenizer: bytes | None = None,
+        credential: bytes = b"",
+        kept: Callable[[bytes], bytes] = lambda sealed: b"",
+    ) -> None:
+        """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens; `credential` lets this peer into a
+        private run; `kept` as of `Revoking`.
+        """
+        self._credential, self._kept = credential, kept
         self.transport = transport
         self.signed = signed
         self._supervisor = Supervisor()
         transport.supervise(self._supervisor.group())
+        self._telling = self._supervisor.group()
         self.rpc = Rpc(transport, supervisor=self._supervisor.group())
         self._tokenizer = tokenizer
 
     async def start(self) -> None:
         """Listen and greet. Raises `ResourceError` when the port is taken."""
         await self.transport.start()
-        serve_greeting(self.rpc, self.transport, self.signed, is_seed=True)
+        admission = None
+        if self.signed.manifest.access.has_rules:
+            admission = Admission(self.signed, self.transport.peer_id, self.transport.now)
+            admission.own = self._credential
+            await self._guard(admission)
+        revoked = (lambda: admission.sealed) if admission is not None else (lambda: b"")
+        serve_greeting(self.rpc, self.transport, self.signed, is_seed=True, revoked=revoked)
         serve_tokenizer(self.rpc, lambda: self._tokenizer)
         await self.rpc.start()
 
+    async def _guard(self, admission: Admission) -> None:
+        await guard(self.rpc, admission)
+        revoking = Revoking(self.rpc, admission, admission.known, random.Random(), kept=self._kept)
+        self._supervisor.keep(
+            "looking for revocations",
+            lambda: revoking.run(logger.warning),
+            "Who is revoked learns so from others alone.",
+        )
+
+    def tell_newcomers(self) -> None:
+        """From now on, to whoever founded the run."""
+        self._telling.keep(
+            "watching who joins",
+            lambda: tell_newcomers(self.transport, self.signed),
+            "The founder does not hear who joins.",
+        )
+
     def health(self) -> Report:
         """The answer to a health check on this machine: see `node.watch.health`."""
-        parts = parts_told(self._supervisor, asyncio.get_running_loop().time())
-        return {"peer": self.transport.peer_id, "state": "seed", "parts": parts, **reached_at(self.transport)}
+        return report_of("seed", self._supervisor, self.transport)
 
     async def close(self) -> None:
+        await self._telling.close()
         await self.rpc.close()
         await self.transport.close()
+        await self._supervisor.close()
 
 
-async def keep_seed_peer(founded: Founded, config: Libp2pConfig, address_file: Path | None) -> None:
-    """Run the seed peer until it is told to leave. Raises `ResourceError` when the port is taken."""
+async def keep_seed_peer(
+    founded: Founded, config: Libp2pConfig, address_file: Path | None, dashboard: str = ""
+) -> None:
+    """Run the seed peer until it is told to leave, with the `dashboard` at HOST:PORT, if any.
+
+    Raises `ResourceError` when a port is taken.
+    """
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
-    seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
+    transport, revoked = Libp2pTransport(founded.seed_key, config), founded.seed_key.with_name(REVOKED)
+    seed = SeedPeer(transport, founded.signed, founded.tokenizer, founded.credential, kept_in(revoked))
     try:
         await seed.start()
         addresses = seed.transport.addresses()
         _introduce(founded, addresses, address_file)
-        async with health_served(founded.seed_key.parent, seed.health):
+        seed.tell_newcomers()
+        page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port))
+        async with health_served(founded.seed_key.parent, seed.health), page:
             await leaving.wait()
         logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
     finally:
         await seed.close()
+
+
+def kept_in(place: Path) -> Callable[[bytes], bytes]:
+    """For `Revoking`: the file that `noloco-bootstrap revoke` writes, and that others' lists do not change."""
+    return lambda _: place.read_bytes() if place.exists() else b""
+
+
+def _show_code(addresses: list[str]) -> None:
+    """The invitation for a camera, in a terminal, where segno is installed: pip install 'noloco-node[qr]'."""
+    far = [address for address in addresses if reach_of(address) != "this machine"]
+    if not (far and sys.stdout.isatty() and find_spec("segno")):
+        return
+    import_module("segno").make(f"noloco-node --join {far[-1]}", micro=False).terminal(compact=True)
 
 
 def _introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
@@ -137,12 +230,24 @@ def _introduce(founded: Founded, addresses: list[str], address_file: Path | None
     doing = "Founded" if founded.is_new else "Taking up"
     print(
         f"{doing} run '{manifest.name}', id {founded.signed.run_id}: "
-        f"{manifest.stages} stages, {manifest.model.layers} layers of width {manifest.model.hidden_size}."
+        f"{manifest.stages} stages, {manifest.model.layers} layers of width {manifest.model.hidden_size}, "
+        f"{described_parameters(manifest)}."
     )
     print("Volunteers join with one of these, each in a directory of its own or with --state-dir:")
     for address in addresses:
         print(f"  from {reach_of(address)}:")
         print(f"    noloco-node --join {address}")
+    _show_code(addresses)
+    if manifest.access.private:
+        print(
+            f"The run is private: noloco-bootstrap invite --dir {founded.seed_key.parent} makes tokens for --token."
+        )
+    if founded.is_new:
+        print(
+            f"{founded.seed_key.with_name(RUN_KEY)} is the run's key. Who has it can sign plans for the run "
+            "(noloco plan --publish); training does not need it, and it cannot be made again. Keep a copy elsewhere, "
+            "and give it to nobody."
+        )
     if manifest.start is not None:
         print(
             f"The run starts from '{manifest.start.name}': give the first replica of each stage --from-checkpoint "

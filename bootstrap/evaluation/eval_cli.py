@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.model_options import DataOption, Join, ModelDirectory, TextFieldOption, TokenizerFile
+from bootstrap.model_options import (
+    AccessToken,
+    DataOption,
+    Join,
+    ModelDirectory,
+    TextFieldOption,
+    TokenizerFile,
+)
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
 from protocol.errors import NolocoError, UserError
@@ -16,6 +23,7 @@ from protocol.errors import NolocoError, UserError
 def evaluate(
     model: ModelDirectory = None,
     join: Join = None,
+    token: AccessToken = "",
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
     held_out: Annotated[
@@ -37,6 +45,8 @@ def evaluate(
     """Measure loss, perplexity and bits per byte, of an export or of a running swarm.
 
     Without --data on text that the run holds out; --data files are measured whole.
+
+    Example: noloco eval --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
     if (model is None) == (not join):
         fail(UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
@@ -45,7 +55,7 @@ def evaluate(
 
     wanted = WantedLosses(tuple(data or ()), text_field, held_out, sequences, data_cache or default_cache())
     if model is None:
-        run_async(evaluate_swarm(join or [], wanted, every_replica, tokenizer))
+        run_async(evaluate_swarm(join or [], token, wanted, every_replica, tokenizer))
         return
     try:
         evaluate_export(model, wanted)

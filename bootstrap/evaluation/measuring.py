@@ -79,8 +79,10 @@ class WantedLosses:
         return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
 
 
-async def evaluate_swarm(join: list[str], wanted: WantedLosses, every_replica: bool, own: str) -> None:
-    async with visit(join) as observer:
+async def evaluate_swarm(
+    join: list[str], token: str, wanted: WantedLosses, every_replica: bool, own: str
+) -> None:
+    async with visit(join, token) as observer:
         manifest = observer.manifest
         raw = await tokenizer_file(observer, own)
         tokenizer = transformers_tokenizer(manifest, raw)

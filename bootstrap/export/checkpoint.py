@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from bootstrap.export.fetching import Source
 from node.model.flat import Slice, layout
 from node.model.stage import model_config, parameter_shapes
 from protocol.manifest import Manifest, as_toml
+from protocol.receipts import Contribution
 
 PATTERN = "model{suffix}.safetensors"
+MOST_NAMED = 50  # contributors in the model card
 INDEX = "model.safetensors.index.json"
 
 
@@ -64,11 +67,20 @@ def write_shards(
     for file, names in split.filename_to_tensors.items():
         tensors = {name: _tensor(weights[name], stages, dtype) for name in names}
         save_file(tensors, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(
+            0o666 & ~_umask()
+        )  # as every other file: safetensors lets nobody else read it
         yield file
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         yield INDEX
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # it can only be read by setting it
+    os.umask(mask)
+    return mask
 
 
 def _tensor(weight: Weight, stages: list[NDArray[np.float32]], dtype: torch.dtype) -> torch.Tensor:
@@ -108,6 +120,7 @@ class Facts:
     training_loss: float | None = None  # of the last stage's last steps
     validation_loss: float | None = None
     directory: str = "model"
+    contributions: Sequence[Contribution] = ()
 
     def as_json(self) -> str:
         stages = [
@@ -151,7 +164,7 @@ stages, replicas of each averaged in pairs ([arXiv 2506.10911](https://arxiv.org
 
 {_weights(facts)}
 
-## Load it
+{_contributors(facts)}## Load it
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -184,6 +197,29 @@ def _rows(facts: Facts) -> str:
     if facts.validation_loss is not None:
         rows.append(("validation loss", f"{facts.validation_loss:.4f} nats per token, on held-out text"))
     return "\n".join(f"| {name} | {value} |" for name, value in rows)
+
+
+def _contributors(facts: Facts) -> str:
+    """Names are what strangers call themselves: shown as text, whatever is in them."""
+    if not facts.contributions:
+        return ""
+    rows = [
+        f"| {markdown_text(one.name) or '-'} | `{one.peer}` | {one.tokens:,} |"
+        for one in facts.contributions[:MOST_NAMED]
+    ]
+    more = len(facts.contributions) - len(rows)
+    rows += (
+        [f"| and {more:,} more | | {sum(c.tokens for c in facts.contributions[MOST_NAMED:]):,} |"]
+        if more
+        else []
+    )
+    table = "\n".join(["| who | peer | tokens, signed for by others |", "|---|---|---|", *rows])
+    return f"## Contributors\n\n{table}\n\n"
+
+
+def markdown_text(text: str) -> str:
+    """Letters, digits and spaces as they are, all else as character references."""
+    return "".join(c if c.isalnum() or c == " " else f"&#{ord(c)};" for c in text)
 
 
 def _weights(facts: Facts) -> str:

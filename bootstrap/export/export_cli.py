@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.model_options import Join, TokenizerFile
+from bootstrap.model_options import AccessToken, Join, TokenizerFile
 from node.command import fail, run_async
 from node.machine.limits import parse_size
 from protocol.errors import NolocoError, ResourceError, StateError, UserError
@@ -26,6 +26,7 @@ LEAST_SHARD = 1_000  # bytes: less is a size whose unit was forgotten
 def export(
     out: Annotated[Path, typer.Option(help="Directory to write the checkpoint to.")],
     join: Join = None,
+    token: AccessToken = "",
     mean: Annotated[
         bool,
         typer.Option(
@@ -40,6 +41,8 @@ def export(
     """Write a Hugging Face checkpoint of a running or finished swarm.
 
     Started again with the same --out, an export that was cut short goes on where it stopped.
+
+    Example: noloco export --out model --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
     order = ExportOrder(out, mean, dtype, shard_size)
     try:
@@ -48,7 +51,7 @@ def export(
         fail(error)
     from bootstrap.export.exporting import export_swarm
 
-    run_async(export_swarm(join or [], order, tokenizer))
+    run_async(export_swarm(join or [], token, order, tokenizer))
 
 
 @dataclass(frozen=True)

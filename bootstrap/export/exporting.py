@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from bootstrap.export.checkpoint import (
 )
 from bootstrap.export.export_cli import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
 from bootstrap.export.fetching import (
+    Distrusted,
     RoundEnded,
     Source,
     StageFile,
@@ -30,12 +33,14 @@ from bootstrap.export.fetching import (
     fetch_stage,
 )
 from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
+from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained
 from node.machine.limits import size
 from node.model.stage import parameter_count
 from protocol.errors import JoinError, ResourceError, StateError
 from protocol.manifest import Manifest
+from protocol.transport.base import PeerId
 
 SUMS = "SHA256SUMS"
 TRIES = 6  # to fetch a stage within a round of its replica
@@ -69,6 +74,7 @@ async def export(
             source = await _source(observer, order, stage, partial)
             files.append(await _fetch(observer, order, source, partial, tell, progress))
         facts = _facts(observer, order, [file.source for file in files], sightings)
+        facts = replace(facts, contributions=await contributions(observer, sightings))
         _finish(observer, order, files, facts, tokenizer, tell)
     except OSError as error:
         raise StateError(
@@ -78,12 +84,15 @@ async def export(
     return facts
 
 
-async def _source(observer: Observer, order: ExportOrder, stage: int, partial: Path) -> Source:
-    peers = [order.route[stage]] if order.route else observer.view.holding(stage, observer.transport.now())
+async def _source(
+    observer: Observer, order: ExportOrder, stage: int, partial: Path, distrusted: Collection[PeerId] = ()
+) -> Source:
+    holders = observer.view.holding(stage, observer.transport.now())
+    peers = [peer for peer in ([order.route[stage]] if order.route else holders) if peer not in distrusted]
     parameters = parameter_count(observer.manifest, stage)
     donors = await donors_of(observer, stage, parameters, peers)
     earlier = earlier_donors(partial, observer.signed.run_id, stage)
-    return Source(stage, parameters, tuple(choose(donors, order.mean, earlier)))
+    return Source(stage, parameters, tuple(choose(donors, order.mean, earlier)), tuple(holders))
 
 
 async def _fetch(
@@ -91,6 +100,7 @@ async def _fetch(
 ) -> StageFile:
     """Fetch a whole stage, and start again when a replica's round ends meanwhile."""
     stage, run_id = source.stage, observer.signed.run_id
+    distrusted, rng = set[PeerId](), random.SystemRandom()
     for _ in range(TRIES):
         had_some = bool(earlier_donors(partial, run_id, stage))
         file = StageFile(partial, run_id, source)
@@ -99,12 +109,17 @@ async def _fetch(
             kept = f" {len(file.present)} of its {file.pieces} pieces are here already."
         tell(f"Stage {stage} from {source}.{kept}")
         try:
-            await fetch_stage(observer.rpc, file, lambda done, total: progress(stage, done, total))
+            await fetch_stage(observer, file, lambda done, total: progress(stage, done, total), rng)
         except RoundEnded as ended:
             tell(f"Stage {stage}: {ended}; fetching it again.")
-            source = await _source(observer, order, stage, partial)
+        except Distrusted as liar:
+            tell(f"Stage {stage}: {liar}.")
+            distrusted.add(liar.peer)
+            if order.route:
+                raise JoinError(f"Stage {stage}: {liar}. Export without this route.") from None
         else:
             return file
+        source = await _source(observer, order, stage, partial, distrusted)
     raise JoinError(
         f"The replicas of stage {stage} are too fast for this link: their rounds end before their weights are "
         "here. Export when the run is complete, from a faster connection, or without --mean."
@@ -175,6 +190,7 @@ def _finish(
             path.unlink()
     # config.json comes last: it makes the export whole
     for path in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
+        path.chmod(0o644)  # a model is to be given away, whatever the volunteer's umask
         path.replace(order.directory / path.name)
     shutil.rmtree(order.directory / PARTIAL)
 
@@ -188,12 +204,12 @@ def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype,
     (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")
 
 
-async def export_swarm(join: list[str], order: ExportOrder, tokenizer: str) -> None:
+async def export_swarm(join: list[str], token: str, order: ExportOrder, tokenizer: str) -> None:
     """Visit a swarm, take its model, and print what it can be used with.
 
     Raises `JoinError` when nobody answers, and what `export` raises.
     """
-    async with visit(join) as observer:
+    async with visit(join, token) as observer:
         raw = await tokenizer_file(observer, tokenizer)
         with bars() as shown:
             exported = await export(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,9 @@ from numpy.typing import NDArray
 from bootstrap.inspect.observer import Observer
 from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
+from node.state.witnesses import MOST_WITNESSES, DonatedPiece, Unlike, compared
 from protocol.errors import JoinError, NolocoError
 from protocol.messages.peers import GetStateIndex
-from protocol.rpc import Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
@@ -44,6 +45,7 @@ class Source:
     stage: int
     parameters: int
     donors: tuple[Donor, ...]
+    holders: tuple[PeerId, ...] = ()  # all that have them, to compare a donor's with
 
     @property
     def key(self) -> list[list[str | int]]:
@@ -113,31 +115,49 @@ class RoundEnded(Exception):
         super().__init__(f"…{donor.peer[-8:]} went on from round {donor.round} to {round_}")
 
 
-async def fetch_stage(rpc: Rpc, file: StageFile, progress: Callable[[int, int], None]) -> None:
+class Distrusted(Exception):
+    """A donor's weights are unlike those of the stage's other replicas."""
+
+    def __init__(self, donor: Donor, why: Unlike) -> None:
+        super().__init__(f"…{donor.peer[-8:]} gives other weights than the other replicas: {why}")
+        self.peer = donor.peer
+
+
+async def fetch_stage(
+    observer: Observer, file: StageFile, progress: Callable[[int, int], None], rng: random.Random
+) -> None:
     """Fetch every missing piece of the file; `progress(pieces there, of how many)`.
 
     Memory: a few pieces, however large the stage. Raises `JoinError` when a donor goes away or sends what its
-    hash does not fit, `RoundEnded` when one goes on; what was fetched until then is kept in the file.
+    hash does not fit, `RoundEnded` when one goes on, `Distrusted` when its weights are unlike those of others, where
+    two more replicas tell; what was fetched until then is kept in the file. Peers must not be able to guess `rng`.
     """
     slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
     progress(len(file.present), file.pieces)
 
     async def fetch(piece: int) -> None:
         async with slots:
-            file.store(piece, await _mean(rpc, file, piece))
+            file.store(piece, await _mean(observer, file, piece, rng))
             progress(len(file.present), file.pieces)
 
     await all_of(*(fetch(piece) for piece in file.missing))
 
 
-async def _mean(rpc: Rpc, file: StageFile, piece: int) -> torch.Tensor:
+async def _mean(observer: Observer, file: StageFile, piece: int, rng: random.Random) -> torch.Tensor:
     """The piece's float32 mean over the donors, added up in float64; a single donor's piece stays bit for bit."""
     source = file.source
     total: torch.Tensor | None = None
     for donor in source.donors:
-        state, phi = await fetch_slow_piece(rpc, source.stage, source.parameters, piece, donor.peer)
+        state, phi = await fetch_slow_piece(observer.rpc, source.stage, source.parameters, piece, donor.peer)
         if state.round != donor.round:
             raise RoundEnded(donor, state.round)
+        others = [peer for peer in source.holders if peer != donor.peer]
+        asked = rng.sample(others, min(MOST_WITNESSES, len(others)))
+        claim = DonatedPiece(source.stage, source.parameters, piece, [phi], state.step, state.round)
+        try:
+            await compared(observer.rpc, claim, asked, observer.manifest.inner, rng)
+        except Unlike as why:
+            raise Distrusted(donor, why) from None
         if len(source.donors) == 1:
             return phi
         total = phi.double() if total is None else total.add_(phi)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from bootstrap.model_options import Join, ModelDirectory, TokenizerFile
+from bootstrap.model_options import AccessToken, Join, ModelDirectory, TokenizerFile
 from node.command import fail, run_async
+from node.watch.events import set_up_logging
 from protocol.errors import NolocoError, UserError
 
 
@@ -17,6 +19,7 @@ def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; from stdin by default.")] = None,
     model: ModelDirectory = None,
     join: Join = None,
+    token: AccessToken = "",
     tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0: always the likeliest.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 means all.")] = 0,
@@ -24,7 +27,11 @@ def generate(
     seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same text.")] = 0,
     tokenizer: TokenizerFile = "",
 ) -> None:
-    """Let a model continue a text: one in a directory, or straight from a running swarm."""
+    """Let a model continue a text: one in a directory, or straight from a running swarm.
+
+    Example: noloco generate "Once upon a time" --model model --temperature 0.8
+    """
+    set_up_logging(verbose=False, least=logging.ERROR)  # lines of the network would stand in the text
     try:
         decoding = Decoding(tokens, temperature, top_k, top_p, seed)
         if (model is None) == (not join):
@@ -37,7 +44,7 @@ def generate(
             return
     except NolocoError as error:
         fail(error)
-    run_async(generate_from_swarm(join or [], text, decoding, tokenizer))
+    run_async(generate_from_swarm(join or [], token, text, decoding, tokenizer))
 
 
 def _prompt(argument: str | None) -> str:

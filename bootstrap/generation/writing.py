@@ -24,15 +24,15 @@ def generate_from_export(directory: Path, prompt: str, decoding: Decoding) -> No
     _end(stream, len(ids), loaded.context, decoding)
 
 
-async def generate_from_swarm(join: list[str], prompt: str, decoding: Decoding, own: str) -> None:
-    async with visit(join) as observer:
+async def generate_from_swarm(join: list[str], token: str, prompt: str, decoding: Decoding, own: str) -> None:
+    async with visit(join, token) as observer:
         tokenizer = transformers_tokenizer(observer.manifest, await tokenizer_file(observer, own))
         context = observer.manifest.data.sequence_tokens
         ids = first_tokens(tokenizer, prompt, context)
         answer = SwarmAnswer(observer, (await observer.routes())[0], _note)
         stream = TextStream(tokenizer, _write)
-        async for token in answer.tokens(ids, decoding, tokenizer.eos_token_id):
-            stream.put(token)
+        async for chosen in answer.tokens(ids, decoding, tokenizer.eos_token_id):
+            stream.put(chosen)
         _end(stream, len(ids), context, decoding)
 
 

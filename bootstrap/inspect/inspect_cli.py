@@ -11,42 +11,86 @@ from rich.console import Console
 from rich.table import Table
 
 from bootstrap.display import plain_table
-from bootstrap.model_options import Join
+from bootstrap.model_options import AccessToken, Join
 from node.command import run_async
 from node.watch.health import Report, Unwell, directories, look
+from node.watch.words import duration
 
 
 def status(
     join: Join = None,
+    token: AccessToken = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every five seconds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line for each look.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Also save the table as an SVG file.")] = None,
 ) -> None:
-    """Show a running swarm as seen from outside."""
-    from bootstrap.inspect.table import show_status
+    """Say how a running swarm is, as seen from outside: in words, by stage, by node.
 
-    run_async(show_status(join or [], picture))
+    Example: noloco status --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
+    """
+    from bootstrap.inspect.status import show_status
+
+    run_async(show_status(join or [], token, picture, watch=watch, is_json=as_json))
 
 
 def links(
     join: Join = None,
+    token: AccessToken = "",
     out: Annotated[Path | None, typer.Option(help="Write a scenario for `noloco plan` to this file.")] = None,
 ) -> None:
-    """Show the links between a running swarm's nodes, as measured by themselves."""
+    """Show the links between a running swarm's nodes, as measured by themselves.
+
+    Example: noloco links --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
+    """
     from bootstrap.inspect.link_map import show_links
 
-    run_async(show_links(join or [], out))
+    run_async(show_links(join or [], token, out))
+
+
+def contributors(
+    join: Join = None,
+    json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show who gave how much to a run, in all lives of their nodes, by what others have signed for.
+
+    Example: noloco contributors --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
+    """
+    from bootstrap.inspect.contributors import show_contributors
+
+    run_async(show_contributors(join or [], json))
 
 
 def doctor(
-    state_dir: Annotated[
-        Path,
-        typer.Option("--self", metavar="STATE-DIR", help="State directory of a node on this machine."),
-    ],
+    join: Join = None,
+    own: Annotated[
+        Path | None,
+        typer.Option(
+            "--self",
+            metavar="STATE-DIR",
+            help="Look at the node, or seed peer, that runs here with this directory.",
+        ),
+    ] = None,
+    state_dir: Annotated[Path, typer.Option(help="Where a node would keep its state.")] = Path(
+        "noloco-state"
+    ),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="TCP port to be dialled back at; 0 is any.")
+    ] = 31337,
 ) -> None:
-    """Show what a running node does in the background; exit code 1 when something is wrong.
+    """Check this machine, and with --join the way to a run: clock, port, uplink. Or a node that runs, with --self.
 
-    A seed peer's is the directory that its keys are in.
+    Exit code 1 when something is wrong. A seed peer's directory is the one that its keys are in.
+
+    Example: noloco doctor --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
-    if not examine(state_dir):
+    if own is not None:
+        is_well = examine(own)
+    else:
+        from bootstrap.inspect.doctor import examine_machine
+
+        is_well = run_async(examine_machine(join or [], state_dir, host, port))
+    if not is_well:
         sys.exit(1)
 
 
@@ -83,13 +127,6 @@ def table_of(report: Report) -> Table:
     headings = ("part", "state", "since", "restarts", "last failure")
     table = plain_table(title, headings, left=("part", "state", "last failure"))
     for part in report.get("parts", []):
-        since, restarts = _duration(part["seconds"]), str(part["restarts"])
+        since, restarts = duration(part["seconds"]) if part["seconds"] else "0 s", str(part["restarts"])
         table.add_row(part["part"], part["state"], since, restarts, part["failure"] or "-")
     return table
-
-
-def _duration(seconds: float) -> str:
-    """ "12 s", "3 min", "2.5 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

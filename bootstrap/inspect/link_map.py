@@ -136,12 +136,12 @@ def _rows(matrix: Floats) -> list[list[float | None]]:
     return rows
 
 
-async def show_links(join: list[str], out: Path | None) -> None:
+async def show_links(join: list[str], token: str, out: Path | None) -> None:
     """Print a running swarm's links; with `out`, also write them as a scenario.
 
     Raises `JoinError` when nobody answers, `StateError` when `out` cannot be written.
     """
-    async with visit(join) as observer:
+    async with visit(join, token) as observer:
         manifest = observer.manifest
         found = link_map(seen_from_outside(await observer.survey(), manifest))
         Console().print(table_of(found, manifest.name))

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from node.membership.discovery import read_stage
+from node.membership.discovery import read_whole_stage
+from node.membership.entry import enter
 from node.membership.joining import DIAL_DEADLINE, greet, payload_limits
 from node.membership.view import Member, View
+from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
-from node.state.transfer import fetch_slow_weights
+from node.state.transfer import fetch_slow_weights, piece_count
+from protocol.codec import require_finite
 from protocol.errors import JoinError, NolocoError
 from protocol.identity import Identity
 from protocol.manifest import Manifest
-from protocol.messages.peers import GetStats, NodeStats
+from protocol.messages.peers import MOST_POSITIONS, GetStateSample, GetStats, NodeStats
 from protocol.patience import Patience
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
@@ -30,9 +35,11 @@ from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 STATS_DEADLINE = 3.0
 ASKED_AT_ONCE = 32
-SURVEY_SECONDS = 6.0
+SURVEY_SECONDS = 12.0  # a peer asked in vain takes 3 of them, and greeting it again may take as many
 PAUSE_SECONDS = 0.5  # between looks, and before a route is asked again
 ROUTE_TRIES = 3
+PIECES_SAMPLED = 4  # of a stage, for the spread
+MOST_SHOWN = 8_192  # members of a stage
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Observer:
         self.transport = transport
         self.rpc = rpc
         self.signed = signed
-        self.view = View()
+        self.view = View(most=MOST_SHOWN)
         rpc.limit(payload_limits(signed.manifest))
 
     @property
@@ -60,7 +67,7 @@ class Observer:
     async def look(self) -> list[Sighting]:
         """All members by stage and peer id. A node that does not answer soon is shown by its record."""
         for stage in range(self.manifest.stages):
-            await read_stage(self.transport, self.signed.run_id, stage, self.view)
+            await read_whole_stage(self.transport, self.signed.run_id, stage, self.view)
         now = self.transport.now()
         self.view.expire(now)
         members = [m for stage in range(self.manifest.stages) for m in self.view.members(stage, now)]
@@ -117,8 +124,11 @@ def short(route: Sequence[PeerId]) -> str:
 
 
 @asynccontextmanager
-async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
-    """Join a running swarm as an observer for a while. Raises `JoinError` when nobody answers."""
+async def visit(join: Sequence[str], token: str = "") -> AsyncIterator[Observer]:
+    """Join a running swarm as an observer for a while, a private one with a `token`.
+
+    Raises `JoinError` when nobody answers, `TokenError` where the run is private and the token is not for it.
+    """
     if not join:
         raise JoinError("Name the run: --join /ip4/…/tcp/…/p2p/… (the address of any member).")
     with tempfile.TemporaryDirectory(prefix="noloco-visit-") as directory:
@@ -135,6 +145,7 @@ async def visit(join: Sequence[str]) -> AsyncIterator[Observer]:
                     "complete, that the peer runs, and that its TCP port is open."
                 )
             greeting = await greet(rpc, transport, sorted(reached), None)
+            await enter(rpc, greeting.signed, greeting.revoked, token, takes_part=False)
             yield Observer(transport, rpc, greeting.signed)
         finally:
             await rpc.close()
@@ -156,6 +167,53 @@ async def measure_spread(observer: Observer) -> float:
         squares += squared_deviation(replicas)
         entries += sum(replica.numel() for replica in replicas)
     return math.sqrt(squares / entries) if entries else 0.0
+
+
+async def sampled_spreads(observer: Observer, rng: random.Random) -> dict[int, float]:
+    """The same by stage, on random entries of φ of all replicas that answer, at one moment.
+
+    1,024 entries of each of up to `PIECES_SAMPLED` pieces, by a request each: within 5 % or so of the whole. Without
+    stages of which no two replicas answer.
+    """
+    spreads = {}
+    for stage in range(observer.manifest.stages):
+        parameters = parameter_count(observer.manifest, stage)
+        pieces = range(piece_count(parameters))
+        samples = [
+            await _sampled(observer, stage, piece, parameters, rng)
+            for piece in rng.sample(pieces, min(PIECES_SAMPLED, len(pieces)))
+        ]
+        variances = [squared_deviation(phi) / (len(phi) * len(phi[0])) for phi in samples if len(phi) > 1]
+        if variances:
+            spreads[stage] = math.sqrt(sum(variances) / len(variances))
+    return spreads
+
+
+def spread_of_all(manifest: Manifest, spreads: Mapping[int, float]) -> float | None:
+    """Stages count by their parameters. None without any."""
+    sizes = {stage: parameter_count(manifest, stage) for stage in spreads}
+    if not sizes:
+        return None
+    return math.sqrt(sum(sizes[stage] * spreads[stage] ** 2 for stage in sizes) / sum(sizes.values()))
+
+
+async def _sampled(
+    observer: Observer, stage: int, piece: int, parameters: int, rng: random.Random
+) -> list[torch.Tensor]:
+    """φ of each replica that answers within `STATS_DEADLINE`, at the same positions of a piece."""
+    size = min(PIECE_PARAMETERS, parameters - piece * PIECE_PARAMETERS)
+    positions = rng.sample(range(size), min(MOST_POSITIONS, size))
+    request = GetStateSample(stage=stage, index=piece, positions=positions)
+
+    async def ask(peer: PeerId) -> torch.Tensor | None:
+        with contextlib.suppress(NolocoError):
+            _, [phi] = await observer.rpc.call(peer, request, deadline=STATS_DEADLINE)
+            return require_finite(phi) if phi.shape == (len(positions),) else None
+        return None
+
+    holding = observer.view.holding(stage, observer.transport.now())
+    answers = await all_of(*(ask(peer) for peer in holding[:ASKED_AT_ONCE]))
+    return [phi for phi in answers if phi is not None]
 
 
 def squared_deviation(replicas: Sequence[torch.Tensor]) -> float:

@@ -9,11 +9,15 @@ from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from bootstrap.display import plain_table, writing
-from bootstrap.inspect.observer import Sighting, visit
+from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.verdict import Seen, tokens_per_second
 from node.links.links import median_round_trip
+from node.machine.devices import GB
+from protocol.errors import legible
 from protocol.messages.peers import NodeStats
 from protocol.transport.base import PeerId
 
@@ -25,17 +29,21 @@ class Picture:
     title: str
     seconds: float
     sightings: Sequence[Sighting]
+    stages: int = 0  # 0 when unknown
     expected: int = 0  # nodes that were started; 0 when unknown
     names: Mapping[PeerId, str] = field(default_factory=dict)  # short ones, of known peers
     validation: Sequence[tuple[int, float, float]] = ()  # (tokens, seconds, nats)
     bigram: float | None = None
+    sampled_spread: float | None = None
 
     @property
     def stats(self) -> list[NodeStats]:
         return [sighting.stats for sighting in self.sightings if sighting.stats is not None]
 
     def spread(self) -> float | None:
-        """The nodes' own estimates, as a root mean square; None while there are none."""
+        """As it is on a sample of the weights; where none was taken, what the nodes expect of their last meetings."""
+        if self.sampled_spread is not None:
+            return self.sampled_spread
         return _mean([stats.spread for stats in self.stats], power=2)
 
 
@@ -51,29 +59,45 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
 
 
 PICTURE_WIDTH = 110
+NARROW = 100  # columns: in less, those of `DETAILS` have no room
+WIDE = 140  # with room for the devices' columns, and the width of what is no terminal
+MOST_NAME = 20  # letters of a device's
 LEAST_WIDTHS = {"node": 4, "stage": 5, "state": 7, "step": 4}  # cut last on a narrow terminal
 PLAIN_LINE_SECONDS = 4.0
 COLUMNS = (
     "node", "stage", "state", "step", "round", "loss", "tok/s", "busy", "s/batch", "partner", "pairs", "resent",
 )  # fmt: skip
+DEVICE_COLUMNS = ("device", "memory", "of peak")
 
 
-def render(picture: Picture) -> Group:
-    """The table of nodes, and below it the headline."""
-    table = plain_table(picture.title, COLUMNS, left=("node", "state", "partner"), is_dense=True)
+DETAILS = {"s/batch", "partner", "pairs", "resent"}
+
+
+def render(picture: Picture, width: int = PICTURE_WIDTH) -> Group:
+    """The table of nodes in that many columns, and below it the headline."""
+    return Group(node_table(picture, width), Text(), Text(headline(picture)))
+
+
+def node_table(picture: Picture, width: int = PICTURE_WIDTH) -> Table:
+    """What nodes compute on is shown where there is room for it."""
+    columns = COLUMNS if width < WIDE else (*COLUMNS, *DEVICE_COLUMNS)
+    shown = [place for place, name in enumerate(columns) if width >= NARROW or name not in DETAILS]
+    headings = [columns[place] for place in shown]
+    table = plain_table(picture.title, headings, left=("node", "state", "partner", "device"), is_dense=True)
     for column in table.columns:
         column.min_width = LEAST_WIDTHS.get(str(column.header))
     names = picture.names
     for sighting in sorted(picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, names))):
-        table.add_row(*_row(sighting, names))
-    return Group(table, Text(), Text(headline(picture)))
+        row = [*_row(sighting, names), *(_device(sighting.stats) if len(columns) > len(COLUMNS) else ())]
+        table.add_row(*(row[place] for place in shown))
+    return table
 
 
 def headline(picture: Picture) -> str:
     """One line: time, peers alive, tokens, rate, losses, the median round trip and spread."""
     nodes = picture.stats
     peers = f"{len(nodes)}/{picture.expected}" if picture.expected else str(len(nodes))
-    rate = sum(stats.tokens_per_second for stats in nodes if stats.stage == 0)
+    rate = tokens_per_second(Seen(picture.stages, picture.sightings))
     theory = _mean([stats.expected_spread for stats in nodes], power=2)
     round_trip = median_round_trip([report for stats in nodes for report in stats.links])
     parts = [
@@ -89,14 +113,8 @@ def headline(picture: Picture) -> str:
         parts.append(f"bigram {picture.bigram:.3f}")
     if round_trip is not None:
         parts.append(f"round trip {1000 * round_trip:.0f} ms")
-    parts.append(f"spread {_number(picture.spread(), 4)} (theory {_number(theory, 4)})")
+    parts.append(f"spread {_scientific(picture.spread())} (theory {_scientific(theory)})")
     return "  ".join(parts)
-
-
-def show(console: Console, picture: Picture) -> None:
-    """Print the whole picture once; output that is not a terminal gets all columns."""
-    width = None if console.is_terminal else max(console.width, PICTURE_WIDTH)
-    console.print(render(picture), width=width, crop=console.is_terminal)
 
 
 def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], None]]:
@@ -107,7 +125,7 @@ def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], N
     if console.is_terminal:
         live = Live(console=console, auto_refresh=False, transient=False)
         live.start()
-        return lambda picture: live.update(render(picture), refresh=True), live.stop
+        return lambda picture: live.update(render(picture, console.width), refresh=True), live.stop
     shown = -PLAIN_LINE_SECONDS
 
     def line(picture: Picture) -> None:
@@ -122,7 +140,7 @@ def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], N
 def save_svg(path: Path, picture: Picture) -> None:
     """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
     console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
-    show(console, picture)
+    console.print(render(picture, PICTURE_WIDTH))
     with writing(path, "Name another --picture."):
         path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")
 
@@ -144,6 +162,18 @@ def _row(sighting: Sighting, names: Mapping[PeerId, str]) -> list[str]:
     return [*progress, _number(stats.loss, 3), *speed, *pairs]
 
 
+def _device(stats: NodeStats | None) -> list[Text]:
+    """What a node says of its device, which anybody can say: no markup, and no control characters."""
+    if stats is None or not stats.device:
+        return [Text("")] * len(DEVICE_COLUMNS)
+    name = legible(stats.device.removeprefix("NVIDIA "))[:MOST_NAME]
+    memory = f"{stats.memory / GB:.1f}/{stats.memory_of_device / GB:.0f} GB"
+    unknown = "-" if stats.device == "cpu" else "unknown device"
+    return [
+        Text(name), Text(memory), Text(unknown if stats.share_of_peak is None else percent(stats.share_of_peak)),
+    ]  # fmt: skip
+
+
 def _lag(stats: NodeStats) -> str:
     """Seconds of computing for a microbatch, and how many waited for it when the last step ended."""
     if stats.seconds_per_microbatch is None:
@@ -161,20 +191,5 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-async def show_status(join: Sequence[str], file: Path | None) -> None:
-    """Print the table of a running swarm and the nodes' addresses; with `file`, also save it as a picture.
-
-    Raises `JoinError` when nobody answers, `StateError` when the picture cannot be written.
-    """
-    async with visit(join) as observer:
-        sightings = await observer.survey()
-        manifest = observer.manifest
-        title = f"run '{manifest.name}'  {observer.signed.run_id}  {manifest.stages} stages"
-        uptime = max((s.stats.uptime for s in sightings if s.stats is not None), default=0.0)
-        picture = Picture(title, uptime, sightings)
-        show(Console(), picture)
-        for sighting in sightings:
-            for address in sighting.member.announcement.addresses[:1]:  # where others dial it
-                print(f"{name_of(sighting, {})}  {address}")
-        if file is not None:
-            save_svg(file, picture)
+def _scientific(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"

@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 
 from bootstrap.traces import FILE_NAME
 from node.data.opening import DataPlan
 from node.data.sources import DEFAULT_FIELD
 from node.machine.processes import die_with_parent
+from node.serving import share_on
 from protocol.manifest import Manifest
 
 POLL_SECONDS = 0.05
@@ -45,6 +47,8 @@ class LocalPlan:
     tokenizer: bytes | None = None  # the run's tokenizer.json
     from_checkpoint: str | None = None  # the first replicas' weights; a directory or a name on the hub
     checkpoint_minutes: float | None = None  # None is the node's own
+    devices: tuple[str, ...] = ("cpu",)  # of the nodes, in turn; several on a GPU share its memory
+    dashboard: str = ""  # HOST:PORT of a page about the run
     ends_by_clock: bool = False  # after `minutes` of all nodes together, whatever they are doing then
 
     @property
@@ -57,13 +61,19 @@ class LocalPlan:
         stages = range(self.manifest.stages)
         return {f"s{stage}r{replica}": stage for replica in range(self.replicas) for stage in stages}
 
+    def _places(self) -> dict[str, str]:
+        """The device of each node, by its name."""
+        return dict(zip(self.names(), cycle(self.devices), strict=False))
+
     def arguments(self, name: str, address: str) -> list[str]:
         """The command line of the node's `noloco-node`, which joins at `address`."""
-        stage, state = self.names()[name], self.directory / name
+        stage, state, places = self.names()[name], self.directory / name, self._places()
         arguments = [
             "--join", address, "--stage", str(stage), "--state-dir", str(state), "--host", "127.0.0.1", "--no-relay",
-            "--threads", "1", "--device", "cpu",
+            "--threads", "1", "--device", places[name],
         ]  # fmt: skip
+        if share := share_on(list(places.values()), places[name]):
+            arguments += ["--max-memory", share]
         if stage == 0:
             arguments += self.data_plan.flags()
             if not self.ends_by_clock:  # the others end when the first stage has

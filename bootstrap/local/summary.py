@@ -11,9 +11,11 @@ from typing import Any, TypeAlias
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import percent
 from protocol.messages.peers import NodeStats
+from protocol.peer_limits import PeerTable
 from protocol.transport.base import PeerId
 
 Curve: TypeAlias = Sequence[tuple[int, float]]  # tokens, nats
+MOST_COUNTED = 4_096  # peers
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Summary:
     unigram_entropy: float | None = None  # of the held-out text, where bytes are tokens
     bigram_entropy: float | None = None
     replica_spread: float | None = None  # measured on all replicas' weights at the end
-    replica_spread_estimate: float | None = None  # what the nodes made of their pair distances
+    replica_spread_estimate: float | None = None  # on a sample of them
     export: dict[str, Any] | None = None
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     chaos: dict[str, Any] | None = None  # of `--chaos`: the disturbed run beside the undisturbed one
@@ -77,7 +79,7 @@ class Summary:
             lines.insert(2, f"same text        {entropies}   (the end is {verdict} the bigram's)")
         if self.replica_spread is not None:
             estimate = self.replica_spread_estimate
-            shown = "" if estimate is None else f"   (the nodes' own estimate: {estimate:.2e})"
+            shown = "" if estimate is None else f"   (on a sample of the weights: {estimate:.2e})"
             lines.append(f"replica spread   {self.replica_spread:.2e}{shown}")
         if self.export is not None:
             lines.append(
@@ -109,8 +111,8 @@ class TokenCount:
     """
 
     def __init__(self) -> None:
-        self._said: dict[PeerId, int] = {}
-        self._before: dict[PeerId, int] = {}
+        self._said = PeerTable[int](MOST_COUNTED)
+        self._before = PeerTable[int](MOST_COUNTED)
 
     @property
     def total(self) -> int:

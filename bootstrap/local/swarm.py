@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from bootstrap.creating.run import SeedPeer, found
-from bootstrap.inspect.observer import Observer, Sighting
+from bootstrap.inspect.observer import Observer, Sighting, sampled_spreads, spread_of_all
 from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNodes, LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
 from bootstrap.traces import FILE_NAME, merge_traces, require_writable
+from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
@@ -90,13 +92,15 @@ class LocalSwarm:
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
         seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
+        page = dashboard_beside(plan.dashboard, lambda: own_addresses(seed.transport))
         try:
             observer = Observer(seed.transport, seed.rpc, founded.signed)
-            for work in (self._begin(seed), self._watch(observer), self._conclude(observer)):
-                if self._stopping.is_set():
-                    work.close()
-                else:
-                    await until_event(work, self._stopping)
+            async with page:
+                for work in (self._begin(seed), self._watch(observer), self._conclude(observer)):
+                    if self._stopping.is_set():
+                        work.close()
+                    else:
+                        await until_event(work, self._stopping)
         finally:
             self._progress.doing("")
             summary.wall_seconds = round(self._elapsed, 3)
@@ -137,7 +141,6 @@ class LocalSwarm:
     async def _watch(self, observer: Observer) -> None:
         """Show the swarm until every live node has finished."""
         draw, close = display(self._console)
-        next_evaluation = self._elapsed + EVALUATION_SECONDS
         deadline = self._elapsed + START_SECONDS + self.plan.minutes * 60 + FINISH_SECONDS
         try:
             while self._elapsed < deadline:
@@ -146,24 +149,22 @@ class LocalSwarm:
                     draw(self._picture())
                 self._require_alive()
                 if not self._seen_all and len(states) == len(self.nodes.all):
-                    self._begin_training()
+                    self._begin_training(observer)
                 if self._seen_all and self._is_over(states):
                     self.summary.complete = True
                     return
-                if self._seen_all and self._elapsed >= next_evaluation:
-                    await self._evaluate(observer)
-                    next_evaluation = self._elapsed + EVALUATION_SECONDS
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
             await self._supervisor.close()
             close()
         raise UserError(f"The swarm took over {deadline:.0f} s. The logs in {self.plan.directory} say why.")
 
-    def _begin_training(self) -> None:
-        """All nodes were seen: show the table from now on, and start what runs `beside`."""
+    def _begin_training(self, observer: Observer) -> None:
+        """All nodes were seen: show the table from now on, and start what runs beside it."""
         self._seen_all = True
         self._training_since = self._elapsed
         self._progress.doing("")
+        self._supervisor.spawn(self._measure_now_and_then(observer), "measuring the loss on held-out text")
         if self.beside is not None:
             self._supervisor.spawn(self.beside(), "disturbing the nodes")
 
@@ -200,6 +201,7 @@ class LocalSwarm:
         return Picture(
             title=f"run '{manifest.name}'  {manifest.stages} stages × {self.plan.replicas} replicas",
             seconds=self._progress.elapsed,
+            stages=manifest.stages,
             expected=len(self.nodes.all),
             sightings=self.sightings,
             names=self.names,
@@ -213,11 +215,13 @@ class LocalSwarm:
         if dead and (not self._seen_all or len(dead) == len(self.nodes.all)):
             raise UserError(f"Node {dead[0].name} ended early. The end of its log:\n{dead[0].last_words()}")
 
-    async def _evaluate(self, observer: Observer) -> None:
-        if not self._console.is_terminal:  # there the table stays
-            self._progress.doing("measuring the loss on held-out text")
-        await self._measuring.on_the_way(observer, self.tokens.total)
-        self._progress.doing("")
+    async def _measure_now_and_then(self, observer: Observer) -> None:
+        while True:
+            await asyncio.sleep(EVALUATION_SECONDS)
+            if not self._console.is_terminal:  # there the table goes on
+                self._progress.doing("measuring the loss on held-out text")
+            await self._measuring.on_the_way(observer, self.tokens.total)
+            self._progress.doing("")
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -228,7 +232,8 @@ class LocalSwarm:
         summary = self.summary
         await self._look(observer)
         summary.tokens = self.tokens.total
-        summary.replica_spread_estimate = self._picture().spread()
+        spreads = await sampled_spreads(observer, random.SystemRandom())
+        summary.replica_spread_estimate = spread_of_all(self.plan.manifest, spreads)
         for sighting in self.sightings:
             if sighting.stats is not None:
                 peer = sighting.member.peer

@@ -25,6 +25,7 @@ from bootstrap.model_options import (
 )
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
+from node.machine.listening import require_place
 from protocol.errors import NolocoError
 
 if TYPE_CHECKING:
@@ -42,20 +43,25 @@ DISTURBED = "bootstrap.local.faults"  # imported first of all: see there
 Stages = Annotated[int | None, typer.Option(min=1, help="Pipeline stages; default: the manifest's.")]
 Steps = Annotated[
     int | None,
-    typer.Option(min=1, help="Inner steps of the learning rate schedule; default: 1000, 20000 with --chaos."),
+    typer.Option(min=1, help="Inner steps; default: 1000."),
 ]
 Directory = Annotated[
     Path | None,
-    typer.Option("--dir", help="Directory for all that this command keeps; default: a new temporary one."),
+    typer.Option("--dir", help="Where to keep all; default: a new folder."),
 ]
-HeldOut = Annotated[int, typer.Option(min=1, help="Number of held-out sequences to evaluate on.")]
+HeldOut = Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")]
 TraceFile = Annotated[
     Path | None,
-    typer.Option(help="Write a timing trace of all nodes to this file; open it in ui.perfetto.dev."),
+    typer.Option(help="Timing trace of all nodes, for ui.perfetto.dev."),
 ]
+Devices = Annotated[
+    str,
+    typer.Option(help="Of the nodes, in turn: auto, cpu, all, or a list as cuda:0,cuda:1."),
+]
+Dashboard = Annotated[str, typer.Option(metavar="HOST:PORT", help="Show the run on a web page there.")]
 Chaos = Annotated[
     int | None,
-    typer.Option(metavar="SEED", help="Train a second time with a random fault every 15 s, and compare."),
+    typer.Option(metavar="SEED", help="Train again with a fault every 15 s, and compare."),
 ]
 
 
@@ -75,25 +81,39 @@ def swarm(
     picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
     validation_sequences: HeldOut = 256,
     trace: TraceFile = None,
+    device: Devices = "auto",
+    dashboard: Dashboard = "",
     chaos: Chaos = None,
 ) -> None:
-    """Train one model with a whole swarm of real peers on this machine, and export it."""
+    """Train one model with a swarm of real peers on this machine, and export it.
+
+    Example: noloco swarm --data 'books/*.txt' --replicas 2
+    """
+    try:
+        require_place(dashboard, "--dashboard")
+    except NolocoError as error:
+        fail(error)
     with _started(chaos) as (console, progress):
         import torch
 
         from bootstrap.creating.choosing import RunOptions
+        from bootstrap.local.devices import devices_told
         from bootstrap.local.nodes import LocalPlan
 
         torch.set_num_threads(1)  # the nodes need the cores
         steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
         try:
             run, raw = RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps).resolved()
+            devices, told = devices_told(device)
         except NolocoError as error:
             fail(error)
+        console.print(told, soft_wrap=True, highlight=False)
         place = directory or Path(tempfile.mkdtemp(prefix="noloco-swarm-"))
         plan = LocalPlan(
             run, replicas, place, minutes, validation_sequences, summary, picture, trace,
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
+            devices=devices,
+            dashboard=dashboard,
         )  # fmt: skip
         complete = _train(plan, console, progress, chaos)
     if not complete:

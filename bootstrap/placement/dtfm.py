@@ -17,11 +17,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from bootstrap.placement.clusters import block_means, cluster_size, clusters
 from bootstrap.placement.kernels import Floats, Integers, bottleneck, compiled, shortest_path
 from bootstrap.placement.scenario import Scenario
 from protocol.errors import ScenarioError
 
-MAX_CLUSTERS = 96  # more, and single changes are too small a step again
 MAX_STAGES = 16  # the path is exact: 2^S sets of stages; 16 take some milliseconds an evaluation
 
 
@@ -122,6 +122,8 @@ class DtfmCost:
 
 def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:
     """Raises `ScenarioError` when the devices are not exactly those that the stages need."""
+    if scenario.members:
+        raise ScenarioError("the objective dtfm plans single devices, 1,024 at most; try noloco.")
     if scenario.devices < stages:
         raise ScenarioError(f"{scenario.devices} devices cannot fill {stages} stages: ask for fewer stages.")
     if stages * replicas != scenario.devices:
@@ -165,38 +167,6 @@ def _back(hops: Floats, shortest: Floats, chosen: int, last: int) -> list[int]:
         last = int(np.argmin(shortest[chosen] + hops[:, last]))
         path.append(last)
     return path
-
-
-# --- clusters: hundreds of devices as a few dozen ---------------------------------------------------
-#
-# Moving one device out of a group of 32 that fit together costs what only moving all of them would gain. Among
-# clusters of near devices the same placement is a few swaps away; swaps of single devices then refine it.
-
-
-def cluster_size(devices: int, replicas: int) -> int:
-    """The least size that divides `replicas` and leaves at most `MAX_CLUSTERS`; 1 when none does or need be."""
-    sizes = [size for size in range(1, replicas + 1) if replicas % size == 0]
-    return next((size for size in sizes if devices // size <= MAX_CLUSTERS), 1)
-
-
-def clusters(weights: Floats, size: int, generator: np.random.Generator) -> Integers:
-    """[N/size, size] devices: each cluster a random device and the nearest to it that are left."""
-    free = generator.permutation(len(weights)).tolist()
-    found = []
-    while free:
-        first = free.pop()
-        nearest = sorted(free, key=lambda device: weights[first, device])[: size - 1]
-        free = [device for device in free if device not in nearest]
-        found.append([first, *nearest])
-    return np.array(found, np.int64)
-
-
-def block_means(times: Floats, members: Integers) -> Floats:
-    """[C, C] mean of `times` [N, N] between the members [C, m] of two clusters, or inside one."""
-    count, size = members.shape
-    order = members.ravel()
-    means: Floats = times[order][:, order].reshape(count, size, count, size).mean((1, 3))
-    return means
 
 
 # --- the cost, compiled, and annealing on it ----------------------------------------------------------

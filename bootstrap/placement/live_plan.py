@@ -65,9 +65,9 @@ class LiveSwarm:
         return scenario_from(scenario_of(self.links, self.manifest) | known)
 
 
-async def look_at(join: Sequence[str]) -> LiveSwarm:
+async def look_at(join: Sequence[str], token: str) -> LiveSwarm:
     """Raises `JoinError` when nobody answers."""
-    async with visit(join) as observer:
+    async with visit(join, token) as observer:
         return await seen_by(observer)
 
 
@@ -186,9 +186,9 @@ def _step_back(
 
 
 def moves_table(moves: Moves) -> Table:
-    table = plain_table("Moves", ("device", "node", "from stage", "to stage"), left=("node",))
-    for device, peer, target in moves.movers:
-        table.add_row(str(device), peer.peer[-8:], str(peer.stage), str(target))
+    table = plain_table("Moves", ("node", "from stage", "to stage"), left=("node",))
+    for _, peer, target in moves.movers:
+        table.add_row(peer.peer[-8:], str(peer.stage), str(target))
     return table
 
 
@@ -209,9 +209,11 @@ def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float)
     return PlacementPlan.of(swarm.signed.run_id, stages, swarm.now, seconds).sign(key)
 
 
-async def publish_plan(join: Sequence[str], swarm: LiveSwarm, sealed: bytes, seconds: float) -> None:
+async def publish_plan(
+    join: Sequence[str], token: str, swarm: LiveSwarm, sealed: bytes, seconds: float
+) -> None:
     """Raises `JoinError` when nobody answers or takes it. Nodes keep copies of it until it expires."""
-    async with visit(join) as observer:
+    async with visit(join, token) as observer:
         lifetime = min(MAX_LIFETIME, seconds)
         key = plan_key(swarm.signed.run_id)
         if not await observer.transport.put(key, sealed, lifetime, DHT_DEADLINE):

@@ -4,10 +4,12 @@ The default is simulated annealing on the true cost. It tries single changes, th
 and accepts a worse placement with probability exp(−Δ/temperature). Equal cost is always accepted, so it drifts over
 the plateaus that equal links make.
 
-A budget goes to these in turn: greedy placements, whose stages are then put in order; DT-FM's genetic algorithm
-(which is done within seconds when links are regular); a hot run among clusters if there are many devices; a hot run
-from a random placement, and a warm one from the best so far. With hundreds of devices, or where a few slow ones
-decide, the hot run alone does not find a placement as good as those before it.
+Where all placements are few they are all tried, and that is the end. Else a budget goes to these in turn:
+placements built from what stands close together, machines within a stage and machines across stages (`starts`);
+greedy placements, whose stages are then put in order; DT-FM's genetic algorithm (which is done within seconds when
+links are regular); a hot run among clusters if there are many devices; a hot run from a random placement, and a warm
+one from the best so far. With hundreds of devices, or where a few slow ones decide, the hot run alone does not find a
+placement as good as those before it.
 """
 
 from __future__ import annotations
@@ -16,19 +18,25 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import chain, combinations, islice
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
-from bootstrap.placement.kernels import Flags, Floats, Integers, compiled
+from bootstrap.placement.chains import improve
+from bootstrap.placement.dtfm import DtfmProblem
+from bootstrap.placement.kernels import Integers
+from bootstrap.placement.noloco import NolocoProblem
 from bootstrap.placement.search import BudgetMeter, Found, Method, Problem
+from bootstrap.placement.starts import ENUMERATED, built, enumerated
 
 # of a random placement's cost; tried on the scenarios of tests/data and perturbed copies (docs/placement.md)
 HOT, WARM, COLD = 0.05, 0.01, 0.0002
 GAINED = 0.1  # of what is gained over random placements: the warm run is not to lose more
+# A built placement is a local minimum that a warm run hardly leaves; the others', a few per cent worse, end lower.
+CLEARLY = 0.95
 DRAWN = 20  # random placements, for the scale of costs
-# what is spent of the budget when each part ends
-BUILT, BRED, CLUSTERED, HOT_RUN = 0.03, 0.07, 0.45, 0.55
+# of the budget: for greedy placements, and as much at most for built ones; for breeding; and when the runs end
+GREEDY, BRED, CLUSTERED, HOT_RUN = 0.03, 0.07, 0.45, 0.55
+AMONG_CLUSTERS = 0.7  # with a thousand devices, for the whole search among clusters
 CHUNK_SECONDS = 0.02
 CHUNKS = 400  # at least, of a budget
 
@@ -39,32 +47,68 @@ by_cost = attrgetter("cost")
 
 
 def anneal(problem: Problem, meter: BudgetMeter, generator: np.random.Generator) -> Iterator[Found]:
-    """Greedy placements, the genetic algorithm, a hot run, a warm one."""
+    """All placements where these are few; else `search_parts`, with a thousand devices among clusters first."""
+    if (everything := enumerated(problem, meter.at_most(ENUMERATED))) is not None:
+        yield from (Found(placement, problem.cost(placement)) for placement in everything)
+    elif isinstance(problem, NolocoProblem) and (made := problem.coarse(generator)) is not None:
+        yield from inside_out(problem, *made, meter, generator)
+    else:
+        yield from search_parts(problem, meter, generator, 1.0)
+
+
+def inside_out(
+    problem: Problem, coarse: Problem, members: Integers, meter: BudgetMeter, generator: np.random.Generator
+) -> Iterator[Found]:
+    """The whole search among clusters, which the fast links of a region make, then a warm run among devices."""
+    first = problem.drawn(generator)
+    best, least = Found(first, problem.cost(first)), np.inf
+    scale = best.cost
+    yield best
+    for among in search_parts(coarse, meter, generator, AMONG_CLUSTERS):
+        if among.cost < least:  # costs of clusters are near those of devices, and much faster to get
+            least, stage_of = among.cost, lifted(among.stage_of, members)
+            best = min(best, Found(stage_of, problem.cost(stage_of)), key=by_cost)
+        yield Found(best.stage_of, best.cost, among.evaluations)
+    yield from cooled(problem, best, *warmth(scale, best), 1.0, meter, generator)
+
+
+def search_parts(
+    problem: Problem, meter: BudgetMeter, generator: np.random.Generator, end: float
+) -> Iterator[Found]:
+    """Built and greedy placements, DT-FM's algorithm, a hot run, a warm one, until that fraction is spent."""
     seen = list(islice(random_placements(problem, meter, generator), meter.at_most(DRAWN)))
     yield from seen
     best = min(seen, key=by_cost)
     scale = best.cost
-    built = min(
-        0.25, BUILT * max(1.0, (best.stage_of.size / 64) ** 2)
-    )  # the more devices, the less the runs find
+    constructed = best
+    # the more devices, the less the runs find
+    share = end * min(0.25, GREEDY * max(1.0, (best.stage_of.size / 64) ** 2))
+    for found in spending(share, ordered(problem, built(problem, generator.spawn(1)[0])), meter):
+        constructed = min(constructed, found, key=by_cost)
+        yield found
     for found in chain(
-        until(built, ordered(problem, greedy(problem, meter, generator)), meter),
-        until(built + BRED, genetic(problem, meter, generator), meter),
+        spending(share, ordered(problem, greedy(problem, meter, generator)), meter),
+        spending(BRED * end, genetic(problem, meter, generator), meter),
         clustered(problem, scale, meter, generator),
-        cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN, meter, generator),
+        cooled(problem, seen[-1], HOT * scale, COLD * scale, HOT_RUN * end, meter, generator),
     ):
         best = min(best, found, key=by_cost)
         yield found
-    # where all placements cost nearly the same, what the search has gained so far is the scale
-    warm = max(min(WARM * scale, GAINED * (scale - best.cost)), 1e-9 * scale)
-    yield from cooled(problem, best, warm, min(COLD * scale, warm / 10), 1.0, meter, generator)
+    start = constructed if constructed.cost < CLEARLY * best.cost else best
+    yield from cooled(problem, start, *warmth(scale, start), end, meter, generator)
+
+
+def warmth(scale: float, start: Found) -> tuple[float, float]:
+    """The temperatures of a warm run; where all placements cost nearly the same, what was gained is the scale."""
+    warm = max(min(WARM * scale, GAINED * (scale - start.cost)), 1e-9 * scale)
+    return warm, min(COLD * scale, warm / 10)
 
 
 def clustered(
     problem: Problem, scale: float, meter: BudgetMeter, generator: np.random.Generator
 ) -> Iterator[Found]:
-    """A hot run among clusters of devices, where there are many; what it finds counts by its cost among devices."""
-    if (made := problem.coarse(generator)) is None:
+    """For DT-FM's cost a hot run among clusters, where devices are many; what it finds counts by its true cost."""
+    if not isinstance(problem, DtfmProblem) or (made := problem.coarse(generator)) is None:
         return
     coarse, members = made
     start = Found(coarse.drawn(generator), np.inf)
@@ -80,10 +124,11 @@ def lifted(stage_of: Integers, members: Integers) -> Integers:
     return stages
 
 
-def until(end: float, method: Iterator[Found], meter: BudgetMeter) -> Iterator[Found]:
-    """What `method` finds until the fraction `end` of the budget is spent."""
-    while meter.spent() < end:
-        yield next(method)
+def spending(share: float, method: Iterator[Found], meter: BudgetMeter) -> Iterator[Found]:
+    """What `method` finds until that fraction of the budget is spent on it."""
+    end = meter.spent() + share
+    while meter.spent() < end and (found := next(method, None)) is not None:
+        yield found
 
 
 def cooled(
@@ -226,125 +271,6 @@ def repair(stage_of: Integers, sizes: Integers, generator: np.random.Generator) 
     if surplus:
         vacancies = np.repeat(np.arange(len(sizes)), np.maximum(sizes - actual, 0))
         stage_of[np.concatenate(surplus)] = generator.permutation(vacancies)
-
-
-# --- its local search by chains of moves ----------------------------------------------------------------
-#
-# A chain starts in the group with the best gain, moves one device to its best target, goes on from that target, and
-# ends when it comes home, so that all sizes are as before; its best prefix, closed by a move home, is kept. With w
-# the seconds of a macro-batch over a link, one way, and A a device's own group:
-#
-# - DT-FM: a group's candidate is the device with the fastest link to a group-mate, and gain(d: A → B) = mean over B
-#   of w_de − min over A of w_de. A fast link inside a group is wasted, since DP waits for the slowest there; between
-#   two groups the matching can use it.
-# - Kernighan and Lin: any device may move, gain(d: A → B) = Σ over A of w_de − Σ over B of w_de. It keeps fast links
-#   inside.
-
-
-class Partition(NamedTuple):
-    """Groups that chains of moves change in place. `weights` [N, N] is symmetric with a diagonal of 0."""
-
-    weights: Floats
-    stage_of: Integers  # [N]
-    sums: Floats  # [N, S]: of a device's weights to the members of each group
-    sizes: Floats  # [S]
-    moved: Flags  # [N]: a device moves at most once in a pass
-    wasted_links: bool  # DT-FM's gain, not Kernighan and Lin's
-
-
-@compiled
-def improve(weights: Floats, stage_of: Integers, stages: int, wasted_links: bool) -> float:
-    """One pass of chains over `stage_of` [N], in place; returns the gain."""
-    count = stage_of.size
-    sums, sizes = np.zeros((count, stages)), np.zeros(stages)
-    for d in range(count):
-        sizes[stage_of[d]] += 1
-        for e in range(count):
-            sums[d, stage_of[e]] += weights[d, e]
-    groups = Partition(weights, stage_of, sums, sizes, np.zeros(count, np.bool_), wasted_links)
-    total = 0.0
-    for _ in range(stages):
-        gain = run_chain(groups)
-        if gain <= 0:
-            break
-        total += gain
-    return total
-
-
-@compiled
-def run_chain(groups: Partition) -> float:
-    """One chain; its gain, and 0 when it was taken back."""
-    stages, stage_of = groups.sizes.size, groups.stage_of
-    devices, origins = np.empty(stages + 1, np.int64), np.empty(stages + 1, np.int64)
-    open_groups, only_home = np.ones(stages, np.bool_), np.zeros(stages, np.bool_)
-    gain, device, target = -np.inf, -1, -1
-    for group in range(stages):
-        found, d, t = best_move(groups, group, open_groups)
-        if found > gain:
-            gain, device, target = found, d, t
-    if device < 0:
-        return 0.0
-    home = stage_of[device]
-    only_home[home] = True
-    reached, best, kept, closing, made = 0.0, 0.0, 0, -1, 0
-    while device >= 0:
-        origins[made], devices[made] = stage_of[device], device
-        made += 1
-        reached += gain
-        move(groups, device, target)
-        if target == home:
-            if reached > best:
-                best, kept, closing = reached, made, -1
-            break
-        back, d, _ = best_move(groups, target, only_home)
-        if d >= 0 and reached + back > best:
-            best, kept, closing = reached + back, made, d
-        open_groups[target] = False
-        gain, device, target = best_move(groups, target, open_groups)
-    for step in range(made - 1, kept - 1, -1):
-        move(groups, devices[step], origins[step])
-        groups.moved[devices[step]] = False
-    if closing >= 0:
-        move(groups, closing, home)
-    return best
-
-
-@compiled
-def move(groups: Partition, device: int, target: int) -> None:
-    origin = groups.stage_of[device]
-    for d in range(groups.stage_of.size):
-        groups.sums[d, origin] -= groups.weights[d, device]
-        groups.sums[d, target] += groups.weights[d, device]
-    groups.sizes[origin] -= 1
-    groups.sizes[target] += 1
-    groups.stage_of[device] = target
-    groups.moved[device] = True
-
-
-@compiled
-def best_move(groups: Partition, group: int, targets: Flags) -> tuple[float, int, int]:
-    """The best gain of a move out of `group`, its device and target; device −1 when there is none."""
-    weights, stage_of, sums = groups.weights, groups.stage_of, groups.sums
-    gain, device, target = -np.inf, -1, -1
-    fastest, candidate = np.inf, -1
-    for d in range(stage_of.size):
-        if stage_of[d] != group or groups.moved[d]:
-            continue
-        if groups.wasted_links:
-            for e in range(stage_of.size):
-                if e != d and stage_of[e] == group and weights[d, e] < fastest:
-                    fastest, candidate = weights[d, e], d
-            continue
-        for t in range(groups.sizes.size):
-            if t != group and targets[t] and sums[d, group] - sums[d, t] > gain:
-                gain, device, target = sums[d, group] - sums[d, t], d, t
-    if candidate >= 0:
-        for t in range(groups.sizes.size):
-            if t != group and targets[t]:
-                found = sums[candidate, t] / groups.sizes[t] - fastest
-                if found > gain:
-                    gain, device, target = found, candidate, t
-    return gain, device, target
 
 
 # what `noloco plan --method` takes

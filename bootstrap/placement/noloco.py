@@ -22,12 +22,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from bootstrap.placement.clusters import MAX_CHEAP_CLUSTERS, block_means, cluster_size, clusters
 from bootstrap.placement.kernels import Flags, Floats, Integers, cheapest_flow, compiled
 from bootstrap.placement.scenario import Scenario
-from node.machine.limits import optional
+from bootstrap.placement.seats import fitting, seated
 from protocol.errors import ScenarioError
-
-linear_sum_assignment = optional("scipy.optimize", "plan").linear_sum_assignment
 
 
 @dataclass(frozen=True)
@@ -118,15 +117,35 @@ class NolocoProblem:
         """`anneal_moves`"""
         return float(anneal_moves(self.model, state, best, least, temperature, steps, generator))
 
-    def coarse(self, generator: np.random.Generator) -> None:
-        """None: changes of single devices are cheap enough to try millions."""
+    def coarse(self, generator: np.random.Generator) -> tuple[NolocoProblem, Integers] | None:
+        """The same among clusters of devices, and their members [C, m]; None where that is of no use.
+
+        A cluster has the links and throughput of its members together; only exchanges inside one are left out.
+        """
+        size = cluster_size(len(self.weights), len(self.weights) // self.stages, MAX_CHEAP_CLUSTERS)
+        if size == 1 or len(self.weights) % self.stages:
+            return None
+        members = clusters(self.weights, size, generator)
+        model = self.model
+        grouped_model = model._replace(
+            least_size=1,
+            fits=np.array([model.fits[own].all(0) for own in members]),
+            activation=block_means(model.activation, members),
+            occupied=block_means(model.occupied, members),
+            gossip=block_means(model.gossip, members),
+            throughput=model.throughput[members].sum(1),
+            site=model.site[members[:, 0]],
+            held=model.held[members].sum(1),
+        )
+        return NolocoProblem(grouped_model, block_means(self.weights, members)), members
 
     def explain(self, stage_of: Integers) -> Terms:
         """Every term of the step time of a placement."""
         model = self.model
         members, starts = grouped(stage_of, model.stages)
         terms = terms_of(model, members, starts)
-        busy = {f"the link of device {device}": time for device, time in enumerate(terms.links.tolist())}
+        what = "device" if (model.held == 1).all() else "cluster"
+        busy = {f"the link of {what} {device}": time for device, time in enumerate(terms.links.tolist())}
         busy |= {f"computing in stage {stage}": time for stage, time in enumerate(terms.compute.tolist())}
         busy |= {f"the uplink of site {site}": time for site, time in enumerate(terms.uplinks.tolist())}
         busiest, bottleneck = max(busy.items(), key=itemgetter(1))
@@ -157,7 +176,8 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
             raise ScenarioError(
                 "memory_bytes: too few devices are large enough for the stages; use more stages."
             )
-    of_swarm = count / stages  # microbatches of a replica to those of the swarm
+    held = np.array([len(own) for own in scenario.members] or [1] * count, np.float64)
+    of_swarm = held.sum() / stages  # microbatches of a replica to those of the swarm
     nbytes = scenario.pipeline_bytes / training.microbatches
     measured = scenario.throughput
     model = CostArrays(
@@ -168,7 +188,7 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
         activation=scenario.transfer(nbytes),
         occupied=8 * nbytes / scenario.bandwidth,
         gossip=scenario.transfer(scenario.data_parallel_bytes),
-        throughput=np.ones(count) if measured is None else measured,
+        throughput=held if measured is None else measured,
         computes=measured is not None,
         site=np.full(count, -1) if scenario.site is None else scenario.site,
         uplink=np.zeros(0) if scenario.uplinks is None else 8 * nbytes / scenario.uplinks,
@@ -176,44 +196,9 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
         microbatches=float(training.microbatches * of_swarm),
         in_flight=float(training.in_flight * of_swarm),
         inner_steps=float(training.inner_steps),
+        held=held,
     )
     return NolocoProblem(model, scenario.transfer(scenario.pipeline_bytes))
-
-
-def fitting(scenario: Scenario, stages: int) -> Flags:
-    """[N, S]: which devices have the memory for which stage. Raises `ScenarioError` for one that has it for none."""
-    needed = np.array(scenario.stage_memory or (0.0,))
-    if len(needed) not in (1, stages):
-        raise ScenarioError(
-            f"stage_memory_bytes has {len(needed)} entries: give one, or one for each of {stages}."
-        )
-    held = np.full(scenario.devices, np.inf) if scenario.memory is None else scenario.memory
-    fits: Flags = held[:, None] >= np.broadcast_to(needed, stages)
-    for device, allowed in enumerate(scenario.may_serve):
-        if max(allowed) >= stages:
-            raise ScenarioError(
-                f"may_serve[{device}] names stage {max(allowed)}, but there are {stages} stages."
-            )
-        fits[device, [stage for stage in range(stages) if stage not in allowed]] = False
-    for device in np.flatnonzero(~fits.any(1))[:1]:
-        raise ScenarioError(
-            f"memory_bytes[{device}] is too small for any stage: use more stages, or leave it out."
-        )
-    return fits
-
-
-def seated(sizes: Integers, fits: Flags, generator: np.random.Generator) -> Integers | None:
-    """Random stages [N] that fit and fill `sizes` [S]; −1 for devices left over. None when that cannot be."""
-    seats = np.repeat(np.arange(len(sizes)), sizes)
-    order = generator.permutation(len(fits))  # equal costs are dealt out by place
-    costs = np.where(fits[order][:, seats], generator.random((len(fits), len(seats))), np.inf)
-    try:
-        devices, chosen = linear_sum_assignment(costs)
-    except ValueError:
-        return None
-    stage_of = np.full(len(fits), -1)
-    stage_of[order[devices]] = seats[chosen]
-    return stage_of
 
 
 # --- the step time, compiled ------------------------------------------------------------------
@@ -237,6 +222,7 @@ class CostArrays(NamedTuple):
     microbatches: float
     in_flight: float
     inner_steps: float
+    held: Floats  # [N]: how many devices each stands for, 1 but for clusters
 
 
 class TermArrays(NamedTuple):
@@ -281,8 +267,8 @@ def terms_of(model: CostArrays, members: Integers, starts: Integers) -> TermArra
         if s + 1 < stages:
             hops[s] = add_hop(model, group, members[starts[s + 1] : starts[s + 2]], links, uplinks)
             latency += 2 * hops[s]
-        latency += compute[s] * group.size
-    return TermArrays(hops, compute, links, uplinks, pairs, latency)
+        latency += compute[s] * model.held[group].sum()
+    return TermArrays(hops, compute, links / model.held, uplinks, pairs, latency)
 
 
 @compiled

@@ -19,55 +19,52 @@ from protocol.errors import NolocoError, UserError
 class PlanRequest:
     """The options of `noloco plan`."""
 
-    scenario: Annotated[
-        Path | None, Option(help="Measured links as JSON; the format is in docs/placement.md.")
-    ] = None
-    join: Annotated[
-        list[str] | None, Option(help="Plan for a running swarm instead: address of any member.")
-    ] = None
+    scenario: Annotated[Path | None, Option(help="Measured links as JSON (docs/placement.md).")] = None
+    join: Annotated[list[str] | None, Option(help="Plan for a running swarm: any member's address.")] = None
+    token: Annotated[str, Option(envvar="NOLOCO_TOKEN", help="Token of a private run.")] = ""
     publish: Annotated[
         Path | None,
-        Option(help="With --join: publish the plan, signed with the owner's key in this directory."),
+        Option(help="With --join: publish it, signed by run.key in this directory."),
     ] = None
     hours: Annotated[
-        float, Option(min=0.01, max=24, help="With --publish: hours until the plan expires.")
+        float, Option(metavar="N", min=0.01, max=24, help="With --publish: hours until the plan expires.")
     ] = 6.0
     stages: Annotated[
         int | None,
-        Option(min=1, max=1024, help="Number of pipeline stages; default: 8, or the running swarm's."),
+        Option(metavar="N", min=1, max=1024, help="Pipeline stages; default: 8, or the swarm's."),
     ] = None
     replicas: Annotated[
         int | None,
-        Option(min=1, help="Replicas per stage; ignored for noloco, whose stage sizes are free."),
+        Option(metavar="N", min=1, help="Replicas per stage, for dtfm."),
     ] = None
     objective: Annotated[str, Option(help="Cost model to minimise: noloco or dtfm.")] = "noloco"
     method: Annotated[str, Option(help=f"One of: {', '.join(METHOD_NAMES)}.")] = DEFAULT_METHOD
-    seconds: Annotated[float, Option(min=0.01, help="Search time in seconds.")] = 20.0
+    seconds: Annotated[float, Option(metavar="N", min=0.01, help="Search time in seconds.")] = 20.0
     evaluations: Annotated[
-        int | None, Option(min=1, help="Stop after this many evaluations instead, for a reproducible plan.")
+        int | None, Option(metavar="N", min=1, help="Stop after so many, for a reproducible plan.")
     ] = None
-    seed: Annotated[int, Option(min=0, help="Random seed.")] = 0
+    seed: Annotated[int, Option(metavar="N", min=0, help="Random seed.")] = 0
     uniform: Annotated[
-        float, Option(min=0, max=1, help="noloco: minimum share of traffic that is routed at random.")
+        float, Option(metavar="N", min=0, max=1, help="noloco: least share of traffic routed at random.")
     ] = 1.0
     mixing: Annotated[
         float,
-        Option(min=0, max=1, help="noloco: minimum spectral gap 1 − λ₂ when pairing prefers near partners."),
+        Option(metavar="N", min=0, max=1, help="noloco: minimum spectral gap 1 − λ₂ of the pairing."),
     ] = 0.5
     microbatches: Annotated[
-        int | None, Option(min=1, help="noloco: microbatches per inner step; default: 64, or the swarm's.")
+        int | None,
+        Option(metavar="N", min=1, help="noloco: microbatches per inner step; default: 64, or the swarm's."),
     ] = None
-    in_flight: Annotated[int, Option(min=1, help="noloco: microbatches in flight per replica.")] = 16
+    in_flight: Annotated[
+        int, Option(metavar="N", min=1, help="noloco: microbatches in flight per replica.")
+    ] = 16
     k: Annotated[
-        int | None, Option("-k", min=1, help="noloco: inner steps per round; default: 50, or the swarm's.")
+        int | None,
+        Option("-k", metavar="N", min=1, help="noloco: inner steps per round; default: 50, or the swarm's."),
     ] = None
-    compare: Annotated[
-        bool, Option(help="Run every method with --seeds seeds, each with the full budget.")
-    ] = False
-    seeds: Annotated[int, Option(min=1, max=100, help="Number of seeds for --compare.")] = 3
-    picture: Annotated[
-        Path | None, Option(help="Draw the plan and the search to this .svg, .png or .pdf file.")
-    ] = None
+    compare: Annotated[bool, Option("--compare", help="Run every method with --seeds seeds.")] = False
+    seeds: Annotated[int, Option(metavar="N", min=1, max=100, help="Number of seeds for --compare.")] = 3
+    picture: Annotated[Path | None, Option(help="Draw plan and search to this .svg, .png or .pdf.")] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False
 
     def check(self) -> None:
@@ -96,7 +93,10 @@ class PlanRequest:
 
 
 def plan(**options: Any) -> None:
-    """Place devices in pipeline stages so that training waits least for the network."""
+    """Place devices in pipeline stages so that training waits least for the network.
+
+    Example: noloco plan --scenario links.json --stages 8
+    """
     try:
         request = PlanRequest(**options)
         request.check()

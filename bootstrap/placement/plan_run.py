@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise, repeat
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -38,13 +38,14 @@ from node.command import run_async
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+MATCHED = 64  # replicas of a stage, whose nearest pairs are found within seconds
 RANDOM = 20  # placements, with whose median cost a plan is compared
 
 
 def make_and_show(request: PlanRequest) -> None:
     """Raises `NolocoError` with what to do."""
     if request.join:
-        _plan_swarm(request, run_async(look_at(request.join)))
+        _plan_swarm(request, run_async(look_at(request.join, request.token)))
         return
     assert request.scenario is not None
     known = read_scenario(request.scenario)
@@ -66,7 +67,7 @@ def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
     sealed = signed_plan(swarm, moves, request.publish, lifetime) if request.publish is not None else None
     _show(request, known, problem, plans, moves)
     if sealed is not None:
-        run_async(publish_plan(request.join or [], swarm, sealed, lifetime))
+        run_async(publish_plan(request.join or [], request.token, swarm, sealed, lifetime))
         print(f"The plan is signed and published; nodes follow it for {request.hours:g} h.", file=sys.stderr)
 
 
@@ -104,6 +105,8 @@ def _show(
         plot_plan(best, known, plans, request.picture)
     if request.as_json:
         contents = best.as_json() | {"scenario": known.name}
+        if known.members:
+            contents["stages"] = [known.single(clusters) for clusters in best.stages]
         if request.compare:
             contents["compared"] = compared(plans)
         print(json.dumps(contents | (moves.as_json() if moves is not None else {})))
@@ -111,7 +114,8 @@ def _show(
     console = Console()
     if request.compare:
         console.print(comparison(plans), "", sep="\n")
-    console.print(stage_table(best, known, request.mixing, problem), "", sep="\n")
+    names = [peer.peer[-8:] for peer in moves.peers] if moves is not None else []
+    console.print(stage_table(best, known, request.mixing, problem, names), "", sep="\n")
     generator = np.random.default_rng(request.seed)
     random = median(problem.cost(problem.drawn(generator)) for _ in range(RANDOM))
     console.print("\n".join(sentences(best, known, random, request.mixing)), highlight=False, markup=False)
@@ -133,22 +137,30 @@ COMPARED = {  # headings, and what stands below them
 }
 
 
-def stage_table(plan: Placement, scenario: Scenario, floor: float, problem: Problem) -> Table:
-    """A row for each stage. `floor`: the least 1 − λ₂ of the pairing in the last column."""
+def stage_table(
+    plan: Placement, scenario: Scenario, floor: float, problem: Problem, names: Sequence[str] = ()
+) -> Table:
+    """A row for each stage. `floor`: the least 1 − λ₂ of the pairing in the last column; `names`: of the devices."""
+    stages = [scenario.single(devices) for devices in plan.stages]
+    who = [" ".join(names[device] for device in d) if names else ranges(d) for d in stages]
+    if scenario.members:  # thousands fill the screen; --json has them
+        who = [f"{len(devices):,}" for devices in stages]
     columns = {
         "stage": [str(stage) for stage in range(len(plan.stages))],
-        "devices": [ranges(devices) for devices in plan.stages],
+        "nodes" if names else "devices": who,
     }
     if scenario.regions:
-        counts = [Counter(scenario.regions[device] for device in devices) for devices in plan.stages]
+        where = [[(scenario.regions[d], len(scenario.single([d]))) for d in own] for own in plan.stages]
+        counts = [Counter(chain.from_iterable(repeat(*one) for one in own)) for own in where]
         columns["where"] = [", ".join(f"{n} {region}" for region, n in sorted(c.items())) for c in counts]
     if isinstance(problem, NolocoProblem) and isinstance(plan.terms, Terms):
-        times = [problem.model.gossip[np.ix_(devices, devices)] for devices in plan.stages]
         columns["hop to\nthe next"] = [*(f"{hop:.3f} s" for hop in plan.terms.hops), ""]
         columns["partner,\nuniform"] = [f"{seconds:.2f} s" for seconds in plan.terms.gossip]
-        columns["partner,\nnearer"] = [f"{mean_exchange(pairing(t, floor), t):.2f} s" for t in times]
-    title = f"{scenario.name}: {scenario.devices} devices in {len(plan.stages)} stages, {plan.method}"
-    table = plain_table(title, columns, left=("devices", "where"))
+        if max(map(len, plan.stages)) <= MATCHED:
+            times = [problem.model.gossip[np.ix_(devices, devices)] for devices in plan.stages]
+            columns["partner,\nnearer"] = [f"{mean_exchange(pairing(t, floor), t):.2f} s" for t in times]
+    title = f"{scenario.name}: {sum(map(len, stages)):,} devices in {len(plan.stages)} stages, {plan.method}"
+    table = plain_table(title, columns, left=("devices", "nodes", "where"))
     for column in table.columns:
         column.overflow = "fold"
     for row in zip(*columns.values(), strict=True):
@@ -159,10 +171,12 @@ def stage_table(plan: Placement, scenario: Scenario, floor: float, problem: Prob
 def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) -> list[str]:
     """`random`: median cost of random placements."""
     lines = [plan.terms.sentence()]
-    if isinstance(plan.terms, Terms):
+    if isinstance(plan.terms, Terms) and max(map(len, plan.stages)) <= MATCHED:
         lines.append(
             f"partner: mean time of an exchange; nearer: pairs as near as 1 − λ₂ ≥ {floor:g} allows."
         )
+    if scenario.members:
+        lines.append(f"Costs are those of {scenario.devices} clusters of near devices that are alike.")
     if scenario.estimated:
         lines.append(f"{scenario.estimated} links were not measured; they were estimated from the others.")
     lines.append(

@@ -8,13 +8,14 @@ A JSON file, latencies one way in ms and bandwidths in Gbit/s, as square matrice
 and, where known: "regions" (a name for each device), "coordinates" ([latitude, longitude] of each), "throughput"
 (microbatches per second, forward and backward), "memory_bytes", "stage_memory_bytes" (a number, or one for each
 stage), "may_serve" (for each device the stages that it can take), "site_uplink_gbps" ({region: shared uplink}). A
-link that nobody measured is null, and is estimated from the others (see `completion`).
+link that nobody measured is null, and is estimated from the others (see `completion`). With "region_latency_ms" it
+is the form for thousands of devices (see `region_file`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,13 @@ import numpy as np
 
 from bootstrap.placement.completion import complete_bandwidth, complete_latency
 from bootstrap.placement.kernels import Floats, Integers
+from bootstrap.placement.region_file import MAX_DEVICES, Members, by_device
 from node.machine.limits import optional
 from protocol.errors import ScenarioError
 
 connected_components = optional("scipy.sparse.csgraph", "plan").connected_components
 
 MAX_BYTES = 64 * 2**20  # of a file; 1,000 devices take some 20 MB
-MAX_DEVICES = 1024
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,19 @@ class Scenario:
     site: Integers | None = None
     uplinks: Floats | None = None
     estimated: int = 0  # pairs of devices whose link was not measured
+    # for thousands of devices: of how many each of the N here is a cluster, and of which; then `throughput` is theirs
+    # together and `memory` the least
+    members: Members = ()
 
     @property
     def devices(self) -> int:
         return len(self.latency)
+
+    def single(self, chosen: Iterable[int]) -> list[int]:
+        """The devices that these are."""
+        if not self.members:
+            return sorted(chosen)
+        return sorted(device for cluster in chosen for device in self.members[cluster])
 
     def transfer(self, nbytes: float) -> Floats:
         """[N, N] seconds for `nbytes` over each link: t = α + 8c/β; 0 on the diagonal."""
@@ -84,6 +94,9 @@ def scenario_from(contents: object) -> Scenario:
     """A scenario from what stands in its file. Raises `ScenarioError` that names what is wrong, and where."""
     if not isinstance(contents, dict):
         raise ScenarioError("A scenario is a JSON object with latency_ms and bandwidth_gbps.")
+    members: Members = ()
+    if "region_latency_ms" in contents:
+        contents, members = by_device(contents)
     latency, bandwidth, estimated = _links(contents)
     count = len(latency)
     volumes = contents.get("volumes")
@@ -109,6 +122,7 @@ def scenario_from(contents: object) -> Scenario:
         site=site,
         uplinks=uplinks,
         estimated=estimated,
+        members=members,
     )
 
 

@@ -31,6 +31,7 @@ from protocol.transport.virtual_time import run_virtual
 CURVE_POINTS = 20
 CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
+DATA_ORDER = 2  # another one makes another loss: outcomes of before are not taken for those of now
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
 
 # what people compare settings by, of the manifest's [outer] and [wire] and of the setting itself
@@ -55,6 +56,9 @@ class LearningSetting:
     latency: float = 0.0
     mbit: float = 0.0  # 0: no limit
     validation_sequences: int = 512
+    named: tuple[
+        str, ...
+    ] = ()  # further settings of the manifest that tell this one from others, as outer.clip
 
     @property
     def key(self) -> str:
@@ -63,7 +67,7 @@ class LearningSetting:
         Of the manifest only what differs from the defaults counts, so that a new option leaves old outcomes valid.
         """
         manifest = self.manifest.model_dump(exclude_defaults=True)
-        text = json.dumps(self.facts() | {"manifest": manifest}, sort_keys=True)
+        text = json.dumps(self.facts() | {"manifest": manifest, "data": DATA_ORDER}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
@@ -88,7 +92,14 @@ class LearningSetting:
             | {name: getattr(inner, name) for name in ("learning_rate", "microbatches", "sequences")}
             | {name: getattr(self, name) for name in OWN_FACTS}
             | {"staleness": inner.staleness}
+            | {name: self._value_of(name) for name in self.named}
         )
+
+    def _value_of(self, name: str) -> object:
+        contents: Any = self.manifest.model_dump()
+        for part in name.split("."):
+            contents = contents[part]
+        return contents
 
 
 @dataclass
@@ -104,6 +115,7 @@ class LearningResult:
     tokens: int = 0  # of all replicas together
     bytes_per_replica: float = 0.0  # gossip or all-reduce, mean over the nodes
     bytes_per_token: float = 0.0  # the above by the tokens that one replica trained on
+    share: float = 0.0  # of the bytes of all-reduce in every step
     rounds: float = 0.0
     paired: float = 0.0  # fraction of the rounds that had a partner
     blocked: float = 0.0  # fraction of the time in which an exchange kept a replica from training
@@ -239,14 +251,21 @@ def _measure(
     outcome.paired = sum(event["partner"] is not None for event in rounds) / max(1, len(rounds))
     outcome.bytes_per_replica = _bytes_sent(setting, nodes)
     outcome.bytes_per_token = outcome.bytes_per_replica / (outcome.tokens / setting.replicas)
+    all_reduce = _bytes_of_all_reduce(setting, nodes)
+    outcome.share = outcome.bytes_per_replica / all_reduce if all_reduce else 0.0
     for stage in zip(*routes, strict=True):  # the first replica of each gets the mean
         stage[0].phi.copy_(torch.stack([replica.phi for replica in stage]).mean(0))
     outcome.loss_of_mean = loss_along(routes[0], data, sequences)
 
 
 def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
-    """What the average replica sends for averaging; a ring all-reduce of float32 gradients if in every step."""
+    """What the average replica sends for averaging."""
     if setting.all_reduce:
-        size = sum(4 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)
-        return 2 * (setting.replicas - 1) / setting.replicas * size
+        return _bytes_of_all_reduce(setting, nodes)
     return sum(node.context.counters.gossip_bytes for node in nodes) / len(nodes)
+
+
+def _bytes_of_all_reduce(setting: LearningSetting, nodes: list[Node]) -> float:
+    """What a ring all-reduce of bf16 gradients in every step sends, per replica."""
+    size = sum(2 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)
+    return 2 * (setting.replicas - 1) / setting.replicas * size

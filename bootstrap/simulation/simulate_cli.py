@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import fail
@@ -26,7 +27,10 @@ app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args
 
 @app.callback()
 def simulate() -> None:
-    """Simulate a setting before anybody starts a node."""
+    """Simulate a setting before anybody starts a node.
+
+    Example: noloco simulate learning --method noloco,diloco
+    """
 
 
 @dataclass(frozen=True)
@@ -35,36 +39,39 @@ class LearningOptions:
 
     preset: PresetToTrain = None
     manifest: OwnManifest = None
-    method: Annotated[str, Option(help="noloco, diloco, average, local or all-reduce (in every step).")] = (
+    method: Annotated[str, Option(metavar="LIST", help="noloco, diloco, average, local, all-reduce.")] = (
         "noloco"
     )
-    replicas: Annotated[str, Option(help="Replicas per stage.")] = "4"
-    stages: Annotated[str, Option(help="Number of pipeline stages.")] = "2"
-    routing: Annotated[str, Option(help="Routing between stages: random or fixed.")] = "random"
-    inner_steps: Annotated[str | None, Option("-k", help="Inner steps per round.")] = None
-    alpha: Annotated[str | None, Option(help="Outer momentum.")] = None
-    beta: Annotated[str | None, Option(help="Gain on the pair's progress.")] = None
-    gamma: Annotated[str | None, Option(help="Pull toward the pair's mean.")] = None
-    overlap: Annotated[str | None, Option(help="Overlap of exchange and training: none or phi-early.")] = None
-    staleness: Annotated[str | None, Option(help="Staleness of the pipeline: 0 or 1 inner steps.")] = None
+    replicas: Annotated[str, Option(metavar="LIST", help="Replicas per stage.")] = "4"
+    stages: Annotated[str, Option(metavar="LIST", help="Number of pipeline stages.")] = "2"
+    routing: Annotated[str, Option(metavar="LIST", help="random or fixed.")] = "random"
+    inner_steps: Annotated[str | None, Option("-k", metavar="LIST", help="Inner steps per round.")] = None
+    alpha: Annotated[str | None, Option(metavar="LIST", help="Outer momentum.")] = None
+    beta: Annotated[str | None, Option(metavar="LIST", help="Gain on the pair's progress.")] = None
+    gamma: Annotated[str | None, Option(metavar="LIST", help="Pull toward the pair's mean.")] = None
+    overlap: Annotated[str | None, Option(metavar="LIST", help="none or phi-early.")] = None
+    staleness: Annotated[str | None, Option(metavar="LIST", help="Of the pipeline: 0 or 1 inner steps.")] = (
+        None
+    )
     wire: Annotated[
-        str | None, Option("--codecs", help="Codecs of activations/gradients, such as bf16 or int8/bf16.")
+        str | None, Option("--codecs", metavar="LIST", help="Of activations/gradients, as int8/bf16.")
     ] = None
-    steps: Annotated[int, Option(min=1, help="Inner steps; the learning rate schedule spans them.")] = 1000
-    microbatches: Annotated[int, Option(min=1, help="Microbatches per inner step of a replica.")] = 1
-    sequences: Annotated[int, Option(min=1, help="Sequences per microbatch.")] = 2
-    slow: Annotated[str, Option(help="Slow one last-stage replica down by this factor.")] = "1"
-    latency: Annotated[str, Option(help="One-way latency of each link in milliseconds.")] = "0"
-    mbit: Annotated[str, Option(help="Bandwidth of each uplink in Mbit/s; 0 means no limit.")] = "0"
-    seed: Annotated[str, Option("--seeds", help="Random seeds; each one is a separate run.")] = "0,1,2"
-    validation_sequences: Annotated[
-        int, Option(min=1, help="Number of held-out sequences to evaluate on.")
-    ] = 512
-    jobs: Annotated[int, Option(min=1, help="Number of runs at a time, one core each.")] = CORES
-    results: Annotated[
-        Path | None, Option(help="File to keep results in; an interrupted study resumes from it.")
+    chosen: Annotated[
+        list[str] | None, Option("--set", help="Any setting, such as outer.clip=0,1.5; may be repeated.")
     ] = None
-    plot: Annotated[Path | None, Option(help="Plot loss and spread against tokens to this SVG file.")] = None
+    steps: Annotated[int, Option(metavar="N", min=1, help="Inner steps of the schedule.")] = 1000
+    microbatches: Annotated[int, Option(metavar="N", min=1, help="Microbatches per inner step.")] = 1
+    sequences: Annotated[int, Option(metavar="N", min=1, help="Sequences per microbatch.")] = 2
+    slow: Annotated[str, Option(metavar="LIST", help="Slow one last-stage replica down.")] = "1"
+    latency: Annotated[str, Option(metavar="LIST", help="One-way latency of links in ms.")] = "0"
+    mbit: Annotated[str, Option(metavar="LIST", help="Of each uplink in Mbit/s; 0: no limit.")] = "0"
+    seed: Annotated[str, Option("--seeds", metavar="LIST", help="Of data and weights; each is a run.")] = (
+        "0,1,2"
+    )
+    validation_sequences: Annotated[int, Option(metavar="N", min=1, help="Held-out sequences.")] = 512
+    jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES
+    results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None
+    plot: Annotated[Path | None, Option(help="Plot loss and spread to this SVG file.")] = None
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
 
 
@@ -72,7 +79,9 @@ class LearningOptions:
 def learning(**given: Any) -> None:
     """Show how well a setting learns: every replica of every stage in one process, no network.
 
-    Options that take a list, such as 4,8, are tried in every combination.
+    LIST, such as 4,8, is tried in every combination.
+
+    Example: noloco simulate learning --method noloco,diloco -k 5,25
     """
     options = LearningOptions(**given)
     from bootstrap.creating.choosing import RunOptions
@@ -83,6 +92,7 @@ def learning(**given: Any) -> None:
         asked = {name: getattr(options, name) for name in READERS}
         lists = {name: READERS[name](text) for name, text in asked.items() if text is not None}
         lists.setdefault("staleness", [base.inner.staleness])
+        lists["chosen"] = changes(options.chosen or [])
         settings = [
             one_setting(
                 base, options.steps, options.microbatches, options.sequences,
@@ -98,6 +108,33 @@ def learning(**given: Any) -> None:
 learning.__dict__["__signature__"] = inspect.signature(
     LearningOptions, eval_str=True
 )  # of which typer makes options
+
+
+@app.command("swarm")
+def simulate_peers(
+    scenario: Annotated[str, Argument(help="A preset, as lab-8 or world-1k, or a TOML file.")],
+    seed: Annotated[int | None, Option(metavar="N", help="Another one than the scenario's.")] = None,
+    minutes: Annotated[float | None, Option(metavar="N", min=1, help="Virtual ones, in all.")] = None,
+    page: Annotated[Path | None, Option(help="Write the report as one HTML page, too.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Simulate up to 10,000 peers that come, go and fail, with the daemon's own decisions.
+
+    Presets: lab-8, regional-64, world-1k, world-10k, spot-churn, mass-exit, partition, flash-crowd,
+    slow-fifth (docs/scaling.md). Exits with 1 and a sentence when a bound of the report is broken.
+
+    Example: noloco simulate swarm spot-churn
+    """
+    from bootstrap.simulated_swarm.swarm_scenario import changed, read_scenario
+
+    try:
+        chosen = changed(read_scenario(scenario), seed=seed, minutes=minutes)
+        from bootstrap.simulated_swarm.running_swarm import run_scenario
+
+        code = run_scenario(chosen, as_json, page)
+    except NolocoError as error:
+        fail(error)
+    raise typer.Exit(code)
 
 
 # --- lists as text ------------------------------------------------------------------------------
@@ -134,6 +171,25 @@ def wires(option: str, text: str) -> list[dict[str, str]]:
             choices(option, codec, get_args(BoundaryCodec))
         result.append({"activations": activations, "gradients": gradients or activations})
     return result
+
+
+def changes(texts: Sequence[str]) -> list[dict[str, object]]:
+    """Every combination of settings as inner.optimizer=adamw,muon. Raises `ManifestError` for what is none."""
+    lists: dict[str, list[object]] = {}
+    for text in texts:
+        name, sign, values = text.partition("=")
+        if not name or not sign:
+            raise ManifestError(f"--set {text!r}: give a setting and its value, such as outer.clip=1.5.")
+        lists[name] = [_value(part) for part in values.split(",")]
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
+
+
+def _value(text: str) -> object:
+    """A number or truth value as TOML writes it; anything else is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 READERS: dict[str, Callable[[str], list[Any]]] = {  # of the list that each option takes

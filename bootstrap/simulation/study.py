@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,6 +14,7 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
+from scipy.special import stdtrit
 
 from bootstrap.display import figure
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
@@ -50,9 +52,14 @@ def one_setting(
     staleness: int = 0,
     wire: Mapping[str, object] | None = None,
     inner: Mapping[str, object] | None = None,
+    chosen: Mapping[str, object] | None = None,
     **outer: object,
 ) -> LearningSetting:
-    """`base` with changes, and validated. Raises `ManifestError` for settings that contradict each other."""
+    """`base` with changes, and validated; `seed` draws the first weights, too.
+
+    `chosen` has further settings of the manifest by name, as outer.clip; they count last. Raises `ManifestError` for
+    settings that contradict each other.
+    """
     contents = base.model_dump()
     contents["stages"], contents["routing"] = stages, routing
     contents["inner"].update(
@@ -67,9 +74,23 @@ def one_setting(
     contents["outer"].update(outer)
     if method != "all-reduce":
         contents["outer"]["method"] = method
+    contents["model"]["seed"] += seed
+    for name, value in (chosen or {}).items():
+        section, _, setting = name.rpartition(".")
+        (contents.setdefault(section, {}) if section else contents)[setting] = value
+    if contents["inner"]["optimizer"] == "adamw" and "inner.muon_learning_rate" not in (chosen or {}):
+        contents["inner"]["muon_learning_rate"] = None  # the base's, which may have Muon
     made = manifest_from(contents)
     return LearningSetting(
-        made, replicas, seed, method == "all-reduce", slow, latency, mbit, validation_sequences
+        made,
+        replicas,
+        seed,
+        method == "all-reduce",
+        slow,
+        latency,
+        mbit,
+        validation_sequences,
+        tuple(chosen or ()),
     )
 
 
@@ -107,7 +128,7 @@ def read_outcomes(file: Path) -> list[LearningResult]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
         try:
             contents = json.loads(line)
-            outcome = LearningResult(**{name: contents[name] for name in names})
+            outcome = LearningResult(**{name: contents[name] for name in names if name in contents})
             outcome.curve = [(tokens, loss, spread) for tokens, loss, spread in outcome.curve]
             outcomes.append(outcome)
         except (ValueError, KeyError, TypeError):
@@ -147,9 +168,12 @@ def run_and_show(
 
     def tell(outcome: LearningResult, done: int, total: int) -> None:
         facts = outcome.setting
+        chosen = "".join(
+            f" {name.rpartition('.')[2]}={value}" for name, value in facts.items() if "." in name
+        )
         console.print(
             f"{done}/{total}  {facts['method']} {facts['replicas']} × {facts['stages']} k={facts['k']} "
-            f"{facts['activations']}/{facts['gradients']} seed {facts['seed']}: "
+            f"{facts['activations']}/{facts['gradients']}{chosen} seed {facts['seed']}: "
             f"loss {outcome.loss:.3f}, spread {outcome.spread:.1e} ({outcome.wall_seconds:.0f} s)",
             highlight=False,
         )
@@ -183,22 +207,31 @@ def varied(outcomes: Sequence[LearningResult]) -> list[str]:
 
 
 def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
-    """One row for each setting, over its seeds: what distinguishes it, then what came of it."""
-    columns = varied(outcomes)
+    """One row for each setting, over its seeds: what distinguishes it, then what came of it.
+
+    `difference` is that of its loss to the first setting's, seed by seed over those that both have.
+    """
+    columns, groups = varied(outcomes), grouped(outcomes)
+    first = {outcome.setting["seed"]: outcome.loss for outcome in groups[0]}
     result = []
-    for group in grouped(outcomes):
+    for group in groups:
         losses = [outcome.loss for outcome in group]
+        differences = [o.loss - first[o.setting["seed"]] for o in group if o.setting["seed"] in first]
         facts: dict[str, object] = {name: group[0].setting.get(name) for name in columns}
         result.append(
             facts
             | {
                 "loss": round(mean(losses), 4),
                 "loss_deviation": round(stdev(losses), 4) if len(losses) > 1 else 0.0,
+                "loss_interval": interval(losses),
+                "difference": round(mean(differences), 4) if differences else None,
+                "difference_interval": interval(differences),
                 "loss_by_seed": {str(o.setting["seed"]): round(o.loss, 4) for o in group},
                 "loss_of_mean": round(mean(o.loss_of_mean for o in group), 4),
                 "spread": mean(o.spread for o in group),
                 "bytes_per_token": round(mean(o.bytes_per_token for o in group), 3),
                 "bytes_per_replica": round(mean(o.bytes_per_replica for o in group)),
+                "share": round(mean(o.share for o in group), 5),
                 "rounds": round(mean(o.rounds for o in group), 1),
                 "paired": round(mean(o.paired for o in group), 3),
                 "blocked": round(mean(o.blocked for o in group), 4),
@@ -209,26 +242,45 @@ def rows(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
     return result
 
 
+def interval(values: Sequence[float]) -> float | None:
+    """Half of the 95 % confidence interval of the mean, by Student's t; None for fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    return round(float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count), 4)
+
+
 def table_of(outcomes: Sequence[LearningResult]) -> Table:
     """A row for each setting: what distinguishes it, then what came of it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     columns = varied(outcomes)
     for name in columns:
         table.add_column(SHOWN.get(name, name))
-    for name in ("loss", "by seed", "mean's", "spread", "bytes/\ntoken", "rounds", "paired", "blocked"):
+    for name in (
+        "loss", "to the first", "by seed", "mean's", "spread", "bytes/\ntoken", "of all-\nreduce's",
+        "rounds", "paired", "blocked",
+    ):  # fmt: skip
         table.add_column(name, justify="right")
     line = (
-        "{loss:.3f}", "{by_seed}", "{loss_of_mean:.3f}", "{spread:.1e}", "{bytes_per_token:.1f}",
+        "{by_seed}", "{loss_of_mean:.3f}", "{spread:.1e}", "{bytes_per_token:.1f}", "{share:.1%}",
         "{rounds:.0f}", "{paired:.0%}", "{blocked:.1%}",
     )  # fmt: skip
-    for group, row in zip(grouped(outcomes), rows(outcomes), strict=True):
+    for number, (group, row) in enumerate(zip(grouped(outcomes), rows(outcomes), strict=True)):
         facts = (row[name] for name in columns)
         by_seed = " ".join(f"{outcome.loss:.3f}" for outcome in group)
         table.add_row(
             *(f"{fact:g}" if isinstance(fact, float) else str(fact) for fact in facts),
+            _with_interval(row["loss"], row["loss_interval"], ".3f"),
+            _with_interval(row["difference"], row["difference_interval"], "+.3f") if number else "",
             *(cell.format(by_seed=by_seed, **row) for cell in line),
         )
     return table
+
+
+def _with_interval(value: object, half: object, form: str) -> str:
+    if value is None:
+        return ""
+    return f"{value:{form}}" + (f" ± {half:.3f}" if half is not None else "")
 
 
 def plot_learning(outcomes: Sequence[LearningResult], file: Path) -> None:

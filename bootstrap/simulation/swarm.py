@@ -21,6 +21,7 @@ from node.model.replica import Replica
 from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
 from node.watch.events import Events
+from node.watch.trace import NO_TRACE, Trace
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.signed_manifest import SignedManifest
@@ -30,6 +31,7 @@ from protocol.transport.memory_network import MemoryNetwork
 
 # virtual seconds that one piece of work takes on a peer of speed 1
 WORK_SECONDS: Mapping[Priority, float] = {
+    Priority.SNAPSHOT: 0.0,
     Priority.BACKWARD: 0.02,
     Priority.OPTIMIZER: 0.005,
     Priority.FORWARD: 0.01,
@@ -52,6 +54,7 @@ class SimulatedSwarm:
     directory: Path | None = None
     tokenizer: bytes | None = None  # the seed peer's, where the manifest names one
     seconds: Callable[[int, Priority], float] = lambda stage, priority: WORK_SECONDS[priority]
+    trace: Trace = NO_TRACE  # of all nodes
     events: list[dict[str, Any]] = field(default_factory=list)
     nodes: dict[int, Node] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -98,6 +101,7 @@ class SimulatedSwarm:
             state=state,
             corpus=lambda manifest, data: self.corpus,
             replica=replica,
+            trace=self.trace,
         )
         address = join or memory_address(self._seed_identity.peer_id)
         config = {"join": (address,), "stage": stage, "device": "cpu", **settings}

@@ -3,6 +3,9 @@
 Tokens of one document after another, each followed by the end of text, are cut evenly: sequences may begin and end
 within documents and hold several. A sequence's labels are its inputs one token later, so the last label of one is the
 first input of the next: every token is an input once, and none is lost.
+
+Sequences are then shuffled among the others of a large block. Without that, the sequences of a step are neighbours in
+one document, and a step learns little more from ten of them than from one.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -18,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.data.documents import Documents
+from node.data.documents import DocumentOrder, Documents
 from protocol.errors import DataError
 from protocol.manifest import Manifest
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does wi
     from node.data.tokenizer import Ids, Tokenizer
 
 TOKENISED_AT_ONCE = 16  # documents: enough to occupy all cores, few enough that little is made in vain
+# shuffled among each other: some hundred documents; a block and the next one take 16 MB
+BLOCK_TOKENS, BLOCK_SEQUENCES = 2**21, 2**14
 SPREAD = 8  # of all held-out sequences read, one in so many is measured on where not all are asked for
 
 Read: TypeAlias = Callable[[int, int], Iterator[str]]  # the documents of an epoch, from a number on
@@ -36,14 +41,16 @@ Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and labels, int64 [sequences,
 class Position:
     """Where a volunteer is in its corpus; a few numbers that are kept with the checkpoint.
 
-    The next sequence begins at token `token` of the `document`-th document of epoch `epoch`, in the order in which
-    this volunteer trains on them. `corpus` is the identity of what was counted.
+    The block of sequences that is drawn from begins at token `token` of the `document`-th document of epoch `epoch`,
+    in the order in which this volunteer trains on them; `drawn` of its sequences were trained on. `corpus` is the
+    identity of what was counted.
     """
 
     corpus: str
     epoch: int = 0
     document: int = 0
     token: int = 0
+    drawn: int = 0
 
     def facts(self) -> dict[str, str | int]:
         return asdict(self)
@@ -53,7 +60,10 @@ class Position:
         """Read from what was saved; None when that is unusable."""
         if not isinstance(facts, dict):
             return None
-        corpus, numbers = facts.get("corpus"), [facts.get(name) for name in ("epoch", "document", "token")]
+        corpus, numbers = (
+            facts.get("corpus"),
+            [facts.get(name) for name in ("epoch", "document", "token", "drawn")],
+        )
         counts = [number for number in numbers if isinstance(number, int) and number >= 0]
         return cls(corpus, *counts) if isinstance(corpus, str) and len(counts) == len(numbers) else None
 
@@ -104,7 +114,8 @@ class TrainingData:
             return self._documents.training((run_id, peer_id), epoch, first)
 
         tokens, size = manifest.data.sequence_tokens, manifest.inner.sequences
-        line = sequences(read, self._tokenizer, tokens, position, self.tally)
+        packed = sequences(read, self._tokenizer, tokens, replace(position, drawn=0), self.tally)
+        line = shuffled(packed, position, (run_id, peer_id), block_sequences(tokens))
         while True:
             drawn = list(islice(line, size))
             yield batch_of([ids for ids, _ in drawn]), drawn[-1][1]
@@ -164,6 +175,51 @@ def sequences(
         while skip >= len(held[0].ids):
             skip -= len(held.popleft().ids)
         yield joined, replace(held[0].position, token=skip)
+
+
+@dataclass
+class _Block:
+    """Mutable while it is filled: sequences in a row from `start` to `end`, which are shuffled among each other."""
+
+    start: Position
+    end: Position
+    rows: list[Ids] = field(default_factory=list)
+
+    def is_whole(self, most: int) -> bool:
+        """An epoch's last block is shorter, so that small corpora are not read many times over to fill one."""
+        return len(self.rows) >= most or self.end.epoch > self.start.epoch
+
+    def add(self, line: Iterator[tuple[Ids, Position]]) -> None:
+        row, self.end = next(line)
+        self.rows.append(row.copy())  # it is a view of whole documents
+
+
+def block_sequences(tokens: int) -> int:
+    """How many sequences of `tokens` are shuffled among each other."""
+    return min(BLOCK_SEQUENCES, max(1, BLOCK_TOKENS // tokens))
+
+
+def shuffled(
+    line: Iterator[tuple[Ids, Position]], position: Position, seed: tuple[object, ...], most: int
+) -> Iterator[tuple[Ids, Position]]:
+    """The sequences of `line` in a random order within blocks of `most`, each with the position after it.
+
+    `line` begins where the block of `position` does; what was drawn of that is passed over. The next block is
+    filled while one is drawn from, so nothing waits for it.
+    """
+    start, drawn = replace(position, drawn=0), position.drawn
+    block = _Block(start, start)
+    while True:
+        while not block.is_whole(most):
+            block.add(line)
+        following, count = _Block(block.end, block.end), len(block.rows)
+        order = DocumentOrder(count, (*seed, *asdict(block.start).values()))
+        for place in range(drawn, count):
+            if not following.is_whole(most):
+                following.add(line)
+            after = replace(block.start, drawn=place + 1) if place + 1 < count else block.end
+            yield block.rows[order[place]], after
+        block, drawn = following, 0
 
 
 def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: TokenisingTally) -> Iterator[_Piece]:

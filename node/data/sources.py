@@ -61,7 +61,8 @@ def files_of(entry: str) -> list[Path]:
         found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(Path(entry).expanduser())
         return [path for path in found if path.stat().st_size]
     except (OSError, RuntimeError, ValueError) as error:  # as of an unknown ~user, or a NUL in the path
-        raise DataError(f"Cannot read {entry!r} ({error}). Check the path and its permissions.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"Cannot read {entry!r} ({reason}). Check the path and its permissions.") from error
 
 
 def _find(path: Path) -> list[Path]:

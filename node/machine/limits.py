@@ -191,6 +191,25 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * unit)
 
 
+def parse_share(text: str) -> float | None:
+    """0.5 of "50%"; None of what has no such sign. Raises `ValueError` for a share that is none."""
+    if not text.endswith("%"):
+        return None
+    share = float(text.removesuffix("%")) / 100 if re.fullmatch(r"[0-9.]{1,8}%", text) else 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{text!r} is no share of the memory: write it as 50%")
+    return share
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second of "20Mbit", "20 Mbit/s", "1.5Gbps" or "2.5MB/s". Raises `ValueError`."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?)(bit(?:/s)?|bps|B/s)\s*", text, re.IGNORECASE)
+    rate = float(found[1]) * UNITS[found[2].upper()] if found else 0.0
+    if found is None or not rate:
+        raise ValueError(f"{text!r} is not a bandwidth: write it as 20Mbit, 500kbit or 2.5MB/s")
+    return rate if found[3].upper() == "B/S" else rate / 8
+
+
 def size(count: int) -> str:
     """Bytes for people: "85.3 GiB", "5.6 MiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

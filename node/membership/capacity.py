@@ -8,11 +8,13 @@ come first, where it fits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from node.membership.view import Member
+from node.membership.ledger import MOST_OF_NETWORK
+from node.membership.view import Member, View
 from protocol.transport.base import PeerId
 
 # What the least capacity must rise by. Equal machines measure themselves several percent apart, and a move costs
@@ -23,6 +25,8 @@ GAIN = 1.15
 # it is instead of going back and forth.
 STRAY_GAIN = 1.3
 HURRY = 0.25  # of the usual patience: what a plan asks for is no matter of who has died
+# times the median of the run's replicas, in the same work: more is not believed of a record, which anybody can write
+MOST_CAPACITY = 4.0
 SLACK = 1e-9  # of rounding: sums of the same numbers in another order
 
 
@@ -36,9 +40,19 @@ class Peer:
     since: float = 0.0  # wall clock at which it came to the stage
     is_serving: bool = True
     may_serve: frozenset[int] = frozenset()  # the stages that it would move to
+    stands_for: float = 1.0  # replicas of its stage, where not all are known
+    network: str = ""  # as its record says
+    share: float = 1.0  # of a replica, that it counts as
 
 
-def peer_of(member: Member) -> Peer:
+def peers_of(view: View, stage: int, now: float) -> list[Peer]:
+    """The replicas of a stage that are known at `now`; they stand for all that there are."""
+    members = view.members(stage, now)
+    each = view.replicas(stage, now) / len(members) if members else 1.0
+    return [peer_of(member, each) for member in members]
+
+
+def peer_of(member: Member, stands_for: float = 1.0) -> Peer:
     said = member.announcement
     return Peer(
         peer=member.peer,
@@ -47,14 +61,25 @@ def peer_of(member: Member) -> Peer:
         since=said.since,
         is_serving=said.state == "serving",
         may_serve=frozenset(said.may_serve),
+        stands_for=stands_for,
+        network=member.network,
     )
+
+
+def surveyed(found: Iterable[Peer]) -> list[Peer]:
+    """All that were found; those of one network share what twice the usual number of replicas would count."""
+    peers = list(found)
+    sizes = Counter(p.network for p in peers)
+    most = MOST_OF_NETWORK * median(sizes.values()) if len(sizes) > 1 else len(peers)
+    return [replace(p, share=most / size) if (size := sizes[p.network]) > most else p for p in peers]
 
 
 class Capacities:
     """Mutable state: microbatches per second of each stage, serving replicas of each, and where each peer is.
 
     `work` is what a microbatch costs at each stage, in any unit: at another stage a peer does in proportion. One
-    whose speed is not known counts as the median of those that are. The order of the peers does not matter.
+    whose speed is not known counts as the median of those that are, one that says more than `MOST_CAPACITY` of it as
+    that. The order of the peers does not matter.
     """
 
     def __init__(self, peers: Iterable[Peer], work: Sequence[float]) -> None:
@@ -63,14 +88,17 @@ class Capacities:
         self.stage_of = {peer: p.stage for peer, p in self.peers.items()}
         known = {p.peer: p.capacity * work[p.stage] for p in self.peers.values() if p.capacity}
         self._typical = median(known.values()) if known else 1.0
-        self._speeds = {peer: known.get(peer, self._typical) for peer in self.peers}
+        most = MOST_CAPACITY * self._typical
+        self._speeds = {
+            peer: p.share * min(most, known.get(peer, self._typical)) for peer, p in self.peers.items()
+        }
         self.of = [0.0] * len(work)
-        self.replicas = [0] * len(work)
-        self.serving = [0] * len(work)
+        self.replicas = [0.0] * len(work)
+        self.serving = [0.0] * len(work)
         for peer, p in self.peers.items():
-            self.of[p.stage] += self.at(p.stage, peer)
-            self.replicas[p.stage] += 1
-            self.serving[p.stage] += p.is_serving
+            self.of[p.stage] += p.stands_for * self.at(p.stage, peer)
+            self.replicas[p.stage] += p.stands_for
+            self.serving[p.stage] += p.stands_for * p.is_serving
 
     @property
     def least(self) -> float:

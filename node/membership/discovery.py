@@ -3,36 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from node.links.links import Links
-from node.membership.view import View
+from node.membership.buckets import StageSize
+from node.membership.view import Member, View
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
-from protocol.announcement import Announcement, stage_key
+from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import NolocoError, RecordError, StateError, TransportDown
+from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
-from protocol.transport.base import Transport
+from protocol.transport.base import PeerId, Transport
 
 logger = logging.getLogger(__name__)
 
 DHT_DEADLINE = 5.0
 DIAL_DEADLINE = 5.0
 POLLS_PER_LIFETIME = 6
+MOST_BUCKETS = 64  # that somebody reads who wants to see the whole of a stage: some 4,000 records
 LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
 ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
 CLOCK_JUMP = CLOCK_SLACK  # seconds at once: more than any clock drifts between two looks
 RENEWALS_PER_LIFETIME = 3
 
 
+def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, list[Member], None]:
+    """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
+
+    All of a small stage, of a large one another bucket at each look. Who is in the sample of a large one is found in
+    its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the same few.
+    """
+    size = view.sizes.setdefault(stage, StageSize())
+    if size.is_sample_due:
+        found = yield stage_key(run_id, stage)
+        view.take(member for member in found if not member.announcement.level)
+        size.sampled(member.announcement.level for member in found)
+    bucket = size.next_bucket(me)
+    if bucket is not None:
+        view.take((yield bucket_key(run_id, stage, *bucket)))
+
+
+def keys_to_announce(run_id: str, stage: int, me: PeerId, level: int) -> list[str]:
+    """Where a replica's record belongs at this level: first its own place, then the sample, if it is of that."""
+    own = record_key(run_id, stage, me, level)
+    return [own, stage_key(run_id, stage)] if level and is_sampled(me, level) else [own]
+
+
 async def read_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
-    """Bring the records of one stage into the view; malformed ones are passed over."""
-    for record in await transport.get(stage_key(run_id, stage), DHT_DEADLINE):
+    """Bring records of one stage into the view, see `look_at`.
+
+    Malformed ones are passed over. Takes up to twice `DHT_DEADLINE`; what was not found by then is missing.
+    """
+    look = look_at(view, run_id, stage, transport.peer_id)
+    with contextlib.suppress(StopIteration):
+        key = next(look)
+        while True:
+            key = look.send(await _read(transport, key, stage))
+
+
+async def read_whole_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
+    """The same of every bucket, up to `MOST_BUCKETS` of them: for those who look once, and for people."""
+    await read_stage(transport, run_id, stage, view)
+    for level in [level for level in view.sizes[stage].shares if level]:
+        for bucket in range(min(2**level, MOST_BUCKETS)):
+            view.take(await _read(transport, bucket_key(run_id, stage, level, bucket), stage))
+
+
+async def _read(transport: Transport, key: str, stage: int) -> list[Member]:
+    found = []
+    for record in await transport.get(key, DHT_DEADLINE):
         try:
             peer, announcement = record.subkey, Announcement.read(record)
         except RecordError as error:
@@ -40,7 +86,8 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
             continue
         if announcement.stage == stage:
             transport.learn(peer, announcement.addresses)
-            view.update(peer, announcement, record.expires)
+            found.append(Member(peer, announcement, record.expires))
+    return found
 
 
 @dataclass(frozen=True)
@@ -82,6 +129,7 @@ class Discovery:
         describe: Callable[[], Announcement],
     ) -> None:
         """Reads the records of `stages`; this node's microbatches go to `onward`, unless that is none of them."""
+        self._rpc = membership.rpc
         self._transport = membership.transport
         self._run_id = membership.run_id
         self._lifetime = membership.lifetime
@@ -98,11 +146,19 @@ class Discovery:
 
     async def announce(self) -> None:
         """Publish this node's record now; a failure is repeated by `run`."""
-        announcement = self._describe()
+        said = self._describe()
         self._announced = asyncio.get_running_loop().time()
-        stored = await self._transport.put(
-            stage_key(self._run_id, announcement.stage), announcement.to_bytes(), self._lifetime, DHT_DEADLINE
-        )
+        stage, level, me = said.stage, self._view.level(said.stage), self._transport.peer_id
+        value = said.model_copy(update={"level": level}).to_bytes()
+        key, *sample = keys_to_announce(self._run_id, stage, me, level)
+        stored = await self._transport.put(key, value, self._lifetime, DHT_DEADLINE)
+        if (sealed := self._transport.last_put(key)) is not None:
+            record, expires = sealed
+            self._rpc.introduction = Introduce(stage=stage, level=level, record=record, expires=expires)
+        if level:  # else it is among those that are read
+            self._view.update(me, said, self._transport.now() + self._lifetime)
+        for key in sample:
+            stored &= await self._transport.put(key, value, self._lifetime, DHT_DEADLINE)
         if not stored:
             self._announced = float("-inf")
             logger.debug("The record was not stored anywhere; it is announced again")
@@ -111,8 +167,11 @@ class Discovery:
         """Read the records of the stages that matter to this node and drop those that ran out."""
         for stage in self._stages:
             await read_stage(self._transport, self._run_id, stage, self._view)
-        for peer in self._view.expire(self._transport.now()):
-            self._events.emit("peer-gone", peer=peer)
+        for member in self._view.expire(self._transport.now()):
+            if not member.announcement.level:  # else it is only that its bucket was not read again
+                self._events.emit("peer-gone", peer=member.peer)
+        for peer, addresses in (await self._transport.remotes()).items():
+            self._view.met_at(peer, addresses)
 
     async def run(self) -> None:
         """Announce, read and reconnect for ever."""

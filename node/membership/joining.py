@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from node.config import NodeConfig
+from node.config import NO_ADDRESS, NodeConfig
 from node.membership.outside import inner_port, is_outside
 from node.model.replica import PIECE_PARAMETERS
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
+from protocol.compatibility import spoken_by, what_to_upgrade
 from protocol.errors import ClockError, JoinError, NolocoError
 from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
@@ -33,19 +34,21 @@ GREETED_AT_ONCE = 4
 DIAL_BACK_DEADLINE = 1.5  # for a connection to a peer whose connection is there already
 PROBE_DEADLINE = 3.0
 PROBED_PEERS = 48
-NO_ADDRESS = (
-    "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
-    "The address of any member will do; the run's owner or any volunteer's log has one.\n"
-    "To found a run of your own: noloco-bootstrap --preset tiny. To try it alone: noloco swarm."
-)
 
 
 class NobodyGreets(JoinError):
     """Peers were reached, but none of them has joined the run so far that it could introduce others."""
 
 
-def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is_seed: bool) -> None:
-    """Answer newcomers with the manifest and this peer's clock."""
+def serve_greeting(
+    rpc: Rpc,
+    transport: Transport,
+    signed: SignedManifest,
+    *,
+    is_seed: bool,
+    revoked: Callable[[], bytes] = lambda: b"",
+) -> None:
+    """Answer newcomers with the manifest, this peer's clock and the list of what the run's owner has `revoked`."""
     raw = signed.to_bytes()
 
     async def on_hello(request: Request[Hello]) -> Answer[Welcome]:
@@ -55,7 +58,11 @@ def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is
         if hello.port:
             reached = await transport.dial_back(request.peer, hello.port, DIAL_BACK_DEADLINE)
         middle = (asked + transport.now()) / 2  # the asker, too, takes the middle between its two
-        return Answer(Welcome(run_id=signed.run_id, time=middle, role=role, manifest=raw, reached=reached))
+        return Answer(
+            Welcome(
+                run_id=signed.run_id, time=middle, role=role, manifest=raw, reached=reached, revoked=revoked()
+            )
+        )
 
     rpc.handle(Hello.answered_by(on_hello))
 
@@ -64,7 +71,8 @@ def serve_greeting(rpc: Rpc, transport: Transport, signed: SignedManifest, *, is
 class Greeting:
     signed: SignedManifest
     offset: float  # of this machine's clock in seconds; positive: ahead
-    reached: str  # the address at which the greeting peer has dialled this one, see `Hello.port`
+    reached: str = ""  # the address at which the greeting peer has dialled this one, see `Hello.port`
+    revoked: bytes = b""  # the owner's list as that peer has it, unchecked
 
 
 async def greet(
@@ -96,6 +104,11 @@ async def greet(
                 return answer
     if unusable:
         raise unusable[0]
+    for spoken in await all_of(
+        *(spoken_by(transport, peer, DIAL_BACK_DEADLINE) for peer in peers[:GREETED_AT_ONCE])
+    ):
+        if spoken is not None and (sentence := what_to_upgrade(spoken)):
+            raise JoinError(f"The peers reached speak another protocol. {sentence}")
     raise NobodyGreets(
         "The peers reached did not give a usable manifest:\n  " + "\n  ".join(problems) + "\n"
         "Ask the run's owner for the address of another member."
@@ -107,7 +120,8 @@ async def _hello(rpc: Rpc, transport: Transport, peer: PeerId, port: int) -> Gre
         asked = transport.now()
         welcome, _ = await rpc.call(peer, Hello(port=port), deadline=HELLO_DEADLINE)
         offset = (asked + transport.now()) / 2 - welcome.time
-        return Greeting(SignedManifest.from_bytes(welcome.manifest), offset, welcome.reached)
+        signed = SignedManifest.from_bytes(welcome.manifest)
+        return Greeting(signed, offset, welcome.reached, welcome.revoked)
     except NolocoError as problem:
         return problem
 
@@ -150,7 +164,7 @@ async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
 
 async def find_run(
     config: NodeConfig, transport: Transport, rpc: Rpc, state: StateDirectory | None, events: Events
-) -> SignedManifest:
+) -> Greeting:
     """Reach a member and get the manifest; a returning node may go on alone with the one that it has.
 
     Raises `JoinError` or `ClockError` with what to do.
@@ -159,26 +173,36 @@ async def find_run(
     book = state.peer_book() if state is not None else []
     if not config.join and known is None:
         raise JoinError(NO_ADDRESS)
-    reached = await transport.connect([*config.join, *book], DIAL_DEADLINE)
+    addresses = [*config.join, *book]
+    events.begin(f"dialling {len(addresses)} address{'es' * (len(addresses) != 1)}")
+    reached = await transport.connect(addresses, DIAL_DEADLINE)
     expected = config.run or (known.run_id if known else None)
     if reached:
+        events.begin(f"asking {len(reached)} of {len(addresses)} that answered for the run")
         own = transport.addresses()
         port = 0 if config.announce else inner_port(own)
         greeting = await _greeted(rpc, transport, sorted(reached), expected, port, known)
         if greeting is None:
             assert known is not None
-            return known
+            return Greeting(known, 0.0)
         if state is not None:
             state.save_manifest(greeting.signed)
         if is_outside(greeting.reached, own):
             await _announce_outside(transport, greeting.reached, own, events)
-        return greeting.signed
+        elif port and not greeting.reached:
+            events.warn(
+                f"A peer could not dial this node back at port {port}: others reach it only by relay, if at all. "
+                f"Forward TCP port {port} to this machine; noloco doctor --join tells more.",
+                "not-reachable",
+                port=port,
+            )
+        return greeting
     if known is not None:
         events.warn(
             "None of the known peers answers. This node goes on with its saved state and keeps looking.",
             "nobody-reached",
         )
-        return known
+        return Greeting(known, 0.0)
     raise JoinError(
         "No peer answered at:\n  " + "\n  ".join(config.join) + "\n"
         "Check that the address is complete and current, that the peer runs, and that its TCP port is open "
@@ -231,7 +255,7 @@ def payload_limits(manifest: Manifest) -> dict[Traffic, int]:
     logits = manifest.model.vocab_size * 8  # of one token, beside the tokens that they are of
     piece = PIECE_PARAMETERS * 4
     return {
-        Traffic.CONTROL: 1024 * 1024,
+        Traffic.CONTROL: 64 * 1024,
         Traffic.PIPELINE: max(activations, logits) + 64 * 1024,
         Traffic.PAIRING: 64 * 1024,
         Traffic.GOSSIP: 2 * piece + 64 * 1024,

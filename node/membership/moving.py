@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from node.membership.capacity import Move, MovePatience, Peer, next_move, peer_of
+from node.membership.capacity import Move, MovePatience, Peer, next_move, peers_of, surveyed
 from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
 from node.membership.joining import silent
 from node.membership.view import Member, View
@@ -32,14 +32,19 @@ SETTLE_SECONDS = 6.0  # for claims of the same moment to be seen by each other: 
 # with more peers, looks are rarer in proportion: a node reads as much in a minute as with so many
 PROMPT_PEERS = 50
 # seconds: a download that hangs must not keep everyone in place; who joins a stage counts for it
-LONGEST_CLAIM = 1800.0
+LONGEST_CLAIM = 600.0
+CLAIMS_APART = (
+    10.0  # times that: as long a network's claims do not count again, or one peer could hold all in place
+)
 COPIES = 3  # of a plan in the DHT: peers that hold records leave, and a record lives for an hour only
 REFRESH = MAX_LIFETIME / 2  # a copy that is gone sooner is no copy to count on
 MOST_READ = 256  # records of one look: anybody can put something under the key
 
 
 class Mover:
-    """Mutable state: how long the same stage has been short, and the claim of this node, which it renews."""
+    """Mutable state: how long the same stage has been short, the claim of this node, which it renews, when each
+    network claimed to move, and who was seen lately and when: a mover has withdrawn its record when it is needed.
+    """
 
     def __init__(self, membership: Membership, plan: OwnersPlan, rng: random.Random) -> None:
         manifest, lifetime = membership.signed.manifest, membership.lifetime
@@ -55,6 +60,8 @@ class Mover:
         self._rng = rng
         self._patience = MovePatience(PATIENCE * lifetime)
         self._claim: Claim | None = None
+        self._claimed: dict[str, float] = {}
+        self._seen: dict[PeerId, tuple[Peer, float]] = {}
         self._renewal = Renewal("renewing the claim to move", self._put, lifetime, membership.supervisor)
 
     async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
@@ -98,11 +105,11 @@ class Mover:
         rested = now() - REST * self._lifetime
         move = self._next_move(peers, rested)
         elapsed = asyncio.get_running_loop().time()
-        if not self._patience.is_over(move, bool(await self._claims()), elapsed):
+        if not self._patience.is_over(move, bool(await self._claims(peers)), elapsed):
             return None
         if move is None or move.peer != me or move.target not in may_serve:
             return None
-        if not await self._take_lease(stage, move.target):
+        if not await self._take_lease(stage, move.target, peers):
             return None
         again = self._next_move(await self._survey(), rested, only=me)
         if again is not None and again.target == move.target:
@@ -122,15 +129,17 @@ class Mover:
         records of stages that are `watched` are those that the node has read for its own needs.
         """
         view, now = View(), self._transport.now()
-        members: list[Member] = []
+        members, peers = list[Member](), list[Peer]()
         for stage in range(len(self._work)):
             if stage not in watched:
                 await read_stage(self._transport, self._run_id, stage, view)
-            members += (self._view if stage in watched else view).members(stage, now)
+            seen = self._view if stage in watched else view
+            members += seen.members(stage, now)
+            peers += peers_of(seen, stage, now)
         self._known = len(members)
         is_over = any(member.announcement.state == "finished" for member in members)
         knows_me = any(member.peer == self._transport.peer_id for member in members)
-        return [peer_of(member) for member in members] if knows_me and not is_over else []
+        return surveyed(peers) if knows_me and not is_over else []
 
     async def _is_not_missed(self, stage: int) -> bool:
         """Whether another serving replica of the own stage answers, whatever the records say."""
@@ -140,8 +149,8 @@ class Mover:
 
     # --- the lease ----------------------------------------------------------------------------
 
-    async def _take_lease(self, source: int, target: int) -> bool:
-        """Whether this node may move: its claim stands and none came before it.
+    async def _take_lease(self, source: int, target: int, peers: Sequence[Peer]) -> bool:
+        """Whether this node may move: its claim stands and none of the `peers` came before it.
 
         Claims are seen by others before `SETTLE_SECONDS` are over: one that takes longer to store is withdrawn.
         """
@@ -152,7 +161,7 @@ class Mover:
         if is_stored and loop.time() - began < SETTLE_SECONDS:
             await asyncio.sleep(SETTLE_SECONDS)
             mine = (self._claim.since, self._transport.peer_id)
-            if all(mine < (claim.since, peer) for peer, claim in await self._claims()):
+            if all(mine < (claim.since, peer) for peer, claim in await self._claims(peers)):
                 self._renewal.begin()
                 return True
         await self._withdraw()
@@ -175,9 +184,11 @@ class Mover:
             moving_key(self._run_id), self._claim.to_bytes(), self._lifetime, DHT_DEADLINE
         )
 
-    async def _claims(self) -> list[tuple[PeerId, Claim]]:
-        """The claims of others that stand."""
+    async def _claims(self, peers: Sequence[Peer]) -> list[tuple[PeerId, Claim]]:
+        """The claims that stand, of peers that are, or were a short time ago, where they would move from or to."""
         found: list[tuple[PeerId, Claim]] = []
+        known = self._seen_lately(peers)
+        is_one_network = len({p.network for p in peers}) == 1
         for record in await self._transport.get(moving_key(self._run_id), DHT_DEADLINE):
             try:
                 peer, claim = record.subkey, Claim.read(record)
@@ -185,9 +196,28 @@ class Mover:
                 logger.debug("Ignoring a record: %s", error)
                 continue
             is_old = claim.since < self._transport.now() - LONGEST_CLAIM
-            if peer != self._transport.peer_id and not claim.withdrawn and not is_old:
+            if peer == self._transport.peer_id or claim.withdrawn or is_old or peer not in known:
+                continue
+            is_there = known[peer].stage in (claim.source, claim.target)
+            if is_there and self._has_turn(peer if is_one_network else known[peer].network):
                 found.append((peer, claim))
         return found
+
+    def _seen_lately(self, peers: Sequence[Peer]) -> dict[PeerId, Peer]:
+        """These `peers`, and those whose record was there before they left for a stage where it is not yet."""
+        now = self._view.elapsed()
+        self._seen |= {p.peer: (p, now) for p in peers}
+        longest = REST * self._lifetime
+        self._seen = {peer: seen for peer, seen in self._seen.items() if now - seen[1] <= longest}
+        return {peer: replica for peer, (replica, _) in self._seen.items()}
+
+    def _has_turn(self, group: str) -> bool:
+        """Whether claims of this network, or peer, count: for `LONGEST_CLAIM` from the first one that was seen."""
+        now = self._view.elapsed()
+        over = [known for known, since in self._claimed.items() if now - since > CLAIMS_APART * LONGEST_CLAIM]
+        for known in over:
+            del self._claimed[known]
+        return now - self._claimed.setdefault(group, now) <= LONGEST_CLAIM
 
 
 def pause_before_look(peers: int, lifetime: float) -> float:

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 from node.config import NodeConfig
 from node.links.probing import Visitor
-from node.membership.capacity import Capacities, Peer, peer_of
+from node.membership.capacity import Capacities, Peer, peers_of, surveyed
 from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
 from node.membership.joining import silent
+from node.membership.ledger import MOST_OF_NETWORK
 from node.membership.moving import OwnersPlan
 from node.membership.stage_choice import (
     Arrival,
@@ -22,9 +23,9 @@ from node.membership.stage_choice import (
     excess_seconds,
     poorest_stages,
 )
-from node.membership.view import Member
 from node.model.stage import parameter_count, work_of
-from protocol.announcement import Announcement, State, joining_key, stage_key
+from protocol.addresses import network_of
+from protocol.announcement import Announcement, State, joining_key, record_key
 from protocol.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
 from protocol.manifest import Manifest
@@ -101,33 +102,35 @@ class Newcomer:
 
     async def _announce_intention(self) -> Arrival:
         now = self._transport.now()
-        intention = Announcement(stage=0, state="joining", since=now)
+        intention = Announcement(
+            stage=0, state="joining", since=now, addresses=self._transport.addresses()[:8]
+        )
         key = joining_key(self._run_id)
         await self._transport.put(key, intention.to_bytes(), INTENTION_LIFETIME, DHT_DEADLINE)
         return now, self._transport.peer_id
 
     async def _newcomers(self) -> list[Arrival]:
-        found = []
+        """Of one network those that came first, unless all are of one."""
+        found: dict[str, list[Arrival]] = {}
         for record in await self._transport.get(joining_key(self._run_id), DHT_DEADLINE):
             try:
                 peer, announcement = record.subkey, Announcement.read(record)
             except RecordError:
                 continue
-            found.append((announcement.since, peer))
-        return found
+            found.setdefault(network_of(announcement.addresses), []).append((announcement.since, peer))
+        most = MOST_OF_NETWORK if len(found) > 1 else None
+        return [arrival for arrivals in found.values() for arrival in sorted(arrivals)[:most]]
 
     async def _survey(self) -> list[Peer]:
         """All others that serve, or have claimed, a stage and answer."""
-        members = await self._members()
-        await self._check_alive([member.peer for member in members])
-        return [peer_of(member) for member in members if member.peer not in self._dead]
-
-    async def _members(self) -> list[Member]:
-        for stage in range(self._manifest.stages):
+        stages, peers = range(self._manifest.stages), list[Peer]()
+        for stage in stages:
             await read_stage(self._transport, self._run_id, stage, self._view)
-        now, me = self._transport.now(), self._transport.peer_id
-        stages = range(self._manifest.stages)
-        return [member for stage in stages for member in self._view.members(stage, now) if member.peer != me]
+        now = self._transport.now()
+        for stage in stages:
+            peers += [p for p in peers_of(self._view, stage, now) if p.peer != self._transport.peer_id]
+        await self._check_alive([p.peer for p in peers])
+        return surveyed(p for p in peers if p.peer not in self._dead)
 
     async def _check_alive(self, peers: Sequence[PeerId]) -> None:
         """A record outlives its peer by its lifetime. Nobody is asked twice."""
@@ -226,9 +229,11 @@ class Newcomer:
 
     async def _put_claim(self) -> None:
         assert self._claim is not None
-        lifetime = self._manifest.limits.record_lifetime
-        key = stage_key(self._run_id, self._claim.stage)
-        await self._transport.put(key, self._claim.to_bytes(), lifetime, DHT_DEADLINE)
+        lifetime, stage = self._manifest.limits.record_lifetime, self._claim.stage
+        level = self._view.level(stage)
+        key = record_key(self._run_id, stage, self._transport.peer_id, level)
+        claim = self._claim.model_copy(update={"level": level})
+        await self._transport.put(key, claim.to_bytes(), lifetime, DHT_DEADLINE)
 
     async def let_go(self) -> None:
         """This node's own record takes the claim's place, or the claim ends after a record's lifetime."""
@@ -240,10 +245,14 @@ class Newcomer:
 
     def _tell(self, stage: int, peers: Sequence[Peer], others: int, excess: dict[int, float]) -> None:
         found = Capacities(peers, self._work)
-        counts = ", ".join(f"{count} of stage {s}" for s, count in enumerate(found.replicas))
+        counts = ", ".join(
+            f"stage {s} has {f'{count:.0f}' if count else 'nobody'}" for s, count in enumerate(found.replicas)
+        )
+        silent = f" {len(self._dead)} of those announced do not answer." if self._dead else ""
+        rivals = f" Newcomers that choose, too: {others}." if others else ""
         near = f" Its links make a step {excess[stage]:+.3f} s longer." if excess else ""
         self._events.say(
-            f"Taking stage {stage}: {counts} answer; {len(self._dead)} do not; {others} newcomers choose, too.{near}",
+            f"Taking stage {stage}, which needs this node most: {counts}.{silent}{rivals}{near}",
             "chose-stage",
             stage=stage,
             dead=sorted(self._dead),
@@ -274,6 +283,7 @@ async def found_stage(
         yield previous
     else:
         newcomer = Newcomer(membership, plan, may_serve)
+        membership.events.begin("choosing a stage")
         try:
             yield await newcomer.choose()
         finally:

@@ -1,6 +1,6 @@
 """Who serves what, as far as this node knows, and whom it leaves alone: from DHT records and own experience. Pure.
 
-Records end by the wall clock, `now`, since their signers say when. Suspicion and quarantine are counted in elapsed
+Records end by the wall clock, `now`, since their signers say when. Suspicion and the ledger are counted in elapsed
 seconds, so that a clock which is set right frees nobody and locks nobody away. Each replica believes its own record
 of others alone: an accusation that travels is an attack by itself.
 """
@@ -8,21 +8,24 @@ of others alone: an accusation that travels is an attack by itself.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import random
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heapify, heappop, heapreplace
+from operator import attrgetter
 
+from node.membership.buckets import MOST, StageSize
+from node.membership.ledger import Ledger, Shares, fair_shares, thinned
+from protocol.addresses import network_of
 from protocol.announcement import Announcement
-from protocol.peer_limits import PeerTable
 from protocol.transport.base import PeerId
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
 MAX_SUSPECT_SECONDS = 60.0
-OFFENCES = 3  # within the last MEETINGS with one peer; one alone may be an honest replica's bad round
-MEETINGS = 5
-QUARANTINE_SECONDS = 600.0  # doubling with each further one
-MAX_QUARANTINE_SECONDS = 86_400.0
-MAX_PEERS = 4_096  # offenders that are remembered
+MOST_MEMBERS = 2 * MOST  # of a stage, that are remembered
+
+_expiry = attrgetter("expires")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,29 @@ class Member:
     announcement: Announcement
     expires: float  # wall clock, as its record says: of two records the one that expires last counts
     kept: float = 0.0  # seconds more, for a wall clock that jumped ahead since the record was read
+
+    @cached_property
+    def network(self) -> str:
+        """By the addresses that it announces."""
+        return network_of(self.announcement.addresses)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """Members of a stage as they were put together at `since`; they are the same until `until`, both wall clock."""
+
+    since: float
+    until: float
+    members: list[Member]
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """Those of the `members` that serve and are not suspected, until a suspicion ends, by `elapsed`."""
+
+    members: list[Member]
+    until: float
+    peers: list[PeerId]
 
 
 @dataclass
@@ -41,35 +67,158 @@ class _Suspicion:
 
 
 class View:
-    """Mutable state: the last announcement of each peer, and which peers failed recently."""
+    """Mutable state: the last announcement of each peer, where it is, how large stages are, which failed, the ledger.
 
-    def __init__(self, elapsed: Callable[[], float] | None = None) -> None:
+    Of a large stage it holds a random sample: `most` replicas, those whose records last longest.
+    """
+
+    def __init__(self, elapsed: Callable[[], float] | None = None, most: int = MOST_MEMBERS) -> None:
         """`elapsed` is a clock in seconds that nobody sets; the running loop's when none is given."""
         self.elapsed = elapsed or (lambda: asyncio.get_running_loop().time())
+        self.most = most
+        self.sizes: dict[int, StageSize] = {}  # by stage
         self._members: dict[PeerId, Member] = {}
+        self._by_stage: dict[int, dict[PeerId, Member]] = {}  # the same
+        self._networks: dict[PeerId, str] = {}
         self._suspicions: dict[PeerId, _Suspicion] = {}
+        self._listed: dict[int, _Listed] = {}  # by stage, until something changes
+        self._serving: dict[int, _Serving] = {}
+        self.ledger = Ledger()
 
     def update(self, peer: PeerId, announcement: Announcement, expires: float) -> None:
-        known = self._members.get(peer)
-        if known is None or expires > known.expires:
-            self._members[peer] = Member(peer, announcement, expires)
+        self.take([Member(peer, announcement, expires)])
 
-    def expire(self, now: float) -> list[PeerId]:
+    def take(self, found: Iterable[Member]) -> None:
+        """What one look found: of two records of a peer the one that expires last counts."""
+        grown, changed, members = dict[int, None](), dict[int, None](), self._members
+        for member in found:
+            peer = member.peer
+            known = members.get(peer)
+            if known is not None and member.expires <= known.expires:
+                continue
+            stage = member.announcement.stage
+            if known is None:
+                self._networks.setdefault(peer, member.network)
+                grown[stage] = None
+            elif known.announcement.stage != stage:
+                self._drop(known)
+            members[peer] = self._by_stage.setdefault(stage, {})[peer] = member
+            changed[stage] = None
+        for stage in changed:
+            self._listed.pop(stage, None)
+        if len(members) > self.most:
+            for stage in grown:
+                self._make_room(stage)
+
+    def _drop(self, member: Member) -> None:
+        """Out of the list of its stage, perhaps for a newer record."""
+        stage = member.announcement.stage
+        del self._members[member.peer], self._by_stage[stage][member.peer]
+        self._listed.pop(stage, None)
+
+    def _make_room(self, stage: int) -> None:
+        """Those of the network that has most go, first whose record ends first: a flood of identities drives out
+        itself.
+        """
+        of_stage = self._by_stage[stage]
+        too_many = len(of_stage) - self.most
+        if too_many <= 0:
+            return
+        for out in self._first_to_go(of_stage, too_many):
+            self._drop(out)
+            del self._networks[out.peer]
+
+    def _first_to_go(self, members: Mapping[PeerId, Member], count: int) -> Iterable[Member]:
+        """So many of these: always the one whose record ends first of the group that has most left."""
+        group_of = self._group()
+        if len(set(map(group_of, members))) == len(members):  # the usual case, at each look
+            return sorted(members.values(), key=_expiry)[:count]
+        groups: dict[Hashable, list[Member]] = {}
+        for peer, member in members.items():
+            groups.setdefault(group_of(peer), []).append(member)
+        heap = []
+        for place, group in enumerate(groups.values()):
+            group.sort(key=_expiry, reverse=True)
+            heap.append((-len(group), group[-1].expires, place))
+        heapify(heap)
+        by_place, gone = list(groups.values()), []
+        for _ in range(count):
+            group = by_place[heap[0][2]]
+            gone.append(group.pop())
+            if group:
+                heapreplace(heap, (-len(group), group[-1].expires, heap[0][2]))
+            else:
+                heappop(heap)
+        return gone
+
+    def replicas(self, stage: int, now: float) -> float:
+        """How many the stage has: counted where all are known, else estimated."""
+        size, known = self.sizes.get(stage), len(self.members(stage, now))
+        return max(known, size.estimate) if size is not None and size.level else known
+
+    def level(self, stage: int) -> int:
+        """At which a replica of the stage should announce itself."""
+        size = self.sizes.get(stage)
+        return 0 if size is None else size.level
+
+    def expire(self, now: float) -> list[Member]:
         """Drop peers whose records ran out; returns them."""
-        gone = [peer for peer, member in self._members.items() if not _is_current(member, now)]
-        for peer in gone:
-            del self._members[peer]
+        gone = [member for member in self._members.values() if member.expires + member.kept <= now]
+        for member in gone:
+            self._drop(member)
+            del self._networks[member.peer]
         for peer in [peer for peer in self._suspicions if peer not in self._members]:
             del self._suspicions[peer]
+            self._serving.clear()
         return gone
+
+    def forget(self, peers: Iterable[PeerId]) -> None:
+        """They are not of the run any more, whatever their records say."""
+        for peer in peers:
+            if (member := self._members.get(peer)) is not None:
+                self._drop(member)
+                del self._networks[peer]
+
+    def peers(self) -> list[PeerId]:
+        """All that are known, sorted."""
+        return sorted(self._members)
 
     def clock_jumped(self, seconds: float) -> None:
         """The wall clock jumped ahead by so much: each record keeps the time it had left, until it is read again."""
-        for peer, member in self._members.items():
-            self._members[peer] = replace(member, kept=member.kept + seconds)
+        self._listed.clear()
+        for member in list(self._members.values()):
+            kept = replace(member, kept=member.kept + seconds)
+            self._members[member.peer] = self._by_stage[member.announcement.stage][member.peer] = kept
 
     def knows(self, peer: PeerId) -> bool:
         return peer in self._members
+
+    def met_at(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Where its connection comes from or leads to, whatever its record says."""
+        network = network_of(addresses)
+        if network and peer in self._networks:
+            self._networks[peer] = network
+
+    def group_of(self, peer: PeerId) -> Hashable:
+        """With whom it shares what its network gets: itself alone, once it is familiar."""
+        return peer if self.ledger.is_familiar(peer, self.elapsed()) else self._networks.get(peer)
+
+    def _group(self) -> Callable[[PeerId], Hashable]:
+        """`group_of`, and quickly while nobody has proved anything."""
+        return self.group_of if self.ledger.knows_proofs else self._networks.get
+
+    def shares(self, peers: Sequence[PeerId]) -> Shares:
+        """What each of these gets when all are alike."""
+        return fair_shares(peers, self._group())
+
+    def thinned(self, peers: Sequence[PeerId], rng: random.Random) -> list[PeerId]:
+        """Without most of those that are many of one network."""
+        return thinned(peers, self._group(), rng)
+
+    def stage_of(self, peer: PeerId, now: float) -> int | None:
+        """By its current record, in whatever state; None without one."""
+        member = self._members.get(peer)
+        return member.announcement.stage if member is not None and _is_current(member, now) else None
 
     def has_finished(self, peer: PeerId) -> bool:
         """Whether the peer does not train any more and only serves its stage's model."""
@@ -87,84 +236,60 @@ class View:
         failures = known.failures + 1 if known is not None else 1
         pause = min(MAX_SUSPECT_SECONDS, SUSPECT_SECONDS * 2 ** (failures - 1))
         self._suspicions[peer] = _Suspicion(now, now + pause, failures)
+        self._serving.clear()
 
     def trust(self, peer: PeerId) -> None:
         """The peer did what it was asked to."""
-        self._suspicions.pop(peer, None)
+        if self._suspicions.pop(peer, None) is not None:
+            self._serving.clear()
 
     def members(self, stage: int, now: float) -> list[Member]:
-        """All unexpired replicas of a stage that have not left, by peer id."""
-        return sorted(
-            (
+        """All unexpired replicas of a stage that have not left, by peer id. Asked for each microbatch, so that it is
+        kept while nothing changes; the caller does not change the list.
+        """
+        listed = self._listed.get(stage)
+        if listed is None or not listed.since <= now < listed.until:
+            members = [
                 member
-                for member in self._members.values()
-                if member.announcement.stage == stage
-                and member.announcement.state != "leaving"
-                and _is_current(member, now)
-            ),
-            key=lambda member: member.peer,
-        )
+                for member in self._by_stage.get(stage, {}).values()
+                if member.expires + member.kept > now and member.announcement.state != "leaving"
+            ]
+            members.sort(key=attrgetter("peer"))
+            until = min((member.expires + member.kept for member in members), default=float("inf"))
+            listed = self._listed[stage] = _Listed(now, until, members)
+        return listed.members
 
     def serving(self, stage: int, now: float) -> list[PeerId]:
-        """Replicas that take part in training and are not under suspicion."""
-        return [
-            member.peer
-            for member in self.members(stage, now)
-            if member.announcement.state == "serving" and not self._is_suspect(member.peer)
-        ]
+        """Replicas that take part in training and are not under suspicion; kept as `members` are."""
+        members, elapsed = self.members(stage, now), self.elapsed()
+        kept = self._serving.get(stage)
+        if kept is None or kept.members is not members or elapsed >= kept.until:
+            suspects = self._suspects()
+            peers = [
+                member.peer
+                for member in members
+                if member.announcement.state == "serving" and member.peer not in suspects
+            ]
+            until = min(suspects.values(), default=float("inf"))
+            kept = self._serving[stage] = _Serving(members, until, peers)
+        return kept.peers
 
     def holding(self, stage: int, now: float) -> list[PeerId]:
         """Replicas that can give their stage's state: serving or finished."""
+        suspects = self._suspects()
         return [
             member.peer
             for member in self.members(stage, now)
-            if member.announcement.state in ("serving", "finished") and not self._is_suspect(member.peer)
+            if member.announcement.state in ("serving", "finished") and member.peer not in suspects
         ]
 
-    def _is_suspect(self, peer: PeerId) -> bool:
-        suspicion = self._suspicions.get(peer)
-        return suspicion is not None and suspicion.until > self.elapsed()
+    def _suspects(self) -> dict[PeerId, float]:
+        """Until when each is left alone."""
+        if not self._suspicions:
+            return {}
+        elapsed = self.elapsed()
+        return {peer: s.until for peer, s in self._suspicions.items() if s.until > elapsed}
 
 
 def _is_current(member: Member, now: float) -> bool:
     return member.expires + member.kept > now
-
-
-@dataclass
-class _Record:
-    """Mutable state: whether each of the last meetings was an offence, and the quarantines so far."""
-
-    meetings: deque[bool] = field(default_factory=lambda: deque(maxlen=MEETINGS))
-    until: float = float("-inf")
-    times: int = 0
-
-
-class Quarantine:
-    """Which peers broke the rules of averaging too often to be averaged with for a while.
-
-    Mutable state: a record of each peer that ever offended.
-    """
-
-    def __init__(self) -> None:
-        self._records = PeerTable[_Record](MAX_PEERS)
-
-    def note(self, peer: PeerId, is_offence: bool, now: float) -> bool:
-        """A meeting with `peer` at `now` in seconds; whether a quarantine begins with it."""
-        record = self._records.pop(peer, None)
-        if record is None:
-            if not is_offence:
-                return False  # nothing is kept for the honest
-            record = _Record()
-        self._records[peer] = record
-        record.meetings.append(is_offence)
-        if sum(record.meetings) < OFFENCES:
-            return False
-        record.until = now + min(MAX_QUARANTINE_SECONDS, QUARANTINE_SECONDS * 2.0**record.times)
-        record.times += 1
-        record.meetings.clear()  # it starts again afterwards
-        return True
-
-    def holds(self, peer: PeerId, now: float) -> bool:
-        """Whether `peer` is to be left alone: no proposal to it, none taken from it."""
-        record = self._records.get(peer)
-        return record is not None and now < record.until

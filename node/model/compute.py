@@ -14,41 +14,62 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
-from typing import Any, ParamSpec, TypeVar
+from statistics import median_low
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
 import protocol.kernels
+from node.machine.duty import Duty
 from node.machine.limits import keep_freed_memory
 from node.model.outer import load_loops
-from node.model.resources import free_caches, is_out_of_memory
+from node.model.resources import named
 from node.watch.counting import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
-from protocol.errors import OutOfMemory, TransportDown
+from protocol.errors import TransportDown
 
 logger = logging.getLogger(__name__)
+
+_Job: TypeAlias = tuple[int, int, Any]  # priority, order, and what there is to do; None is to stop
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+LAST_PASSES = 15  # by which it is known what one takes; the first ones compile, and warm caches
+
+
 class Priority(IntEnum):
-    BACKWARD = 0
-    OPTIMIZER = 1
-    FORWARD = 2
-    SERVE = 3  # state pieces, evaluation: must never slow training
-    STOP = 4
+    SNAPSHOT = (
+        0  # a part of one, so small that it holds nobody up; asked for again, it waits for one other piece
+    )
+    BACKWARD = 1
+    OPTIMIZER = 2
+    FORWARD = 3
+    SERVE = 4  # state pieces, evaluation: must never slow training
+    STOP = 5
 
 
 class Compute(abc.ABC):
     """Runs pieces of work one after another, and keeps account of the time they take."""
 
     def __init__(self, clock: Callable[[], float], trace: Trace) -> None:
+        self.clock = clock
+        self.duty = Duty()  # how much of the time it may take
         self.finished = 0  # pieces of training work
-        self.busy = Busy(clock)  # with training work: all but `Priority.SERVE`
+        self.busy = Busy(clock)  # with training work
+        self.serving = Busy(clock)  # with the rest: snapshots, and what others ask for
+        self._began = clock()
+        self._passes: deque[float] = deque(maxlen=LAST_PASSES)
         self.trace = trace
+
+    def pass_seconds(self) -> float:
+        """What a forward or a backward pass takes; 0 before there was one."""
+        return median_low(self._passes.copy() or [0.0])
 
     @abc.abstractmethod
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -62,15 +83,19 @@ class Compute(abc.ABC):
         """Finish the work at hand, refuse the rest."""
 
     def _begin(self, priority: int) -> float:
-        if priority != Priority.SERVE:
-            self.busy.begin()
+        self._account(priority).begin()
+        self._began = self.clock()
         return self.trace.now()
+
+    def _account(self, priority: int) -> Busy:
+        return self.serving if priority in (Priority.SERVE, Priority.SNAPSHOT) else self.busy
 
     def _end(self, priority: int, work: Callable[..., object], queued: float, began: float) -> None:
         """What was queued and began at these times of the trace's clock has ended."""
-        if priority != Priority.SERVE:
-            self.busy.end()
-            self.finished += 1
+        self._account(priority).end()
+        self.finished += self._account(priority) is self.busy
+        if priority in (Priority.FORWARD, Priority.BACKWARD):
+            self._passes.append(self.clock() - self._began)
         self.trace.complete(
             Track.COMPUTE,
             job_name(work),
@@ -82,14 +107,17 @@ class Compute(abc.ABC):
 
 
 class ComputeThread(Compute):
-    """The real one. Mutable state: the priority queue."""
+    """The real one. Mutable state: the priority queue, and whether a part of a snapshot may go first."""
 
-    def __init__(self, threads: int, trace: Trace = NO_TRACE) -> None:
+    def __init__(self, threads: int, trace: Trace = NO_TRACE, duty: Duty | None = None) -> None:
         super().__init__(time.monotonic, trace)  # the loop's clock stands still while it waits for events
+        self.duty = duty or self.duty
+        self._ending = threading.Event()
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.PriorityQueue[tuple[int, int, Any]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._order = itertools.count()
         self._torch_threads = threads
+        self._had_part = False  # of a snapshot, since the last pass
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
         self._thread.start()
@@ -105,6 +133,7 @@ class ComputeThread(Compute):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._ending.set()
             self._queue.put((Priority.STOP, next(self._order), None))
             await asyncio.to_thread(self._thread.join)
 
@@ -114,19 +143,37 @@ class ComputeThread(Compute):
         load_loops()
         protocol.kernels.load()
         while True:
-            priority, _, job = self._queue.get()
+            priority, _, job = self._next()
             if job is None:
                 return
             future, queued, work, args, kwargs = job
             if future.cancelled():
                 continue
-            began = self._begin(priority)
+            started, began = time.monotonic(), self._begin(priority)
             try:
                 result, error = work(*args, **kwargs), None
+                self._finish_on_device()
             except BaseException as raised:  # noqa: BLE001  it is raised again where it was asked for
-                result, error = None, _named(raised)
+                result, error = None, named(raised)
             self._end(priority, work, queued, began)
             self._loop.call_soon_threadsafe(_settle, future, result, error)
+            self._ending.wait(self.duty.rest(started, time.monotonic()))
+
+    def _finish_on_device(self) -> None:
+        """A GPU computes on while the next piece is launched: what is to rest must end first."""
+        if self.duty.share < 1.0 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+
+    def _next(self) -> _Job:
+        """After a part of a snapshot a pass, if anything waits: two parts before one would hold it up twice."""
+        job = self._queue.get()
+        if job[0] == Priority.SNAPSHOT and self._had_part:
+            with suppress(queue.Empty):
+                job, part = self._queue.get_nowait(), job
+                self._queue.put(part)
+        if job[0] != Priority.OPTIMIZER:
+            self._had_part = job[0] == Priority.SNAPSHOT
+        return job
 
 
 class InlineCompute(Compute):
@@ -148,7 +195,7 @@ class InlineCompute(Compute):
             try:
                 result = work(*args, **kwargs)
             except (MemoryError, RuntimeError) as raised:
-                raise _named(raised) from None
+                raise named(raised) from None
             await asyncio.sleep(seconds)
             return result
         finally:
@@ -180,14 +227,6 @@ class InlineCompute(Compute):
                 self._busy = True
                 turn.set_result(None)
                 return
-
-
-def _named(error: BaseException) -> BaseException:
-    """The error itself; for memory that ran out, however that was said, the one that callers expect."""
-    if not is_out_of_memory(error):
-        return error
-    free_caches()
-    return OutOfMemory(str(error).splitlines()[0] if str(error) else "")
 
 
 def job_name(work: Callable[..., object]) -> str:

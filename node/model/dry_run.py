@@ -10,15 +10,15 @@ from __future__ import annotations
 import abc
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 import torch
 
 from node.machine.limits import Room, give_back_freed_memory, size
-from node.model.execution import USABLE, Execution, Precision, Way, by_formula, choose, executed, ways
-from node.model.memory_model import MicrobatchBytes, memory_of_buffers, memory_of_state, sliced
+from node.model.execution import Execution, Way, by_formula, choose, executed, usable_on, ways
+from node.model.memory_model import MicrobatchBytes, Precision, memory_of_buffers, memory_of_state, sliced
 from node.model.replica import Replica
 from node.model.resources import is_out_of_memory, room_on, too_little
 from node.model.stage_work import Load, StageWork, copies_of
@@ -88,14 +88,19 @@ class Rehearsal:
         self._replica.rehearse_step()
         allowed = list(ways(self._manifest, self._stage, recompute))
         room = self._room_for_activations()
-        self._probe(allowed, int(room.free * USABLE))
-        while (choice := choose(self._manifest, self._stage, allowed, self._cost, room.free)) is not None:
-            execution = executed(choice, self._precision, compiles)
+        share = usable_on(self._replica.device)
+        self._probe(allowed, int(room.free * share))
+        while choice := choose(self._manifest, self._stage, allowed, self._cost, room.free, share):
             if choice.way in self._whole:
-                self._replica.passes.execute(execution)
-                cost = self._whole[choice.way]
+                execution = executed(choice, self._precision, compiles)
+                cost, passes = self._whole[choice.way], self._replica.passes
                 assert cost is not None
+                passes.compiling = replace(passes.compiling, whole_bytes=int(cost.peak / share))
+                passes.execute(execution)
+                if compiles:  # now, while nobody waits
+                    self._measured(execution, self._manifest.inner.sequences)
                 return Rehearsed(execution, cost, room.free)
+            execution = executed(choice, self._precision, compiles=False)  # compiled it takes rather less
             self._whole[choice.way] = self._measured(execution, self._manifest.inner.sequences)
             room = self._room_for_activations()
         raise self._refusal(allowed, room)
@@ -180,9 +185,10 @@ class Rehearsal:
         """With the bytes that the most sparing way took, where it could be tried."""
         candidates = [way for way in allowed if way.least == 1]
         costs = [self._cost(way) or self._formula(way) for way in candidates]
-        needed = int(min(cost.peak for cost in costs if cost is not None) / USABLE)
+        needed = int(min(cost.peak for cost in costs if cost is not None) / usable_on(self._replica.device))
         manifest, stage, on_host = self._manifest, self._stage, self._replica.device.type == "cpu"
-        held = memory_of_state(manifest, stage) + (memory_of_buffers(manifest, stage).total if on_host else 0)
+        held = memory_of_state(manifest, stage, self._precision)
+        held += memory_of_buffers(manifest, stage).total if on_host else 0
         before = Room(room.free + held, room.limit, room.source)  # as it was when the stage began
         return too_little(manifest, stage, needed + held, before, on_host=on_host)
 
@@ -207,17 +213,19 @@ class MemoryMeter(abc.ABC):
 
 
 class CudaMeter(MemoryMeter):
-    """By torch's allocator, which every tensor on the device comes from."""
+    """By torch's allocator, which every tensor on the device comes from: peaks with the gaps that it leaves."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before = 0
+        self._reserved = 0
 
     def begin(self) -> None:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         self._before = torch.cuda.memory_allocated(self._device)
+        self._reserved = torch.cuda.memory_reserved(self._device)
 
     def held(self) -> int:
         torch.cuda.synchronize(self._device)
@@ -225,7 +233,7 @@ class CudaMeter(MemoryMeter):
 
     def peak(self) -> int:
         torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device) - self._before
+        return torch.cuda.max_memory_reserved(self._device) - self._reserved
 
 
 class HostMeter(MemoryMeter):

@@ -14,12 +14,13 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from node.model.memory_model import (
     MicrobatchBytes,
+    Precision,
     estimated,
     least_in_flight,
     memory_of_buffers,
@@ -30,16 +31,15 @@ from node.model.memory_model import (
 from protocol.errors import UserError
 from protocol.manifest import Manifest
 
-Precision = Literal["fp32", "bf16"]
-
-# of the memory that is left, for activations: what is freed leaves gaps, and kernels need some of their own
-USABLE = 0.8
+# Of the memory that is left, for activations: what is freed leaves gaps, and kernels need some of their own. On a GPU
+# torch's allocator counts its gaps, and they are in what was measured.
+USABLE, USABLE_OF_GPU = 0.8, 0.92
 COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")  # that torch.compile looks for
 
 
 @dataclass(frozen=True)
 class Execution:
-    """`bf16` is torch's autocast over float32 weights.
+    """`bf16` is torch's autocast over bf16 copies of the float32 weights (working.py).
 
     `recomputes` keeps only the inputs of layers for the backward pass and computes the rest again (Chen et al.,
     arXiv 1604.06174): a third more arithmetic, a tenth of the memory. `in_flight` is how many microbatches' fit.
@@ -97,9 +97,18 @@ def slices_of(sequences: int) -> list[int]:
     return sorted({-(-sequences // parts) for parts in range(2, sequences + 1)}, reverse=True)
 
 
-def choose(manifest: Manifest, stage: int, ways: Sequence[Way], cost_of: CostOf, room: int) -> Choice | None:
-    """The first way of which enough microbatches fit into `room` bytes, and as many of them as do; None if none."""
-    usable, most = int(room * USABLE), most_in_flight(manifest, stage)
+def usable_on(device: torch.device) -> float:
+    return USABLE if device.type == "cpu" else USABLE_OF_GPU
+
+
+def choose(
+    manifest: Manifest, stage: int, ways: Sequence[Way], cost_of: CostOf, room: int, share: float = USABLE
+) -> Choice | None:
+    """The first way of which enough microbatches fit into that `share` of `room` bytes, and as many of them as do.
+
+    None if none.
+    """
+    usable, most = int(room * share), most_in_flight(manifest, stage)
     for way in ways:
         cost = cost_of(way)
         if cost is None or cost.peak > usable:
@@ -110,7 +119,7 @@ def choose(manifest: Manifest, stage: int, ways: Sequence[Way], cost_of: CostOf,
     return None
 
 
-def by_formula(manifest: Manifest, stage: int, precision: str) -> Callable[[Way], MicrobatchBytes]:
+def by_formula(manifest: Manifest, stage: int, precision: Precision) -> Callable[[Way], MicrobatchBytes]:
     """What each way costs before anything was measured."""
 
     def cost_of(way: Way) -> MicrobatchBytes:
@@ -122,7 +131,7 @@ def by_formula(manifest: Manifest, stage: int, precision: str) -> Callable[[Way]
 
 
 def least_activations(
-    manifest: Manifest, stage: int, recompute: str = "auto", precision: str = "fp32"
+    manifest: Manifest, stage: int, recompute: str = "auto", precision: Precision = "fp32"
 ) -> int:
     """Bytes that must be left for activations, or no way fits, by formula."""
     cost_of = by_formula(manifest, stage, precision)
@@ -136,12 +145,15 @@ def choose_precision(device: torch.device, wish: str) -> Precision:
     return "bf16" if wish == "bf16" or (wish == "auto" and has_bf16(device)) else "fp32"
 
 
-def require_compiler() -> None:
-    if not any(map(shutil.which, COMPILERS)):
+def choose_compilation(device: torch.device, wish: str) -> bool:
+    """With "auto" on GPUs, where there is a C++ compiler. Raises `UserError` for "on" where there is none."""
+    has_compiler = any(map(shutil.which, COMPILERS))
+    if wish == "on" and not has_compiler:
         raise UserError(
-            "--compile needs a C++ compiler, and there is none here. Install one (Debian: apt-get install g++), "
-            "or leave --compile out."
+            "--compile on needs a C++ compiler, and there is none here. Install one (Debian: apt-get install g++), "
+            "or use --compile auto."
         )
+    return wish == "on" or (wish == "auto" and device.type == "cuda" and has_compiler)
 
 
 def choose_execution(
@@ -151,21 +163,22 @@ def choose_execution(
     free_bytes: int,
     precision: str = "auto",
     recompute: str = "auto",
-    compiles: bool = False,
+    compile: str = "off",
 ) -> Execution:
     """What the volunteer asked for, and of the rest what fits into `free_bytes`, by formula alone.
+
+    They are what is free before the replica is made: its weights and momenta are subtracted here.
 
     Where nothing fits, the way that needs least. Raises `UserError` for a precision that the device lacks, and for
     compilation without a compiler.
     """
-    if compiles:
-        require_compiler()
+    compiles = choose_compilation(device, compile)
     chosen = choose_precision(device, precision)
-    room = free_bytes - memory_of_state(manifest, stage)
+    room = free_bytes - memory_of_state(manifest, stage, chosen)
     if device.type == "cpu":
         room -= memory_of_buffers(manifest, stage).total
     allowed = list(ways(manifest, stage, recompute))
-    choice = choose(manifest, stage, allowed, by_formula(manifest, stage, chosen), room)
+    choice = choose(manifest, stage, allowed, by_formula(manifest, stage, chosen), room, usable_on(device))
     return executed(choice or Choice(allowed[-1], 1), chosen, compiles)
 
 
@@ -192,5 +205,5 @@ def described(execution: Execution, manifest: Manifest, stage: int) -> str:
     if execution.in_flight < most_in_flight(manifest, stage):
         parts.append(f"keeps at most {execution.in_flight} microbatches in flight, as many as fit")
     if execution.compiles:
-        parts.append("compiled; the first microbatch takes minutes")
+        parts.append("compiled")
     return ", ".join(parts)

@@ -6,7 +6,9 @@ the matrices, which decay, and after them the vectors, which do not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -28,7 +30,7 @@ class Slice:
         return flat[self.start : self.stop].view(self.shape)
 
 
-def layout(shapes: dict[str, tuple[int, ...]]) -> list[Slice]:
+def layout(shapes: Mapping[str, tuple[int, ...]]) -> list[Slice]:
     """The places of named parameters in the flat tensor: matrices first, each kind in the given order."""
     slices: list[Slice] = []
     start = 0
@@ -53,11 +55,12 @@ class FlatParameters:
             parameter.data = place.of(self.values)
             parameter.grad = place.of(self.gradients)
 
-    def groups(self) -> list[tuple[nn.Parameter, slice]]:
-        """Optimizer parameters over the flat tensors: the decayed part and, when there is one, the rest."""
+    def groups(self, left_out: slice) -> list[tuple[nn.Parameter, slice]]:
+        """Optimizer parameters over the flat tensors but for `left_out`: what decays, and what does not."""
         groups = []
-        for start, stop in ((0, self.decayed), (self.decayed, self.values.numel())):
-            if stop > start:
+        ends = (0, left_out.start, left_out.stop, self.decayed, self.values.numel())
+        for start, stop in pairwise(ends):
+            if stop > start and slice(start, stop) != left_out:
                 parameter = nn.Parameter(self.values[start:stop])
                 parameter.grad = self.gradients[start:stop]
                 groups.append((parameter, slice(start, stop)))
@@ -81,6 +84,13 @@ class StageState:
     first_moment: torch.Tensor
     second_moment: torch.Tensor
     residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
+
+    def holding(self, tensors: Mapping[str, torch.Tensor]) -> StageState:
+        """The same counts with these tensors, by name."""
+        return StageState(
+            self.step, self.round, self.steps_in_round, self.updates, tensors["phi"], tensors["theta"],
+            tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"),
+        )  # fmt: skip
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, those that there are."""

@@ -1,4 +1,4 @@
-"""The inner step: its learning rate, the norm of a batch's gradient, and AdamW on the flat tensors of a stage."""
+"""The inner step: its learning rate, the norm of a batch's gradient, and the optimizer on a stage's flat tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from node.model.flat import FlatParameters
+from node.model.muon import Muon, muon_range, muons_of
 from node.model.resources import is_out_of_memory, retried
 from protocol.codec import require_finite
 from protocol.errors import CodecError
@@ -47,7 +48,7 @@ def learning_rate(inner: Inner, step: int) -> float:
 
 
 class AdamW:
-    """In two parts: the matrices, which decay, and the vectors, which do not.
+    """In parts: the matrices, which decay, and the vectors, which do not; with Muon for the layers' matrices.
 
     Mutable state: both moments, flat float32, and how many updates they are made of.
     """
@@ -56,14 +57,14 @@ class AdamW:
         first, second = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
         self.moments = (first, second)
         self.updates = 0
-        self._parts: list[torch.optim.AdamW] = []
-        for index, (parameter, place) in enumerate(flat.groups()):
+        self._parts: list[torch.optim.AdamW | Muon] = [*muons_of(inner, flat, first)]
+        for parameter, place in flat.groups(left_out=muon_range(inner, flat.slices)):
             part = torch.optim.AdamW(
                 [parameter],
                 lr=inner.learning_rate,
                 betas=(inner.beta1, inner.beta2),
                 eps=inner.eps,
-                weight_decay=inner.weight_decay if index == 0 else 0.0,
+                weight_decay=inner.weight_decay if place.stop <= flat.decayed else 0.0,
                 fused=True,
             )
             part.state[parameter] = {
@@ -93,7 +94,10 @@ class AdamW:
         for part in self._parts:
             self._step(part, 0.0)
 
-    def _step(self, part: torch.optim.AdamW, rate: float) -> None:
+    def _step(self, part: torch.optim.AdamW | Muon, rate: float) -> None:
+        if isinstance(part, Muon):
+            part.step(rate)
+            return
         for group in part.param_groups:
             group["lr"] = rate
         for state in part.state.values():

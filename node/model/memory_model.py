@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
+from node.model.flat import layout
+from node.model.head_loss import logits_bytes, padded
+from node.model.muon import muon_workspace
 from node.model.stage import parameter_count, parameter_shapes
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
 
-TRAINED_COPIES = 6  # float32 on the device: θ, gradients, φ, δ and AdamW's two moments
+Precision = Literal["fp32", "bf16"]
+
+# float32 on the device: θ, gradients, φ, δ and AdamW's two moments, of which Muon leaves the second one unused
+TRAINED_COPIES = 6
 # a checkpoint is copied before it is written: θ, φ, δ and the moments; error feedback adds one
 SAVED_COPIES = 5
 QUEUE_BATCHES = 2  # microbatches that may wait for a place in a step, in batches of an inner step
@@ -47,9 +54,22 @@ class BufferBytes:
         return self.averaging + self.checkpoint + self.messages
 
 
-def memory_of_state(manifest: Manifest, stage: int) -> int:
-    """Bytes of weights, gradients, slow weights and momenta."""
-    return parameter_count(manifest, stage) * 4 * TRAINED_COPIES
+def memory_of_state(manifest: Manifest, stage: int, precision: Precision = "fp32") -> int:
+    """Bytes of weights, gradients, slow weights and momenta, of the bf16 copies of what is multiplied, and of what an
+    inner step with Muon works with.
+    """
+    shapes = parameter_shapes(manifest, stage)
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    working = 0 if precision == "fp32" else 2 * _multiplied(manifest, stage)
+    return parameters * 4 * TRAINED_COPIES + working + muon_workspace(manifest.inner, layout(shapes))
+
+
+def _multiplied(manifest: Manifest, stage: int) -> int:
+    """Entries of the layers' matrices and of the head, padded."""
+    shapes = parameter_shapes(manifest, stage)
+    layers = sum(math.prod(shape) for name, shape in shapes.items() if ".layers." in name and len(shape) > 1)
+    head = padded(manifest.model.vocab_size) * manifest.model.hidden_size
+    return layers + (head if stage == manifest.head_stage else 0)
 
 
 def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
@@ -129,13 +149,13 @@ def sliced(manifest: Manifest, stage: int, slice_peak: int) -> MicrobatchBytes:
 
 
 def estimated(
-    manifest: Manifest, stage: int, sequences: int, recomputes: bool, precision: str = "fp32"
+    manifest: Manifest, stage: int, sequences: int, recomputes: bool, precision: Precision = "fp32"
 ) -> MicrobatchBytes:
     """So many sequences computed as one. Counted from what autograd saves of a Llama's layer in torch 2.13:
 
     per token 32·hidden + 8·hidden·(key-value heads / heads) + 16·intermediate bytes in float32; in bf16 about 30, 4
-    and 8, and the weights once more. A layer's backward pass takes about as much again, what lies unused between
-    tensors as much, and the largest weight's gradient. Logits: themselves, their logarithms and two gradients.
+    and 8. A layer's backward pass takes about as much again, what lies unused between tensors as much, and the
+    largest weight's gradient. The head has those of a chunk's logits, and its gradient by its inputs.
     """
     model, layers = manifest.model, len(manifest.layers_of(stage))
     tokens, hidden = sequences * manifest.data.sequence_tokens, model.hidden_size
@@ -146,14 +166,13 @@ def estimated(
         else 30 * hidden + 4 * shared + 8 * model.intermediate_size
     )
     layer = int(tokens * per_token)
-    cast = 0 if precision == "fp32" else 2 * parameter_count(manifest, stage)
     ends = tokens * hidden * 4 * 2
-    graph = layers * (tokens * hidden * 4 if recomputes else layer) + cast + ends
+    graph = layers * (tokens * hidden * 4 if recomputes else layer) + ends
     largest = max(math.prod(shape) for shape in parameter_shapes(manifest, stage).values()) * 4
     peak = graph + layer * (3 if recomputes else 2) + largest + ends
-    logits = tokens * model.vocab_size * 4 * 4
+    logits = logits_bytes(tokens, model.vocab_size, precision) + tokens * hidden * 4
     if stage == manifest.hops - 1:
-        return MicrobatchBytes(0, peak + logits)
+        return MicrobatchBytes(0, max(peak, graph + logits + largest + ends))
     if stage == manifest.head_stage:  # in a ring: of a microbatch that comes back while its graph is kept
         peak = max(peak, graph + logits + largest + ends)
     return MicrobatchBytes(graph, peak)

@@ -19,8 +19,11 @@ replicas and equal φ is DiLoCo's outer step.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,7 +33,10 @@ from torch import Tensor
 
 from protocol.kernels import Floats, compiled
 
+logger = logging.getLogger(__name__)
+
 Matrix: TypeAlias = NDArray[np.floating[Any]]
+PROBE = 2**10  # entries that a compiled pass is tried on; it serves all sizes
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,59 @@ def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettin
         return
     torch.add(mean_z, delta, alpha=settings.alpha, out=delta)
     phi.add_(delta.sub_(phi, alpha=settings.gamma))
+
+
+@torch.no_grad()
+def outer_step_at_once(
+    phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor | None, weights: tuple[float, float, float]
+) -> None:
+    """δ ← a·δ + b·θ + c·φ + `added`, then eq. (2) and (3), in place, in one launch where it can be compiled.
+
+    With `added` ½(ẑ_j − ẑ_i), see `Pull`, that is eq. (5) of a pair for (a, b, c) = (α, β, −β), without it of a group
+    of one; with the group's mean of z it is for (α, 0, −γ). All are float32 [parameters] on one device; nothing of
+    that size is allocated.
+    """
+    if (fused := fused_on(phi.device)) is None:
+        _outer_pass_in_place(phi, delta, theta, added, *weights)
+        return
+    numbers = torch.tensor(weights, device=phi.device)
+    fused(phi, delta, theta, numbers.new_zeros(()) if added is None else added, numbers)
+
+
+OuterPass: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+@cache
+def fused_on(device: torch.device) -> OuterPass | None:
+    """Compiled for this kind of device at the first call, some seconds; None where it cannot be, which is told."""
+    compiled_pass: OuterPass = torch.compile(_outer_pass, dynamic=True)
+    try:
+        phi, delta, theta, added = torch.zeros(4, PROBE, device=device)
+        weights = torch.zeros(3, device=device)
+        compiled_pass(phi, delta, theta, added, weights)
+        compiled_pass(phi, delta, theta, added.new_zeros(()), weights)
+    except Exception as error:  # noqa: BLE001  whatever a compiler says: it goes without
+        logger.warning("The outer step is not compiled here (%s): it takes longer.", type(error).__name__)
+        return None
+    return compiled_pass
+
+
+def _outer_pass(phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor, weights: Tensor) -> None:
+    a, b, c = weights.unbind()
+    momentum = a * delta + b * theta + c * phi + added
+    delta.copy_(momentum)
+    phi.add_(momentum)
+    theta.copy_(phi)
+
+
+def _outer_pass_in_place(
+    phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor | None, a: float, b: float, c: float
+) -> None:
+    """The same in a pass for each operation, and no memory."""
+    delta.mul_(a).add_(theta, alpha=b).add_(phi, alpha=c)
+    if added is not None:
+        delta.add_(added)
+    theta.copy_(phi.add_(delta))
 
 
 @torch.no_grad()

@@ -6,22 +6,25 @@ gradients of the stage's parameters.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-import torch.nn.functional as F
 
+from node.model.compiling import CompiledBody, Compiling
 from node.model.execution import Execution
+from node.model.head_loss import HeadLoss, loss_with_gradients, plain_softmax, summed_loss
 from node.model.stage import Stage
+from node.model.unfinished import Accumulation, Rows, Unfinished
+from node.model.working import WorkingWeights
 from protocol.errors import NonFinite
 
 if TYPE_CHECKING:
     from transformers import Cache
 
-Run: TypeAlias = Callable[
-    [torch.Tensor], tuple[torch.Tensor, torch.Tensor]
-]  # gives (inputs as a leaf, outputs)
+# gives (inputs as a leaf, what the head takes)
+Run: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Learned: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # the loss, and its gradient by the inputs
 
 
@@ -34,16 +37,47 @@ class Passes:
         self.execution = Execution()
         # until whoever applies the gradients says otherwise:
         self.has_run = False
-        self.is_spoiled = False  # a backward pass ended halfway: part of a microbatch is in the gradients
+        self._is_spoiled = False
+        self._unfinished: Unfinished | None = None  # of a pass that failed, for when it is tried again
+        self._accumulation = Accumulation(list(stage.parameters()))
         self._device = device
         self._slow_weights = dict(slow_weights)
-        self._compute: Callable[[torch.Tensor], torch.Tensor] = stage
+        self._compute: Callable[[torch.Tensor], torch.Tensor] = stage.body
+        self.compiling = Compiling()
+        self.compiled: CompiledBody | None = None
+        self._working: WorkingWeights | None = None
 
     def execute(self, execution: Execution) -> None:
-        """Compute so from now on."""
+        """Compute so from now on. No graph may be kept when the precision changes."""
         self.execution = execution
         self.stage.recomputes = execution.recomputes
-        self._compute = torch.compile(self.stage) if execution.compiles else self.stage
+        if execution.compiles and (self.compiled is None or self.compiled.compiling != self.compiling):
+            self.compiled = CompiledBody(self.stage, self.compiling, self._weight_of_head)
+        self._compute = self.compiled if execution.compiles and self.compiled else self.stage.body
+        if execution.precision == "bf16" and self._working is None:
+            self._working = WorkingWeights(self.stage, self._makes_logits)
+        elif execution.precision == "fp32" and self._working is not None:
+            self._working.withdraw()
+            self._working = None
+
+    def weights_changed(self) -> None:
+        """θ is another than when the last pass began."""
+        if self._working is not None:
+            self._working.is_stale = True
+
+    @property
+    def is_spoiled(self) -> bool:
+        """Whether part of a microbatch is in the gradients, and nobody has come to add the rest."""
+        return self._is_spoiled or (self._unfinished is not None and self._unfinished.has_begun)
+
+    def gradients_forgotten(self) -> None:
+        """The gradients are zeros: a batch begins, as if no pass had run."""
+        self.has_run = self._is_spoiled = False
+        self._unfinished = None
+
+    @property
+    def _makes_logits(self) -> bool:
+        return self.stage.is_first if self.stage.is_ring else self.stage.is_last
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the stage and keep its graph. Returns (inputs as a leaf, outputs) for `backward`.
@@ -60,20 +94,29 @@ class Passes:
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """Accumulate parameter gradients; returns the gradient by the inputs, None on the first stage."""
-        if outputs.requires_grad:
-            self._add_gradients(outputs, gradient.to(self._device, outputs.dtype))
-            return leaf.grad
-        return self.backward_again(leaf, gradient)
+        """Accumulate parameter gradients; returns the gradient by the inputs, None on the first stage.
+
+        When it fails halfway, `backward_again` with the same `leaf` adds what is not in yet.
+        """
+        if not outputs.requires_grad:
+            return self.backward_again(leaf, gradient)
+        unfinished = self._begun(leaf)
+        for _ in unfinished.parts(at_once=0):
+            with self._accumulation.of(unfinished):
+                self._accumulation.backward(leaf, outputs, gradient.to(self._device, outputs.dtype))
+        self._unfinished = None
+        return leaf.grad
 
     def backward_again(self, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
         """The same with the forward pass repeated, slice by slice: where its graph was not kept, or is spent."""
-        leaf, gradient, by_inputs = leaf.detach(), gradient.to(self._device), []
-        for part, by_outputs in zip(self._slices(leaf), self._slices(gradient), strict=True):
-            part, outputs = self._run(part)
-            self._add_gradients(outputs, by_outputs.to(outputs.dtype))
-            by_inputs.append(part.grad)
-        return _joined(by_inputs)
+        unfinished = self._begun(leaf)
+        leaf, gradient = leaf.detach(), gradient.to(self._device)
+        for part in unfinished.parts(self.execution.at_once):
+            with self._accumulation.of(unfinished):
+                inputs, outputs = self._run(leaf[part.bounds])
+                self._accumulation.backward(inputs, outputs, gradient[part.bounds].to(outputs.dtype))
+            unfinished.by_inputs.append(inputs.grad)
+        return self._finished(unfinished)
 
     def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
         """Mean cross-entropy in nats per token, and the gradient by the inputs; accumulates those of parameters.
@@ -102,59 +145,120 @@ class Passes:
 
     @torch.no_grad()
     def evaluate_slices(
-        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+        self,
+        inputs: torch.Tensor,
+        is_back: bool = False,
+        cache: Cache | None = None,
+        gives_logits: bool = True,
     ) -> Iterator[torch.Tensor]:
         """The same, as many sequences at a time as training computes at once; a cache is of one sequence."""
         for part in self._slices(inputs.to(self._device)):
-            outputs = torch.func.functional_call(self.stage, self._slow_weights, (part, is_back, cache))
+            arguments = (part, is_back, cache, gives_logits)
+            outputs = torch.func.functional_call(self.stage, self._slow_weights, arguments)
             yield torch.as_tensor(outputs)
+
+    def evaluate_loss(self, inputs: torch.Tensor, labels: torch.Tensor, is_back: bool = False) -> float:
+        """The sum over the tokens of their cross-entropy in nats under φ, where the model ends."""
+        total, done = 0.0, 0
+        name = next(name for name, p in self.stage.named_parameters() if p is self.stage.head)
+        for hidden in self.evaluate_slices(inputs, is_back, gives_logits=False):
+            targets = labels[done : done + len(hidden)].flatten().to(self._device)
+            total += summed_loss(hidden.flatten(0, 1), self._slow_weights[name], targets).item()
+            done += len(hidden)
+        return total
 
     def _run(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         leaf = inputs if self.stage.is_first else inputs.detach().requires_grad_()
+        if self._working is not None:
+            self._working.refresh()
         with self.execution.autocast(self._device):
             return leaf, self._compute(leaf)
 
     def _run_head(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         leaf = inputs.detach().requires_grad_()
-        with self.execution.autocast(self._device):
-            return leaf, self.stage(leaf, is_back=True)
+        if self._working is not None:
+            self._working.refresh()
+        return leaf, leaf
 
     def _learn(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, learns: bool = True) -> Learned:
         """Slice by slice forward and backward, with the mean loss of all.
 
-        Raises `NonFinite` for a loss that is NaN or infinite; the parameters' gradients are then as before.
+        Raises `NonFinite` for a loss that is NaN or infinite; the parameters' gradients are then as before. After
+        any other failure the same call with the same `inputs` goes on where this one ended.
         """
         self.has_run = True
+        unfinished = self._begun(inputs)
         inputs, labels = inputs.to(self._device), labels.to(self._device)
-        losses: list[torch.Tensor] = []
-        by_inputs = []
-        for part, targets in zip(self._slices(inputs), self._slices(labels), strict=True):
-            leaf, logits = run(part)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-            loss = loss * (len(part) / len(inputs))
-            if not bool(loss.isfinite()):
-                self._take_back(run, inputs, labels, len(losses) if learns else 0)
-                raise NonFinite("the loss")
+        try:
+            for part in unfinished.parts(self.execution.at_once):
+                share = len(part) / len(inputs)
+                with self._accumulation.of(unfinished):
+                    leaf, hidden = run(inputs[part.bounds])
+                    head = self._finite_loss(hidden, labels[part.bounds], learns)
+                    loss = head.loss * share
+                    self._add_slopes(leaf, hidden, head, share)
+                unfinished.losses.append(loss)
+                unfinished.by_inputs.append(leaf.grad)
+                del hidden, head  # before the next slice takes as much
+        except NonFinite:
+            self._unfinished = None
             if learns:
-                self._add_gradients(loss)
-            else:
-                torch.autograd.backward(loss, inputs=[leaf])
-            losses.append(loss.detach())
-            by_inputs.append(leaf.grad)
-            del logits, loss  # before the next slice takes as much
-        return torch.stack(losses).sum(), _joined(by_inputs)
+                self._take_back(run, inputs, labels, unfinished.over)
+            raise
+        loss = torch.stack(unfinished.losses).sum()
+        return loss, self._finished(unfinished)
 
-    def _take_back(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, slices: int) -> None:
-        """Subtract the gradients of the first slices of a microbatch that turned out to be worthless."""
-        pairs = list(zip(self._slices(inputs), self._slices(labels), strict=True))
-        for part, targets in pairs[:slices]:
-            loss = F.cross_entropy(run(part)[1].flatten(0, 1).float(), targets.flatten())
-            self._add_gradients(-loss * (len(part) / len(inputs)))
+    def _begun(self, inputs: torch.Tensor) -> Unfinished:
+        """What a pass of the same microbatch that failed has left to do; all of it where there was none."""
+        unfinished = self._unfinished
+        if unfinished is None or unfinished.inputs is not inputs:
+            self._is_spoiled = self.is_spoiled
+            unfinished = self._unfinished = Unfinished(inputs, deque([Rows(0, len(inputs))]))
+        return unfinished
 
-    def _add_gradients(self, outputs: torch.Tensor, by_outputs: torch.Tensor | None = None) -> None:
-        before, self.is_spoiled = self.is_spoiled, True  # unless it comes to its end
-        torch.autograd.backward(outputs, by_outputs)
-        self.is_spoiled = before
+    def _finished(self, unfinished: Unfinished) -> torch.Tensor | None:
+        """The gradient by the inputs of all parts."""
+        by_inputs = _joined(unfinished.by_inputs)
+        self._unfinished = None
+        return by_inputs
+
+    def _finite_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool) -> HeadLoss:
+        head = self._head_loss(hidden, labels, learns)
+        if not bool(head.loss.isfinite()):
+            raise NonFinite("the loss")
+        return head
+
+    def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool) -> HeadLoss:
+        weight, vocabulary = self._weight_of_head(), len(self.stage.head)
+        assert weight is not None
+        softmax = self.compiled.softmax if self.execution.compiles and self.compiled else plain_softmax
+        flat = hidden.detach().flatten(0, 1)
+        return loss_with_gradients(flat, weight, labels.flatten(), vocabulary, learns, softmax)
+
+    def _weight_of_head(self) -> torch.Tensor | None:
+        if not self._makes_logits:
+            return None
+        return self.stage.head if self._working is None else self._working.head
+
+    def _add_slopes(self, leaf: torch.Tensor, hidden: torch.Tensor, head: HeadLoss, share: float) -> None:
+        """Backward through head and stage, times `share`; with no gradient by the head through the inputs alone."""
+        by_hidden = (head.by_hidden * share).view_as(hidden)
+        if head.by_weight is None:
+            torch.autograd.backward(hidden, by_hidden, inputs=[leaf])
+            return
+        self._accumulation.add_to_head(self.stage.head, head.by_weight, share)
+        self._accumulation.backward(leaf, hidden, by_hidden)
+
+    def _take_back(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, over: Sequence[Rows]) -> None:
+        """Subtract the gradients of the first parts of a microbatch that turned out to be worthless."""
+        before, self._is_spoiled = self._is_spoiled, True  # unless it comes to its end
+        again = Unfinished(inputs, deque(Rows(part.start, part.stop) for part in over))
+        for part in again.parts(at_once=0):
+            with self._accumulation.of(again):
+                leaf, hidden = run(inputs[part.bounds])
+                head = self._head_loss(hidden, labels[part.bounds], learns=True)
+                self._add_slopes(leaf, hidden, head, -len(part) / len(inputs))
+        self._is_spoiled = before
 
     def _slices(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Of a microbatch's first dimension, as many sequences each as are computed at once."""

@@ -16,9 +16,17 @@ import torch
 
 from node.model.flat import FlatParameters, Residual, StageState
 from node.model.inner import LARGEST_NORM, AdamW, LeftOut, StepReport, are_finite, learning_rate, norm_of
-from node.model.outer import OuterSettings, add_weighted, contribution, outer_step
+from node.model.outer import (
+    OuterSettings,
+    add_weighted,
+    contribution,
+    fused_on,
+    outer_step,
+    outer_step_at_once,
+)
 from node.model.passes import Passes
 from node.model.resources import is_out_of_memory, retried
+from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
@@ -49,6 +57,9 @@ class Replica:
         self.round = 0  # outer steps done
         self.steps_in_round = 0
         self.passes = Passes(self.stage, self.device, self.slow_weights())
+        self.snapshots = Snapshots(self.state, copier_of(self.device))
+        # outer steps: in one launch, as a GPU is quickest, or a piece at a time, which stays in a processor's cache
+        self.steps_at_once = self.device.type != "cpu"
         self._void_steps = 0  # whose batches began at weights that were replaced since
         self._ran_before = False  # passes ran in the step before this one, with staleness some of this one's
 
@@ -71,37 +82,47 @@ class Replica:
         """
         gradients, inner = self.flat.gradients, self.manifest.inner
         gradients.div_(microbatches)
-        rate, left_out = learning_rate(inner, self.step), self._left_out()
-        norm = math.nan if left_out else norm_of(gradients)
-        if not left_out and not math.isfinite(norm):
-            left_out = "non-finite"
-        elif not left_out and norm > LARGEST_NORM:
-            left_out = "absurd"
+        rate = learning_rate(inner, self.step)
+        norm, left_out = self._judged(gradients)
         if not left_out:
             if norm > inner.clip_norm:
                 gradients.mul_(inner.clip_norm / norm)
+            self.snapshots.before_change("theta", "first_moment", "second_moment")
             left_out = "" if self.adamw.update(rate) else "memory"
+        self.passes.weights_changed()
         self._ran_before, self._void_steps = self.passes.has_run, max(0, self._void_steps - 1)
         self.forget_gradients()
         self.step += 1
         self.steps_in_round += 1
         return StepReport(self.step, norm, rate, left_out)
 
-    def _left_out(self) -> LeftOut:
-        """Why the gradients are not those of a whole batch at these weights, if they are not."""
+    def _judged(self, gradients: torch.Tensor) -> tuple[float, LeftOut]:
+        """Their norm, and why they are not to be learned from, if they are not."""
         if self._void_steps:
-            return "replaced"
-        return "memory" if self.passes.is_spoiled else ""
+            return math.nan, "replaced"
+        if self.passes.is_spoiled:
+            return math.nan, "memory"
+        try:
+            norm = retried(lambda: norm_of(gradients))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return math.nan, "memory"
+        if not math.isfinite(norm):
+            return norm, "non-finite"
+        return norm, "absurd" if norm > LARGEST_NORM else ""
 
     def forget_gradients(self) -> None:
         """Begin a batch, as if no pass had run."""
         self.flat.gradients.zero_()
-        self.passes.has_run = self.passes.is_spoiled = False
+        self.passes.gradients_forgotten()
 
     def rehearse_step(self) -> None:
         """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
         self.flat.gradients.zero_()
         self.adamw.rehearse()
+        if self.steps_at_once:
+            fused_on(self.device)
         self.delta.zero_()  # zeros are given by the system when they are first touched
 
     def offered_phi(self, bounds: slice) -> torch.Tensor:
@@ -141,22 +162,52 @@ class Replica:
 
     def finish_round(self, mean_z: torch.Tensor) -> None:
         """The NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
-        self._finish(lambda _, bounds: mean_z[bounds])
+        if self.steps_at_once:
+            self._finish_at_once(mean_z.to(self.device), 0.0, -self.settings.gamma)
+        else:
+            self._finish(lambda _, bounds: mean_z[bounds])
 
-    def finish_round_with(self, pull: Pieces) -> None:
-        """The outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over."""
+    def finish_round_with(self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None) -> None:
+        """The outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
+
+        `whole` gives all of the pull, for a device that has memory for it.
+        """
+        if self.steps_at_once and whole is not None:
+            try:
+                pull_of_all = retried(whole)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                gain = self.settings.beta * self.weight
+                self._finish_at_once(pull_of_all, gain, -gain)
+                return
         self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
 
     def finish_round_alone(self) -> None:
         """The outer step of a group of one."""
-        self._finish(lambda _, bounds: self.contribution(bounds, is_alone=True))
+        if self.steps_at_once:
+            self._finish_at_once(None, self.settings.beta, -self.settings.beta)
+        else:
+            self._finish(lambda _, bounds: self.contribution(bounds, is_alone=True))
+
+    def _finish_at_once(self, added: torch.Tensor | None, by_theta: float, by_phi: float) -> None:
+        self.snapshots.before_change("theta", "phi", "delta")
+        weights = self.settings.alpha, by_theta, by_phi
+        outer_step_at_once(self.phi, self.delta, self.flat.values, added, weights)
+        self._round_ended()
 
     @torch.no_grad()
     def _finish(self, mean_z: Pieces) -> None:
+        self.snapshots.before_change("theta", "phi", "delta")
         for index in range(self.pieces):  # a piece at a time stays in the cache
             bounds = self.piece_bounds(index)
             self._step_piece(lambda index=index, bounds=bounds: mean_z(index, bounds), bounds)  # type: ignore[misc]
             self.flat.values[bounds].copy_(self.phi[bounds])
+        self._round_ended()
+
+    def _round_ended(self) -> None:
+        self.passes.weights_changed()
         self.round += 1
         self.steps_in_round = 0
 
@@ -192,6 +243,10 @@ class Replica:
             raise Refused("not-finite", "this replica's weights hold NaN or infinity")
         return [_on_host(source[bounds]) for source in sources]
 
+    def read_saved_piece(self, index: int) -> tuple[StageState, list[torch.Tensor]] | None:
+        """The same from the last snapshot, where φ is still as it was then, with whose it is. From any thread."""
+        return self.snapshots.read(self.round, self.piece_bounds(index))
+
     def is_finite(self) -> bool:
         """Whether all that it holds is finite; a pass over each tensor, no memory."""
         return are_finite((self.flat.values, self.phi, self.delta, *self.adamw.moments))
@@ -199,12 +254,14 @@ class Replica:
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
         """Take over a donor's piece; θ starts from its φ."""
         bounds = self.piece_bounds(index)
+        self.snapshots.forget()
         targets = [self.phi, self.delta, *self.adamw.moments]
         if len(tensors) != len(targets) or any(t.shape != self.phi[bounds].shape for t in tensors):
             raise CodecError("a state piece does not have the shape of this stage")
         for target, tensor in zip(targets, tensors, strict=True):
             target[bounds].copy_(tensor)
         self.flat.values[bounds].copy_(tensors[0])
+        self.passes.weights_changed()
 
     def adopt(self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int) -> None:
         """After a download of all pieces: continue from them and from the donor's count of steps and rounds.
@@ -232,45 +289,48 @@ class Replica:
     @torch.no_grad()
     def begin_with(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Start from these weights, every one of the stage's by its name in a checkpoint, whatever was there."""
+        self.snapshots.forget()
         places = {place.name: place for place in self.flat.slices}
         for name, tensor in weights:
             places.pop(name).of(self.flat.values).copy_(tensor)
         assert not places, f"no weights for {list(places)}"
         self.phi.copy_(self.flat.values)
+        self.passes.weights_changed()
 
-    def snapshot(self) -> StageState:
-        """A copy of everything that the next inner step, and the outer step of this round, depend on.
+    def state(self) -> StageState:
+        """Everything that the next inner step, and the outer step of this round, depend on; it goes on changing.
 
         Without the gradients of the batch that is under way: its microbatches are drawn again.
         """
-        owed = self.residual.owed
+        first, second = self.adamw.moments
         return StageState(
             self.step,
             self.round,
             self.steps_in_round,
             self.adamw.updates,
-            phi=_on_host(self.phi),
-            theta=_on_host(self.flat.values),
-            delta=_on_host(self.delta),
-            first_moment=_on_host(self.adamw.moments[0]),
-            second_moment=_on_host(self.adamw.moments[1]),
-            residual=None if owed is None else _on_host(owed),
+            phi=self.phi,
+            theta=self.flat.values,
+            delta=self.delta,
+            first_moment=first,
+            second_moment=second,
+            residual=self.residual.owed,
         )
+
+    def snapshot(self) -> StageState:
+        """A copy of it at once, on the host; beside training `snapshots` makes them."""
+        live = self.state()
+        return live.holding({name: _on_host(tensor) for name, tensor in live.tensors().items()})
 
     def restore(self, state: StageState) -> None:
         """Take over a snapshot of the same stage. Raises `CodecError` when its size is another."""
         for tensor in state.tensors().values():
             if tensor.shape != self.phi.shape:
                 raise CodecError(f"the state has {tensor.numel()} parameters, this stage {self.parameters}")
-        first, second = self.adamw.moments
-        for target, source in (
-            (self.phi, state.phi),
-            (self.flat.values, state.theta),
-            (self.delta, state.delta),
-            (first, state.first_moment),
-            (second, state.second_moment),
-        ):
-            target.copy_(source)
+        self.snapshots.forget()
+        for name, target in self.state().tensors().items():
+            if name != "residual":
+                target.copy_(state.tensors()[name])
+        self.passes.weights_changed()
         self._begin_anew(state.step, state.round, state.updates)
         self.steps_in_round = state.steps_in_round
         self.residual.restore(state.residual)

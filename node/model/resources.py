@@ -7,19 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
 
 from node.machine.limits import Room, give_back_freed_memory, host_room, size
 from node.model.execution import least_activations
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.stage import parameter_count
-from protocol.errors import ResourceError
+from protocol.errors import OutOfMemory, ResourceError
 from protocol.manifest import Manifest
 
 T = TypeVar("T")
 
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
 GIB = 2**30
+CUDA_CONTEXT = 640 * 2**20  # that the driver takes of a GPU for each process, and torch does not count
 # what the program takes between this check and its first microbatch: text, compiled loops, threads
 STARTING = 112 * 2**20
 VARYING = 16 * 2**20  # from one start of the program to the next
@@ -38,6 +40,14 @@ def least_memory(manifest: Manifest, stage: int, recompute: str = "auto", on_hos
     """Bytes of the device without which the stage does not run at all; see `execution` for how it gets by."""
     buffers = memory_of_buffers(manifest, stage).total if on_host else 0
     return memory_of_state(manifest, stage) + buffers + least_activations(manifest, stage, recompute)
+
+
+def memory_of(device: torch.device, processes: int = 1) -> int:
+    """Bytes that the device has for the tensors of so many processes together."""
+    if device.type != "cuda":
+        return psutil.virtual_memory().total
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return total - processes * CUDA_CONTEXT
 
 
 def room_on(device: torch.device, most: int = 0) -> Room:
@@ -84,8 +94,13 @@ def too_little(
         fits = "fits" if least[smallest] <= room.free and smallest != stage else "is the smallest"
         told += f"Stage {smallest} {fits}, with {size(least[smallest])}. "
     return ResourceError(
-        f"{told}Close other programs, use a larger machine, or ask the run's owner for more, smaller stages."
+        f"{told}{_room_made(room)}, use a larger machine, or ask the run's owner for more, smaller stages."
     )
+
+
+def _room_made(room: Room) -> str:
+    """The beginning of a sentence: of a limit of its own, other programs take nothing."""
+    return "Raise that limit" if room.source else "Close other programs"
 
 
 def _rounded_up(count: int) -> str:
@@ -95,12 +110,13 @@ def _rounded_up(count: int) -> str:
 
 def require_host_memory(manifest: Manifest, stage: int, room: Room) -> None:
     """For a device with its own memory: rounds, checkpoints and messages are the host's. Raises `ResourceError`."""
-    needed = memory_of_buffers(manifest, stage).total
+    buffers = memory_of_buffers(manifest, stage)
+    needed = buffers.total + buffers.checkpoint  # of which one is written or given away, and one copied
     if needed > room.free:
         raise ResourceError(
             f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of the machine's memory beside the "
             f"device's, for averaging, checkpoints and messages, but {size(max(0, room.free))} are "
-            f"free{room.described()}. Close other programs, or use a machine with more."
+            f"free{room.described()}. {_room_made(room)}, or use a machine with more."
         )
 
 
@@ -131,6 +147,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def named(error: BaseException) -> BaseException:
+    """The error itself; for memory that ran out, however that was said, the one that callers expect."""
+    if not is_out_of_memory(error):
+        return error
+    free_caches()
+    return OutOfMemory(str(error).splitlines()[0] if str(error) else "")
 
 
 def free_caches() -> None:

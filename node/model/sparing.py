@@ -47,7 +47,7 @@ class Sparing:
         self._graphs.append(weakref.ref(outputs))
 
     def run(self, work: Callable[[], T], keeps_graph: bool = False) -> T:
-        """A pass, again and again until it fits.
+        """A pass, again and again until it fits; `Passes` goes on where one that failed halfway had ended.
 
         Raises `OutOfMemory` when nothing makes it fit; and if it `keeps_graph`, when those of others must go first.
         """
@@ -63,7 +63,10 @@ class Sparing:
             self._make_smaller()
 
     def backward(self, work: Callable[[], T], again: Callable[[], T]) -> T:
-        """`work` takes the graph, so that it cannot be repeated: `again` makes a new one, as small as can be."""
+        """`work` takes the graph, so that it cannot be repeated: `again` makes a new one, as small as can be.
+
+        What is in the gradients already `again` does not add.
+        """
         try:
             return work()
         except (MemoryError, RuntimeError) as error:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +47,11 @@ class Parts:
     norm: Any
     rotary: Any
     architecture: str
+
+    @property
+    def cache_keyword(self) -> str:
+        """What a layer calls the keys and values of earlier tokens; transformers renamed it in 5.24."""
+        return "cache" if "cache" in signature(self.layer.forward).parameters else "past_key_values"
 
 
 @cache
@@ -107,6 +114,21 @@ def _of_the_family(model: Model) -> dict[str, object]:
     return sliding | {"attention_bias": model.attention_bias, "head_dim": model.head_size}
 
 
+RunLayer: TypeAlias = Callable[..., torch.Tensor]  # as `layer_outputs`
+
+
+def layer_outputs(
+    layer: nn.Module,
+    hidden: torch.Tensor,
+    mask: torch.Tensor | None,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    **kept: Cache,
+) -> torch.Tensor:
+    """One decoder layer; a function, so that the code compiled for one layer serves all."""
+    outputs: torch.Tensor = layer(hidden, attention_mask=mask, position_embeddings=rotary, **kept)
+    return outputs
+
+
 class Stage(nn.Module):
     """The layers of one stage; the first stage embeds tokens, the last one, or in a ring the first, gives logits."""
 
@@ -126,6 +148,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict(
             {str(layer): parts.layer(config, layer) for layer in manifest.layers_of(index)}
         )
+        self._cache_keyword = parts.cache_keyword
         self.rotary = parts.rotary(config)
         if self.is_last:
             self.norm = parts.norm(hidden, eps=manifest.model.norm_eps)
@@ -134,34 +157,60 @@ class Stage(nn.Module):
         if initialise:
             self._initialise(manifest.model.seed, manifest.model.init_std)
 
+    @property
+    def head(self) -> torch.Tensor:
+        """What logits are made with, [vocabulary, hidden]; the first stage's, in a ring."""
+        module = self.embed_tokens if self.is_tied else self.lm_head
+        assert isinstance(module.weight, torch.Tensor)
+        return module.weight
+
     def forward(
-        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+        self,
+        inputs: torch.Tensor,
+        is_back: bool = False,
+        cache: Cache | None = None,
+        gives_logits: bool = True,
+    ) -> torch.Tensor:
+        """As `body`, with logits [sequences, tokens, vocabulary] at the end of the model if it `gives_logits`.
+
+        In a ring the first stage makes them of what it gets from the last one, with `is_back`.
+        """
+        hidden = inputs if is_back else self.body(inputs, cache)
+        is_end = is_back or (self.is_last and not self.is_ring)
+        return F.linear(hidden, self.head) if is_end and gives_logits else hidden
+
+    def body(
+        self,
+        inputs: torch.Tensor,
+        cache: Cache | None = None,
+        run_layer: RunLayer | None = None,
+        layers: Iterable[str] | None = None,
     ) -> torch.Tensor:
         """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
 
-        Returns activations, on the last stage logits [sequences, tokens, vocabulary]. In a ring the last stage
-        returns normed activations, and the first one makes logits of them when it gets them with `is_back`.
-        With the `cache` of what went before, one token of a sequence; its keys and values are added.
+        Returns activations, normed ones on the last stage. With the `cache` of what went before, one token of a
+        sequence; its keys and values are added. `run_layer` stands for `layer_outputs`, `layers` for all of them.
         """
-        if is_back:
-            return F.linear(inputs, self.embed_tokens.weight)
         hidden = self.embed_tokens(inputs) if self.is_first else inputs
         past = 0 if cache is None else cache.get_seq_length(int(next(iter(self.layers))))
+        kept = {} if cache is None else {self._cache_keyword: cache}
         positions = torch.arange(past, past + hidden.shape[1], device=hidden.device).unsqueeze(0)
         rotary = self.rotary(hidden, position_ids=positions)
-        for name, layer in self.layers.items():
+        run_layer = run_layer or layer_outputs
+        for name in layers or self.layers:
+            layer = self.layers[name]
             mask = self._mask(hidden) if self._model.slides(int(name)) else None
-            run = partial(layer, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+            run = partial(run_layer, layer, mask=mask, rotary=rotary, **kept)
             if self.recomputes and torch.is_grad_enabled():
                 hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
                 hidden = run(hidden)
-        if not self.is_last:
-            return hidden
-        normed: torch.Tensor = self.norm(hidden)
-        if self.is_ring:
-            return normed
-        return F.linear(normed, self.embed_tokens.weight if self.is_tied else self.lm_head.weight)
+        return self.norm(hidden) if self.is_last else hidden
+
+    def layers_of_each_kind(self) -> list[str]:
+        """The first that sees all earlier tokens, the first that sees a window of them; a stage may lack either."""
+        kinds = {self._model.slides(int(name)): name for name in [*self.layers][::-1]}
+        return list(kinds.values())
 
     def _mask(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What each token sees in the sliding window, [1, 1, tokens, tokens]; None where that is all before it."""
@@ -197,11 +246,17 @@ def logits_through(stages: Iterable[Stage], tokens: torch.Tensor) -> torch.Tenso
     return parts[0](hidden, is_back=True) if parts[0].is_ring else hidden
 
 
-def parameter_shapes(manifest: Manifest, index: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a stage's parameters, in order, without taking memory for them."""
+@lru_cache(512)
+def parameter_shapes(manifest: Manifest, index: int) -> Mapping[str, tuple[int, ...]]:
+    """Names and shapes of a stage's parameters, in order, without taking memory for them.
+
+    What memory and speed are told from asks for the same ones hundreds of times.
+    """
     with torch.device("meta"):
         stage = Stage(manifest, index, initialise=False)
-    return {stage.checkpoint_name(name): tuple(p.shape) for name, p in stage.named_parameters()}
+    return MappingProxyType(
+        {stage.checkpoint_name(name): tuple(p.shape) for name, p in stage.named_parameters()}
+    )
 
 
 def work_of(manifest: Manifest, index: int) -> int:
@@ -213,3 +268,24 @@ def work_of(manifest: Manifest, index: int) -> int:
 
 def parameter_count(manifest: Manifest, index: int) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(manifest, index).values())
+
+
+def described_parameters(manifest: Manifest) -> str:
+    """For people: a model is often called by its blocks alone."""
+    total = sum(parameter_count(manifest, stage) for stage in range(manifest.stages))
+    model = manifest.model
+    vocabulary = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)
+    return (
+        f"{_rounded(total)} parameters ({_rounded(total - vocabulary)} in its blocks, {_rounded(vocabulary)} for its "
+        f"vocabulary of {model.vocab_size:,})"
+    )
+
+
+def _rounded(number: int) -> str:
+    return (
+        f"{number / 1e9:.2f}B"
+        if number >= 1e9
+        else f"{number / 1e6:.1f}M"
+        if number >= 1e6
+        else f"{number:,}"
+    )

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 from node.model.passes import Learned, Passes
+from node.model.resources import is_out_of_memory, named, retried
 from node.model.sparing import Sparing
-from protocol.codec import Encoded, encode, require_finite_values, torch_type
+from protocol.codec import (
+    FLOATING,
+    Encoded,
+    as_read,
+    bytes_as_tensor,
+    encode,
+    require_finite_values,
+    torch_type,
+)
+from protocol.device_codec import NotSendable, decoded_there, packed, unpacked
 from protocol.errors import CodecError, NonFinite, Refused
 from protocol.manifest import Manifest
 from protocol.messages import Message
@@ -52,9 +61,10 @@ class StageWork:
         at most that.
         """
         try:
-            inputs, labels = request.tensors()
+            inputs, encoded_labels = request.encoded()
         except ValueError:
             raise Refused("bad-shape", "two tensors are expected: inputs and labels") from None
+        labels = as_read(encoded_labels)
         model, data = self._manifest.model, self._manifest.data
         tokens = data.sequence_tokens
         if may_be_short and labels.dim() == 2 and labels.numel():
@@ -66,24 +76,39 @@ class StageWork:
             raise Refused("bad-shape", f"expected at most {self._manifest.inner.sequences} sequences")
         if tuple(labels.shape) != shape or tuple(inputs.shape) != expected:
             raise Refused("bad-shape", f"expected inputs of shape {expected}")
-        for ids in (labels, inputs) if are_tokens else (labels,):
+        tokens_in = as_read(inputs) if are_tokens else labels
+        for ids in (labels, tokens_in):
             if ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= model.vocab_size:
                 raise Refused("bad-shape", "tokens are outside the vocabulary")
-        if not are_tokens:
-            inputs = inputs.float()
-            if not bool(torch.isfinite(inputs).all()):
-                raise Refused("non-finite", "the activations hold NaN or infinity")
-        return inputs, labels.long()
+        return tokens_in if are_tokens else self._activations(inputs), labels.long()
+
+    def _activations(self, encoded: Encoded) -> torch.Tensor:
+        """As float32, on a GPU made of their bytes there. Raises `Refused` for NaN and infinity.
+
+        That is looked for here, in scales where the codec has some: to ask the GPU would be to wait for it.
+        """
+        try:
+            require_finite_values(encoded)
+        except CodecError:
+            raise Refused("non-finite", "the activations hold NaN or infinity") from None
+        return self._received(encoded)
+
+    def _received(self, encoded: Encoded) -> torch.Tensor:
+        """What a peer sent, as it is read."""
+        if not self._copies.encodes_there or encoded.codec not in FLOATING:
+            return as_read(encoded).float()
+        there = self._copies.to_device(bytes_as_tensor(encoded))
+        return decoded_there(encoded.codec, encoded.shape, there)
 
     def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, PendingResult[list[Encoded]]]:
         inputs, labels = load()
         leaf, outputs = self._forward(inputs)
         codec = self._manifest.wire.activations
-        fetch = self._copies.to_host(outputs, torch_type(codec))
+        fetch = self._outgoing(outputs, codec, "activations")
         self._copies.keep_pace()
         if not outputs.requires_grad:  # in slices nothing of them is needed any more
             outputs = outputs.new_empty(0)
-        return leaf, outputs, self._copies.landing(lambda: self._parcel(fetch(), labels, codec))
+        return leaf, outputs, self._copies.landing(lambda: [fetch(), _labels(labels)])
 
     def backward(
         self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
@@ -110,7 +135,7 @@ class StageWork:
             return learn(inputs, labels)
 
         loss, by_inputs = work() if self._sparing is None else self._sparing.run(work)
-        answer, fetch_loss = self._answer(by_inputs), self._copies.to_host(loss)
+        answer, fetch_loss = self._answer(by_inputs), self._to_host(loss)
         self._copies.keep_pace()
         return self._copies.landing(lambda: (_finite(fetch_loss().item()), answer()))
 
@@ -137,27 +162,42 @@ class StageWork:
 
     def evaluate(self, load: Load) -> list[Encoded]:
         inputs, labels = load()
-        return self._parcel(self._passes.evaluate(inputs).cpu(), labels, "fp32")
+        return [_encoded(self._passes.evaluate(inputs).cpu(), "fp32", "activations"), _labels(labels)]
 
     def evaluate_last(self, load: Load, is_back: bool = False) -> tuple[float, int]:
         inputs, labels = load()
-        total, done = 0.0, 0
-        for logits in self._passes.evaluate_slices(inputs, is_back):
-            targets = labels[done : done + len(logits)].flatten().to(logits.device)
-            total += F.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="sum").item()
-            done += len(logits)
-        return total, labels.numel()
+        return self._passes.evaluate_loss(inputs, labels, is_back), labels.numel()
 
-    def _parcel(self, outputs: torch.Tensor, labels: torch.Tensor, codec: str) -> list[Encoded]:
-        return [_encoded(outputs, codec, "activations"), encode(labels.to(torch.int32), "int32")]
+    def _to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
+        """What was computed is not lost for want of memory: then it comes as it is, and at once."""
+        try:
+            return retried(lambda: self._copies.to_host(tensor, dtype))
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        copy = tensor.detach().cpu()
+        return lambda: copy
+
+    def _outgoing(self, tensor: torch.Tensor, codec: str, what: str) -> Callable[[], Encoded]:
+        """What to call for it in a peer's bytes, which a GPU makes itself where it has memory for them."""
+        if self._copies.encodes_there:
+            try:
+                raw = retried(lambda: self._copies.to_host(packed(tensor, codec).raw))
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                return lambda: _arrived(codec, tensor.shape, raw(), what)
+        fetch = self._to_host(tensor, torch_type(codec))
+        return lambda: _encoded(fetch(), codec, what)
 
     def _answer(self, by_inputs: torch.Tensor | None) -> Callable[[], list[Encoded]]:
         """What to call for the gradient that the stage before gets; the first stage has none."""
         if by_inputs is None:
             return list
         codec = self._manifest.wire.gradients
-        fetch = self._copies.to_host(by_inputs, torch_type(codec))
-        return lambda: [_encoded(fetch(), codec, "gradients")]
+        fetch = self._outgoing(by_inputs, codec, "gradients")
+        return lambda: [fetch()]
 
 
 def _finite(loss: float) -> float:
@@ -165,6 +205,19 @@ def _finite(loss: float) -> float:
     if not math.isfinite(loss):
         raise NonFinite("the loss")
     return loss
+
+
+def _labels(labels: torch.Tensor) -> Encoded:
+    return encode(labels.to(torch.int32), "int32")
+
+
+def _arrived(codec: str, shape: Sequence[int], raw: torch.Tensor, what: str) -> Encoded:
+    """As `_encoded`, of what a device has encoded."""
+    try:
+        return unpacked(codec, shape, raw)
+    except NotSendable as refusal:
+        overflows = "" if refusal.is_nan or codec in ("fp32", "bf16") else codec
+        raise NonFinite(f"the {what}", overflows) from None
 
 
 def _encoded(tensor: torch.Tensor, codec: str, what: str) -> Encoded:
@@ -194,8 +247,13 @@ class PendingResult(Generic[T]):
         return PendingResult(lambda: use(self.fetch()), at_once=self._is_there)
 
     async def landed(self) -> T:
-        """What `fetch` returns. Waits in a thread."""
-        return self.fetch() if self._is_there else await asyncio.to_thread(self.fetch)
+        """What `fetch` returns. Waits in a thread. Raises what it raises, `OutOfMemory` for any way to say that."""
+        if self._is_there:
+            return self.fetch()
+        try:
+            return await asyncio.to_thread(retried, self.fetch)
+        except (MemoryError, RuntimeError) as error:
+            raise named(error) from None
 
 
 def _constant(result: T) -> Callable[[], T]:
@@ -207,6 +265,8 @@ class DeviceTransfer:
 
     Here the host is the device, or one without streams: everything is there at once.
     """
+
+    encodes_there = False  # whether tensors go up and down in the codecs' bytes
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -233,8 +293,12 @@ class CudaTransfer(DeviceTransfer):
     memory of its own, and whoever wants a result waits for it outside the compute thread, which launches the next
     piece of work meanwhile.
 
+    What is sent and received goes over PCIe in the codecs' bytes; torch keeps the pinned memory for the next ones.
+
     Mutable state: a stream each way, and the ends of the pieces of work that were launched last.
     """
+
+    encodes_there = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -243,6 +307,8 @@ class CudaTransfer(DeviceTransfer):
         self._ends: deque[torch.cuda.Event] = deque()
 
     def to_device(self, host: torch.Tensor) -> torch.Tensor:
+        if host.device.type != "cpu":  # it was made there of received bytes
+            return host
         pinned = host.contiguous().pin_memory()  # the allocator keeps it until the copy has been made
         with torch.cuda.stream(self._up):
             tensor = pinned.to(self._device, non_blocking=True)

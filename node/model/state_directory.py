@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO, TypeVar
@@ -55,7 +56,9 @@ class StateDirectory:
     def open(self) -> None:
         """Create and lock the directory. Raises `StateError`."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(PermissionError):  # somebody else's, who lets this user write there
+                self.path.chmod(0o700)  # keys, a token, the volunteer's prepared text
             self._lock = (self.path / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -97,6 +100,22 @@ class StateDirectory:
             )
         self._replace(self.path / "manifest.noloco", signed.to_bytes())
 
+    def token(self) -> str:
+        """By which this node came into a private run; empty if it needed none."""
+        path = self.path / "token"
+        return self._read(path).decode(errors="replace") if path.exists() else ""
+
+    def save_token(self, token: str) -> None:
+        self._replace(self.path / "token", token.encode())
+
+    def revoked(self, sealed: bytes = b"") -> bytes:
+        """The last list of revocations, unchecked; a newer one is kept in its place."""
+        path = self.path / "revoked.noloco"
+        known = self._read(path) if path.exists() else b""
+        if sealed and sealed != known:
+            self._replace(path, sealed)
+        return sealed or known
+
     def tokenizer(self) -> bytes | None:
         """The run's tokenizer.json as it was kept, unchecked; None when there is none, or it is no such file."""
         path = self.path / "tokenizer.json"
@@ -122,6 +141,21 @@ class StateDirectory:
 
     def save_peer_book(self, addresses: list[str]) -> None:
         self._replace(self.path / "peers.json", json.dumps(addresses[:MAX_PEER_BOOK]).encode())
+
+    def given(self) -> int:
+        """Tokens that all lives of this node have trained on; 0 where that is not known."""
+        tokens = self._json("given.json", dict).get("tokens")
+        return tokens if isinstance(tokens, int) else 0
+
+    def save_given(self, tokens: int) -> None:
+        self._replace(self.path / "given.json", json.dumps({"tokens": tokens}).encode())
+
+    @property
+    def ledger_path(self) -> Path:
+        return self.path / "contribution.json"
+
+    def save_ledger(self, text: str) -> None:
+        self._replace(self.ledger_path, text.encode())
 
     # --- checkpoint ---------------------------------------------------------------------------
 
@@ -185,7 +219,7 @@ class StateDirectory:
     def _replace(self, path: Path, *contents: bytes | memoryview) -> None:
         beside = path.with_suffix(path.suffix + ".new")
         try:
-            with beside.open("wb") as file:
+            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 for part in contents:
                     file.write(part)
                 file.flush()

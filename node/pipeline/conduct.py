@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from node.context import Context
-from node.membership.view import Member, Quarantine
+from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
 from protocol.errors import CodecError, NonFinite
@@ -26,6 +26,7 @@ CONTENT = frozenset({"non-finite", "bad-shape"})  # refusals for what a microbat
 HISTORY = 64
 ENOUGH = 5  # gradients before one is judged
 PROPORTION = 1_000.0  # times the median; honest norms of a run differ by less than a tenth of it
+USUAL = 2.0  # times the median, what counts of one; honest norms of one time are within 1.3 of each other
 TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
 
 
@@ -39,49 +40,58 @@ class Norms:
     def __init__(self) -> None:
         self._norms: deque[float] = deque(maxlen=HISTORY)
 
-    def is_outlying(self, norm: float) -> bool:
-        """Judge the norm of a gradient, finite, and remember it."""
-        most = PROPORTION * median(self._norms) if len(self._norms) >= ENOUGH else 0.0
-        self._norms.append(min(norm, most) if most else norm)
-        return norm > most > 0
+    def kept(self, norm: float) -> float:
+        """What part counts of a gradient with this norm, finite; 0 for one out of proportion. Remembers it."""
+        usual = median(self._norms) if len(self._norms) >= ENOUGH else 0.0
+        self._norms.append(min(norm, PROPORTION * usual) if usual else norm)
+        if not usual or norm <= USUAL * usual:
+            return 1.0
+        return USUAL * usual / norm if norm <= PROPORTION * usual else 0.0
 
 
 class Conduct:
-    """Mutable state: the norms of past gradients, and which peers offended how often."""
+    """Mutable state: the norms of past gradients. Offences are in the ledger."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._norms = Norms()
-        self._quarantine = Quarantine()
+        self._ledger = context.view.ledger
 
     def trusted(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """Those that are not left alone; all of them rather than nobody."""
         now = self._now()
-        return [peer for peer in peers if not self._quarantine.holds(peer, now)] or list(peers)
+        return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
 
-    def require_proportion(self, gradient: torch.Tensor) -> None:
-        """Raises `CodecError` for a gradient that is not finite, or far out of proportion to earlier ones."""
+    def in_proportion(self, gradient: torch.Tensor) -> torch.Tensor:
+        """As it is, or shortened to `USUAL` earlier ones.
+
+        Raises `CodecError` for one that is not finite, or far out of proportion to them.
+        """
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32).item()
         if not math.isfinite(norm):
             raise CodecError("the gradient is not finite")
-        if norm > LARGEST_NORM or self._norms.is_outlying(norm):
+        kept = self._norms.kept(norm) if norm <= LARGEST_NORM else 0.0
+        if not kept:
             raise CodecError(f"the gradient has a norm of {norm:.3g}, out of all proportion")
+        return gradient if kept == 1.0 else kept * gradient
 
     def did_well(self, peer: PeerId) -> None:
         self._context.view.trust(peer)
-        self._quarantine.note(peer, False, self._now())
+        self._ledger.note(peer, False, self._now())
 
     def offended(self, peer: PeerId) -> None:
         """Its answer was worthless: it gets no microbatch for a while, after repeats for long."""
-        context = self._context
-        context.view.suspect(peer)
-        if self._quarantine.note(peer, True, self._now()):
-            context.events.warn(
-                f"Peer {peer[-8:]} keeps giving worthless answers; it gets no microbatches from here for a while. "
-                "If it is yours, start it again.",
-                "left-alone",
-                peer=peer,
-            )
+        self._context.view.suspect(peer)
+        if self._ledger.note(peer, True, self._now()):
+            self._tell(peer)
+
+    def _tell(self, peer: PeerId) -> None:
+        self._context.events.warn(
+            f"Peer {peer[-8:]} keeps giving worthless or strange answers or microbatches; it is left alone for a "
+            "while. If it is yours, start it again.",
+            "left-alone",
+            peer=peer,
+        )
 
     def _now(self) -> float:
         return self._context.view.elapsed()
@@ -137,7 +147,7 @@ class Complaints:
         if context.stage == 0 or "too slow" in self._told:
             return
         stage, before = (context.view.members(s, now) for s in (context.stage, context.stage - 1))
-        found = lag(context.throughput.capacity(), stage, before)
+        found = lag(context.throughput.capacity(context.compute.duty.share), stage, before)
         if found is None or not found.is_too_slow:
             return
         self._told.add("too slow")

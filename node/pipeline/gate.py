@@ -5,7 +5,8 @@ the gradients of all admitted ones are in. With a staleness of one, some of the 
 that; their backward passes wait until it has happened, so that each step still takes exactly its batch.
 
 How many are between their forward and their backward pass at a time is bounded: each keeps its activations.
-`Admission` decides, `Gate` makes microbatches wait or turns them away, and `Window` says how many are useful.
+`MicrobatchAdmission` decides, `Gate` makes microbatches wait or turns them away, and `Window` says how many are
+useful.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Decision(Enum):
     FULL = "full"
 
 
-class Admission:
+class MicrobatchAdmission:
     """Mutable state: the ids admitted to the current step, those of them done, those ahead of it, and the queue.
 
     `ahead` is how many of the next step's may run forward, at most a batch; `in_flight` how many of both may have run
@@ -64,6 +65,11 @@ class Admission:
         if microbatch not in self._queue:
             return 0
         return self.running + list(self._queue).index(microbatch)
+
+    @property
+    def counted(self) -> int:
+        """Microbatches of the step that have their gradients in."""
+        return sum(self._admitted.values())
 
     @property
     def complete(self) -> bool:
@@ -144,7 +150,7 @@ class Gate:
     """
 
     def __init__(self, batch: int, staleness: int, in_flight: int) -> None:
-        self._admission = Admission(batch, QUEUE_BATCHES * batch, staleness * batch, in_flight)
+        self._admission = MicrobatchAdmission(batch, QUEUE_BATCHES * batch, staleness * batch, in_flight)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._backward_turns: dict[str, asyncio.Future[None]] = {}
         self._draining = False
@@ -157,8 +163,22 @@ class Gate:
         return self._admission.waiting
 
     @property
+    def backlog(self) -> int:
+        """Microbatches that run or wait here. Raises `Refused` "busy" when one more would not be taken."""
+        if self._held:
+            raise Refused("busy", "this replica is at the end of its round")
+        if self.waiting >= self._admission.queue_limit:
+            raise Refused("busy", f"{self.waiting} microbatches wait here already")
+        return self._admission.running + self.waiting
+
+    @property
     def is_busy(self) -> bool:
         return bool(self._admission.running or self._admission.waiting)
+
+    @property
+    def gradients_in(self) -> int:
+        """Of the microbatches of this step, so many count already."""
+        return self._admission.counted
 
     def before(self, microbatch: str) -> int:
         """How many microbatches come before it, while it waits for its forward pass."""

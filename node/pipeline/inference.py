@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
 from node.context import Context
-from node.model.compute import Priority
+from node.model.compute import Compute, Priority
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from protocol.codec import Encoded, encode
@@ -26,6 +27,9 @@ from protocol.patience import Patience
 from protocol.rpc import Answer, Reply, Request, Rpc
 from protocol.transport.base import PeerId
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     from transformers import DynamicCache
 
@@ -34,6 +38,9 @@ ONWARD_STANDSTILL = 600.0  # and not for ever
 # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
 MOST_BYTES = 128 << 20
 FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
+SHARE = 0.1  # of the compute thread's time while the stage trains,
+AT_ONCE = 10.0  # so many seconds at once
+IDLE_SECONDS = 5.0  # without training: then they get all of it
 
 Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer
 
@@ -95,6 +102,43 @@ class Memories:
             self._set_timer()
 
 
+class Leftover:
+    """The compute thread for those who stand behind training, one at a time; they wait while their share is used up.
+
+    Mutable state: when what was computed for them is paid for, and when training was last seen to get on.
+    """
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self._clock = asyncio.get_running_loop().time
+        self._turn = asyncio.Lock()
+        self._paid = self._trained = float("-inf")
+        self._pieces = 0  # of training work, seen so far
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `Compute.run`, when there is time for it."""
+        async with self._turn:
+            await self._afford()
+            before = self._compute.serving.seconds()
+            try:
+                return await self._compute.run(Priority.SERVE, work, *args, **kwargs)
+            finally:
+                spent = self._compute.serving.seconds() - before
+                self._paid = max(self._paid, self._clock()) + spent / SHARE
+
+    async def _afford(self) -> None:
+        while self._is_training():
+            early = self._paid - AT_ONCE / SHARE - self._clock()
+            if early <= 0:
+                return
+            await asyncio.sleep(min(1.0, early))
+
+    def _is_training(self) -> bool:
+        if self._compute.finished != self._pieces:
+            self._pieces, self._trained = self._compute.finished, self._clock()
+        return self._clock() - self._trained < IDLE_SECONDS
+
+
 class Inference:
     """Losses and next tokens by the slow weights. Mutable state: what is kept of the answers in the making."""
 
@@ -102,6 +146,7 @@ class Inference:
         self._context = context
         self._replica = replica
         self._work = work
+        self._leftover = Leftover(context.compute)
         self._memories = Memories()
         model = context.manifest.model
         # a token that goes on alone sees everything before it: more than a sliding window lets it
@@ -119,20 +164,20 @@ class Inference:
             return work.decoded(request, is_back, may_be_short=True)
 
         if context.is_last or is_back:
-            loss_sum, tokens = await context.compute.run(Priority.SERVE, work.evaluate_last, decoded, is_back)
+            loss_sum, tokens = await self._leftover.run(work.evaluate_last, decoded, is_back)
             return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
-        parcel = await context.compute.run(Priority.SERVE, work.evaluate, decoded)
+        parcel = await self._leftover.run(work.evaluate, decoded)
         return Answer((await _onward(context, message, message.stage, message.route, parcel))[0])
 
     async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:
         """Logits of the slow weights after the last token, along the route that the caller chose."""
         context, message = self._context, request.message
         if _comes_back(context, message):
-            logits, round_ = await context.compute.run(Priority.SERVE, self._head, request)
+            logits, round_ = await self._leftover.run(self._head, request)
             return _answer([round_], logits)
         key = (request.peer, message.answer)
         before = self._memories.take(key, message.position)
-        outputs, memory = await context.compute.run(Priority.SERVE, self._advance, request, before)
+        outputs, memory = await self._leftover.run(self._advance, request, before)
         if self._remembers:
             self._memories.keep(key, memory)
         if context.is_last:

@@ -7,19 +7,21 @@ import hashlib
 import itertools
 import random
 
+import torch
+
 from node.context import Context
 from node.model.compute import Priority
 from node.model.memory_model import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
-from node.pipeline.conduct import Complaints
+from node.pipeline.conduct import Complaints, Conduct
 from node.pipeline.deliveries import Deliveries, Passage
 from node.pipeline.gate import Gate, Window
 from node.pipeline.stage_client import Home, StageClient
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OutOfMemory, Refused
-from protocol.messages.training import Forward, Gradient, Return
+from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient, Return
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 
@@ -46,6 +48,7 @@ class Pipeline:
             context.supervisor, REMEMBERED_BATCHES * inner.microbatches, self._new_passage
         )
         self._complaints = Complaints(context, replica)
+        self._conduct = Conduct(context)  # of the stage before
         self._tries = itertools.count()
         self._losses: list[float] = []
         self._own: dict[str, bool] = {}
@@ -60,7 +63,9 @@ class Pipeline:
     def next_step(self) -> None:
         """The weights have changed: admit what waited. Keeps the mean loss of the finished step."""
         if self._losses:
-            self._context.counters.loss = sum(self._losses) / len(self._losses)
+            counters = self._context.counters
+            counters.loss = loss = sum(self._losses) / len(self._losses)
+            counters.losses.note(self._context.view.elapsed(), loss)
         self._losses.clear()
         self._complaints.note_step()
         self._context.counters.queue = self._gate.waiting
@@ -83,6 +88,11 @@ class Pipeline:
         """Finish what others can still take; do not wait for peers that may never come."""
         self._onward.prepare_to_leave()
 
+    @property
+    def gradients_in(self) -> int:
+        """How many microbatches of this step have theirs in."""
+        return self._gate.gradients_in
+
     async def drain(self) -> None:
         """Admit nothing more from peers and wait for what is running here."""
         self.serving = False
@@ -101,22 +111,47 @@ class Pipeline:
 
     def serve(self, rpc: Rpc) -> None:
         """Answer the stages before this one, and in a ring the last one, from now on."""
-        rpc.handle(Forward.answered_by(self.on_forward))
+        rpc.handle(Forward.answered_by(self.on_forward), GetBacklog.answered_by(self.on_get_backlog))
         if self._context.manifest.is_ring and self._context.stage == 0:
             rpc.handle(Return.answered_by(self.on_return))
 
     async def on_forward(self, request: Request[Forward]) -> Answer[Gradient]:
         """A repeated delivery joins the first one, or gets its answer again."""
         message = request.message
-        if not self.serving or message.stage != self._context.stage or message.stage == 0:
-            raise Refused("not-serving", f"this node serves stage {self._context.stage}")
+        self._require_served(message.stage)
         home = Home(PeerId(message.home), message.draw) if message.home else None
         name = f"{request.peer}/{message.microbatch}"
         return await self._deliveries.once(
-            name,
-            request.status,
-            lambda passage: self.train(name, lambda: self._work.decoded(request), home, passage),
+            name, request.status, lambda passage: self._train_for(request, name, home, passage)
         )
+
+    async def on_get_backlog(self, request: Request[GetBacklog]) -> Answer[Backlog]:
+        self._require_served(request.message.stage)
+        return Answer(Backlog(seconds=round(self._gate.backlog * self._seconds_each(), 6)))
+
+    def _require_served(self, stage: int) -> None:
+        if not self.serving or stage != self._context.stage or stage == 0:
+            raise Refused("not-serving", f"this node serves stage {self._context.stage}")
+
+    async def _train_for(
+        self, request: Request[Forward], name: str, home: Home | None, passage: Passage
+    ) -> Answer[Gradient]:
+        """As `train`; what the sender has had done is counted for receipts."""
+        context, message = self._context, request.message
+        loop, strike = asyncio.get_running_loop(), context.rpc.strike
+
+        def load() -> tuple[torch.Tensor, torch.Tensor]:
+            try:
+                return self._work.decoded(request)
+            except Refused:  # what no sound peer sends counts against its sender, until that is banned
+                loop.call_soon_threadsafe(strike, request.peer)
+                raise
+
+        answer = await self.train(name, load, home, passage)
+        context.ledger.note_given(request.peer)
+        if message.stage == 1:
+            context.ledger.note_tokens(request.peer, context.manifest.tokens_per_microbatch)
+        return answer
 
     async def on_return(self, request: Request[Return]) -> Answer[Gradient]:
         """In a ring: the head, the loss and their gradient of what this peer has drawn, or another one has.
@@ -244,10 +279,13 @@ class Pipeline:
 
     def _adapt(self, seconds: float) -> None:
         """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
-        context = self._context
-        computing = context.compute.busy.seconds() / (context.throughput.microbatches + 1)
         fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
-        self._gate.allow(min(fitting, self._window.in_flight(seconds, computing)))
+        self._gate.allow(min(fitting, self._window.in_flight(seconds, self._seconds_each())))
+
+    def _seconds_each(self) -> float:
+        """That this device computes for a microbatch, mean so far."""
+        context = self._context
+        return context.compute.busy.seconds() / (context.throughput.microbatches + 1)
 
 
 def _name_onward(place: str) -> str:

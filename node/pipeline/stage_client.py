@@ -1,4 +1,4 @@
-"""The way of a microbatch to the next stage: a random live peer, and another one when that fails.
+"""The way of a microbatch to the next stage: one of two random live peers, and another one when that fails.
 
 In a ring the stage after the last is the first one, and the peer that drew the sequences comes before random ones.
 """
@@ -14,9 +14,11 @@ import torch
 
 from node.context import Context
 from node.links.links import AdaptiveDeadline
+from node.pipeline.checks import Checks
 from node.pipeline.conduct import CONTENT, Conduct
 from node.pipeline.deliveries import Passage
 from node.pipeline.routing import FixedRouter, Router
+from node.pipeline.two_choices import TwoChoices
 from protocol.codec import Encoded
 from protocol.errors import (
     CodecError,
@@ -27,8 +29,9 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
-from protocol.messages.training import Forward, Return
+from protocol.messages.training import Forward, GetBacklog, Return
 from protocol.patience import Patience
+from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
@@ -59,10 +62,13 @@ class StageClient:
         self._next = context.manifest.stage_after(context.stage)
         self._goes_home = self._next == 0
         self._conduct = Conduct(context)
-        fixed = context.manifest.routing == "fixed"
-        self._router = FixedRouter(rng, self._own_place) if fixed else Router(rng)
+        if context.manifest.routing == "fixed":
+            self._router: Router = FixedRouter(rng, self._own_place)
+        else:
+            self._router = Router(rng, context.view.shares, context.view.ledger.is_proven)
+        self._choices = TwoChoices(self._router)
+        self._checks = Checks(context, context.random())
         self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)
-        self._told_no_peer = False
         self._leaving = False
 
     def _own_place(self) -> int:
@@ -85,10 +91,11 @@ class StageClient:
         """
         context, tried = self._context, set[PeerId]()
         refusals: dict[PeerId, Refused] = {}  # for its content
-        pause = RETRY_SECONDS
+        pause, waiting_since = RETRY_SECONDS, context.view.elapsed()
         while True:
             peers = self._conduct.trusted(context.view.serving(self._next, context.transport.now()))
-            peer = self._choose(peers, tried | refusals.keys(), home)
+            waited = context.view.elapsed() - waiting_since
+            peer = await self._choose(peers, tried | refusals.keys(), home, waited)
             if peer is None:
                 if refusals and refusals.keys() >= set(peers):
                     raise next(iter(refusals.values()))
@@ -110,6 +117,7 @@ class StageClient:
             except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
                 self._note_failure(peer, failure, asked)
                 tried.add(peer)
+                waiting_since = context.view.elapsed()
             except TransportDown as problem:
                 if self._leaving:
                     raise
@@ -119,13 +127,64 @@ class StageClient:
                 self._conduct.did_well(peer)
                 for overruled in refusals:
                     self._conduct.offended(overruled)
-                self._told_no_peer = False
+                self._tell_served_again()
+                self._compare(microbatch, parcel, home, peer, answer[1], peers)
                 return answer
 
-    def _choose(self, peers: list[PeerId], exclude: set[PeerId], home: Home | None) -> PeerId | None:
+    def _compare(
+        self,
+        microbatch: str,
+        parcel: list[Encoded],
+        home: Home | None,
+        peer: PeerId,
+        gradient: torch.Tensor,
+        peers: list[PeerId],
+    ) -> None:
+        """Perhaps let others compute the microbatch, too. What comes home, or goes to one alone, has no others."""
+        if self._goes_home or self._context.manifest.routing != "random":
+            return
+
+        async def ask(other: PeerId) -> torch.Tensor:
+            _, answer = await self._ask(
+                other, self._message(microbatch, home), parcel, Passage(), others=True
+            )
+            return answer
+
+        self._checks.consider(peer, gradient, peers, lambda: self._router.is_full(peer, peers), ask)
+
+    async def _choose(
+        self, peers: list[PeerId], exclude: set[PeerId], home: Home | None, waited: float
+    ) -> PeerId | None:
         if self._goes_home and home is not None and home.peer not in exclude:
             return home.peer
-        return self._router.choose(peers, exclude=exclude)
+        if self._goes_home or self._context.manifest.routing != "random":
+            return self._router.choose(peers, exclude, waited)
+        candidates = self._choices.candidates(peers, exclude, waited)
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        told: dict[PeerId, float] = {}
+        if self._choices.asks:
+            answers = zip(candidates, await all_of(*map(self._backlog, candidates)), strict=True)
+            told = {peer: seconds for peer, seconds in answers if seconds is not None}
+        return self._choices.chosen(candidates, told, self._context.view.elapsed())
+
+    async def _backlog(self, peer: PeerId) -> float | None:
+        """Seconds of work that it has; None when it takes no more, or does not answer within a few round trips."""
+        times, view = self._choices.times, self._context.view
+        began, answer = view.elapsed(), None
+        try:
+            answer, _ = await self._context.rpc.call(
+                peer, GetBacklog(stage=self._next), deadline=times.deadline_of(peer)
+            )
+        except DeadlineExceeded:
+            times.missed(peer)
+            return None
+        except Refused:
+            pass
+        except NolocoError:  # whether it is gone shows when it is sent something
+            return None
+        times.answered(peer, view.elapsed() - began)
+        return answer.seconds if answer is not None else None
 
     async def _ask(
         self, peer: PeerId, message: Forward | Return, parcel: list[Encoded], passage: Passage, others: bool
@@ -141,18 +200,32 @@ class StageClient:
             STALLED * limit * stages_behind,
             passage.note_onward,
         )
-        reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)
+        began = context.view.elapsed()
+        self._router.turns.taken(peer)
+        self._choices.sent(peer, began)
+        try:
+            reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)
+        except BaseException:
+            self._router.turns.given_back(peer)
+            raise
+        finally:
+            self._choices.returned(peer, began)
         try:
             if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
                 raise CodecError("the gradient does not have the shape of the activations")
-            self._conduct.require_proportion(tensors[0])
+            gradient = self._conduct.in_proportion(tensors[0])
         except CodecError:
             context.rpc.strike(peer)
             raise
         self._deadline.note(patience.longest_silence)
-        self._router.note(peer, reply.seconds, reply.queue)
+        seconds = context.view.elapsed() - began
+        self._router.note(peer, seconds, reply.seconds * (1 + reply.queue))
         context.counters.sent.note(peer)
-        return reply.loss, tensors[0]
+        if not self._goes_home:
+            context.ledger.note_tokens(peer, context.manifest.tokens_per_microbatch)
+        if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
+            context.ledger.note_given(peer)
+        return reply.loss, gradient
 
     def _message(self, microbatch: str, home: Home | None) -> Forward | Return:
         peer, draw = (home.peer, home.draw) if home is not None else ("", "")
@@ -185,13 +258,20 @@ class StageClient:
             return
         if self._leaving:
             raise TransportDown("this node is leaving and nobody can take its microbatches")
-        if not self._told_no_peer:
-            self._told_no_peer = True
-            stage = self._next
-            self._context.events.warn(
+        context, stage = self._context, self._next
+        if context.counters.no_peer_since is None:
+            context.counters.no_peer_since = context.view.elapsed()
+            context.events.warn(
                 f"No live peer serves stage {stage} at present; waiting for one.", "no-peer", stage=stage
             )
         await asyncio.sleep(PAUSE_SECONDS)
+
+    def _tell_served_again(self) -> None:
+        """Take the warning back, once somebody has answered."""
+        counters, stage = self._context.counters, self._next
+        if counters.no_peer_since is not None:
+            counters.no_peer_since = None
+            self._context.events.say(f"Stage {stage} is served again.", "peer-again", stage=stage)
 
 
 def _what_happened(failure: NolocoError) -> str:

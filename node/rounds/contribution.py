@@ -21,10 +21,13 @@ import torch
 
 from node.model.outer import OuterSettings
 from node.model.replica import EVERYTHING, PIECE_PARAMETERS, Replica
+from node.model.stage_work import DeviceTransfer, PendingResult
 from protocol.codec import Encoded, add_scaled, as_read, encode, require_finite
+from protocol.device_codec import packed, unpacked_pieces
 from protocol.manifest import Wire
 from protocol.messages.training import Part
 
+AT_ONCE = 2**24  # entries worked on at a time on a GPU: 64 MiB
 COMPRESSED = "int8"  # kept as it came until the end: a quarter of the memory, and half of the passes over it
 LOSSLESS = "fp32"
 # Of φ, for the distance to the partner: with 2^14 entries its error is half a percent, with 2^10 two; of small stages
@@ -137,8 +140,11 @@ class IncomingUpdate:
 class OutgoingUpdate:
     """Mutable state: what was sent with losses, until the round is over."""
 
-    def __init__(self, replica: Replica, weights: Mapping[Part, float], wire: Wire) -> None:
+    def __init__(
+        self, replica: Replica, weights: Mapping[Part, float], wire: Wire, copies: DeviceTransfer
+    ) -> None:
         self._replica = replica
+        self._copies = copies
         self._weights = weights
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
         self._feeds_back = wire.error_feedback
@@ -156,19 +162,62 @@ class OutgoingUpdate:
         """
         return [self._encode(part, index) for index in indices]
 
+    def encode_soon(self, part: Part, indices: Sequence[int]) -> PendingResult[list[list[Encoded]]]:
+        """As `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
+        if not self._copies.encodes_there:
+            return self._copies.landing(lambda: self.encode(part, indices))
+        first = self._replica.piece_bounds(indices[0])
+        bounds = slice(first.start, self._replica.piece_bounds(indices[-1]).stop)
+        codec, count = self._codecs[part], bounds.stop - bounds.start
+        fetch = self._copies.to_host(packed(self._told(part, bounds), codec).raw)
+
+        def arrived() -> list[list[Encoded]]:
+            pieces = unpacked_pieces(codec, count, fetch(), first.stop - first.start)
+            if codec != LOSSLESS:
+                self._sent.update(
+                    {(part, index): piece for index, piece in zip(indices, pieces, strict=True)}
+                )
+            return [[piece, *self._sample(part, index)] for index, piece in zip(indices, pieces, strict=True)]
+
+        return self._copies.landing(arrived)
+
+    def _told(self, part: Part, bounds: slice) -> torch.Tensor:
+        """What is encoded: the part, and what of it is owed."""
+        values = self._exact(part, bounds)
+        if self._feeds_back and part == "progress" and self._codecs[part] != LOSSLESS:
+            self._replica.residual.add_to(values, bounds)
+        return values
+
+    def _sample(self, part: Part, index: int) -> list[Encoded]:
+        """Of φ, beside the first piece of z."""
+        if part != "z" or index > 0:
+            return []
+        return [encode(sampled(self._replica.offered_phi(EVERYTHING)), LOSSLESS)]
+
     def add_as_sent(self, index: int, bounds: slice, target: torch.Tensor, factor: float) -> None:
         """target ← target + factor·ẑ over one piece, ẑ being the own z as the partner reads it.
 
         All of it must have been encoded, and the round's weights still be there.
         """
+        if target.device.type == "cpu":
+            self.add_with_losses(index, target, factor)
+        else:
+            lost = self.add_with_losses(index, torch.zeros(len(target)), factor)
+            target.add_(lost.to(target.device))
+        self.add_without_losses(bounds, target, factor)
+
+    def add_with_losses(self, index: int, target: torch.Tensor, factor: float) -> torch.Tensor:
+        """The same, on the host, of those parts that a codec has changed. Returns `target`."""
         for part, weight in self._weights.items():
-            sent = self._sent.get((part, index))
-            if sent is None:
-                target.add_(self._exact(part, bounds), alpha=factor * weight)
-            elif target.device.type == "cpu":
+            if (sent := self._sent.get((part, index))) is not None:
                 add_scaled(target, sent, factor * weight)
-            else:
-                target.add_(as_read(sent).to(target.device, torch.float32), alpha=factor * weight)
+        return target
+
+    def add_without_losses(self, bounds: slice, target: torch.Tensor, factor: float) -> None:
+        """The same, on the replica's device, of those parts that arrive as they are, over any bounds."""
+        for part, weight in self._weights.items():
+            if self._codecs[part] == LOSSLESS:
+                target.add_(self._exact(part, bounds), alpha=factor * weight)
 
     @torch.no_grad()
     def owe_rest(self) -> None:
@@ -177,6 +226,7 @@ class OutgoingUpdate:
         Until then nothing has changed: a round that fails, or is cut off by a restart, owes what it did before.
         """
         residual = self._replica.residual
+        self._replica.snapshots.before_change("residual")
         for index, bounds in self.pieces():
             sent = self._sent.get(("progress", index))
             if self._feeds_back and sent is not None:
@@ -187,17 +237,12 @@ class OutgoingUpdate:
     @torch.no_grad()
     def _encode(self, part: Part, index: int) -> list[Encoded]:
         bounds = self._replica.piece_bounds(index)
-        encoded = self._encode_piece(part, index, bounds)
-        if part == "z" and index == 0:
-            return [encoded, encode(sampled(self._replica.offered_phi(EVERYTHING)), LOSSLESS)]
-        return [encoded]
+        return [self._encode_piece(part, index, bounds), *self._sample(part, index)]
 
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
-        codec, values = self._codecs[part], self._exact(part, bounds)
+        codec, values = self._codecs[part], self._told(part, bounds)
         if codec == LOSSLESS:
             return encode(require_finite(values), codec)
-        if self._feeds_back and part == "progress":
-            self._replica.residual.add_to(values, bounds)
         encoded = self._sent[part, index] = encode(values, codec)
         if codec != "int8":  # it has refused NaN and infinity already
             require_finite(as_read(encoded))
@@ -217,15 +262,16 @@ class Pull:
     Mutable state: room for a piece, all pieces once they were asked for, and the sample of those made.
     """
 
-    def __init__(self, offer: OutgoingUpdate, partners: IncomingUpdate, device: torch.device) -> None:
+    def __init__(self, offer: OutgoingUpdate, partners: IncomingUpdate, replica: Replica) -> None:
         self._offer = offer
         self._partners = partners
-        self._device = device
+        self._device = replica.device
+        self._is_at_once = replica.steps_at_once
         self._room = torch.empty(PIECE_PARAMETERS)
         self._values: torch.Tensor | None = None
         self._stride = sample_stride(partners.total.numel())
         # every n-th value of the pull, filled in as pieces are made
-        self.sample = torch.empty_like(sampled(partners.total), device=device)
+        self.sample = torch.empty_like(sampled(partners.total), device=replica.device)
 
     @torch.no_grad()
     def piece(self, index: int, bounds: slice) -> torch.Tensor:
@@ -245,13 +291,31 @@ class Pull:
         """
         if self._values is None:
             total = self._partners.total
-            values = total if self._device.type == "cpu" else torch.empty_like(total, device=self._device)
-            for index, bounds in self._offer.pieces():
-                made = self._make(index, bounds, total[bounds])
-                if values is not total:
-                    values[bounds].copy_(made)
-            self._values = values
+            if self._is_at_once:
+                self._values = self._whole_there(total)
+            else:
+                for index, bounds in self._offer.pieces():
+                    self._make(index, bounds, total[bounds])
+                self._values = total
         return self._values
+
+    def _whole_there(self, total: torch.Tensor) -> torch.Tensor:
+        """On another device: what has losses is put together here and goes there in large copies.
+
+        Memory is taken there first, so that a failure has changed nothing.
+        """
+        values = torch.zeros_like(total, device=self._device)
+        large = [slice(start, start + AT_ONCE) for start in range(0, len(values), AT_ONCE)]
+        room = torch.empty(min(AT_ONCE, len(values)), device=self._device)
+        for bounds in large:
+            self._offer.add_without_losses(bounds, values[bounds], -0.5)
+        for index, bounds in self._offer.pieces():
+            self._partners.read(index, bounds, total[bounds])
+            self._offer.add_with_losses(index, total[bounds], -0.5)
+        for bounds in large:
+            values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
+        self.sample.copy_(sampled(values))
+        return values
 
     def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
         """Halves are subtracted: the difference of two finite numbers may not be finite."""

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from node.membership.view import Quarantine
+from node.membership.ledger import Ledger
 from node.model.flat import Slice
 from protocol.peer_limits import PeerTable
 from protocol.transport.base import PeerId
@@ -64,7 +64,7 @@ DEVIATIONS = 1.4826  # standard deviations of a normal distribution in its media
 
 
 @dataclass(frozen=True)
-class Finding:
+class Examination:
     """One look at a partner's contribution."""
 
     distance: float  # ‖z_j − z_i‖; infinite when it overflows
@@ -102,22 +102,22 @@ def blocks_of(slices: Sequence[Slice]) -> list[slice]:
 
 
 class Defence:
-    """Mutable state: the history of distances and agreements, the scale of own progress, the record of offences.
+    """Mutable state: the history of distances and agreements, the scale of own progress.
 
-    `clip` is the radius in medians of past distances, above 0.
+    `clip` is the radius in medians of past distances, above 0. Offences go into the ledger.
     """
 
-    def __init__(self, blocks: Sequence[slice], clip: float) -> None:
+    def __init__(self, blocks: Sequence[slice], clip: float, ledger: Ledger | None = None) -> None:
         self._blocks = list(blocks)
         self._clip = clip
-        self._history = History(np.full(len(self._blocks) + 1, EXPECTED_RATIO))
+        self._history = PartnerHistory(np.full(len(self._blocks) + 1, EXPECTED_RATIO))
         self._scale: Blocks = np.zeros(len(self._blocks) + 1)  # s of each block and of the whole
-        self.quarantine = Quarantine()
+        self.ledger = ledger or Ledger()
 
     @torch.no_grad()
     def examine(
         self, peer: PeerId, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor], now: float
-    ) -> Finding:
+    ) -> Examination:
         """Clip `pull`, ½(z_j − z_i), in place to what may be averaged with, and learn from it.
 
         It is float32 [parameters] and finite; `progress_of` gives any part of the own z_i − γφ_i, on the same
@@ -135,13 +135,13 @@ class Defence:
         self._shrink(pull, kept)
         self._history.note(peer, _excess(distances, scale), limits, agreement)
         offence: Offence | None = "opposed" if opposed else "far" if excess[-1] > FAR else None
-        return Finding(
+        return Examination(
             distance=float(distances[-1]),
             radius=float(limits[-1] * scale[-1]),
             agreement=agreement,
             clipped=self._fraction(kept < 1.0),
             offence=offence,
-            quarantined=self.quarantine.note(peer, offence is not None, now),
+            quarantined=self.ledger.note(peer, offence is not None, now),
         )
 
     def _sums(self, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor]) -> _Sums:
@@ -164,7 +164,7 @@ class Defence:
         return float(sizes[chosen].sum() / sizes.sum())
 
 
-class History:
+class PartnerHistory:
     """Mutable state: of each of the last partners, the distances in units of own progress and the agreement."""
 
     def __init__(self, expected: NDArray[np.float64]) -> None:

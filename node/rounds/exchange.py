@@ -14,6 +14,7 @@ from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
+from node.model.stage_work import copies_of
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, TensorPool, sample_stride, weights_of
 from node.rounds.meeting import Pair
 from protocol.codec import Encoded, as_read, require_finite_values
@@ -98,6 +99,7 @@ class Exchange:
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
         self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
         self._buffers = TensorPool(replica.parameters)
+        self._copies = copies_of(replica.device)
         self._swaps: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
@@ -108,7 +110,7 @@ class Exchange:
         """The exchange with this pair's partner; made when it is first asked for."""
         swap = self._swaps.get(pair)
         if swap is None:
-            offer = OutgoingUpdate(self._replica, self._weights, self._context.manifest.wire)
+            offer = OutgoingUpdate(self._replica, self._weights, self._context.manifest.wire, self._copies)
             partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
             swap = self._swaps[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
         return swap
@@ -187,7 +189,8 @@ class Exchange:
         for indices in jobs:
             # with forward passes, not behind all of them: a busy stage would never send anything
             priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
-            pieces = await self._context.compute.run(priority, swap.offer.encode, part, indices)
+            pending = await self._context.compute.run(priority, swap.offer.encode_soon, part, indices)
+            pieces = await pending.landed()
             rest = deque(_bundles(indices, pieces))
             while rest and not swap.urgent.is_set():
                 await self._send_politely(swap, part, *rest[0])

@@ -4,38 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from dataclasses import asdict
-from statistics import median
 
-from node.links.links import AdaptiveDeadline
+from node.links.trip_times import TripTimes
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.messages import Asks
 from protocol.messages.training import Propose, Ready, Release, SitOut, Timed
-from protocol.peer_limits import PeerTable
 from protocol.rpc import Reply, Rpc
 from protocol.transport.base import PeerId
 
-FIRST_DEADLINE = 2.0  # of a peer not called before: a stream, perhaps a connection, has to be opened first
-LEAST_DEADLINE = 0.05  # a busy event loop answers later than the network
-REMEMBERED_PEERS = 1_024
-REMEMBERED_TRIPS = 9
-
 
 class Handshake:
-    """Mutable state: the deadline, the last round trips, and the peers that a stream was opened to."""
+    """Mutable state: how long answers take."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
-        self._deadline = AdaptiveDeadline(FIRST_DEADLINE, LEAST_DEADLINE)
-        self._trips: deque[float] = deque(maxlen=REMEMBERED_TRIPS)
-        self._met = PeerTable[None](REMEMBERED_PEERS)
+        self._times = TripTimes()
 
     @property
     def round_trip(self) -> float:
-        """Seconds that an answer takes, as far as is known."""
-        return median(self._trips) if self._trips else 0.0
+        return self._times.round_trip
 
     async def propose(self, proposal: Proposal, stage: int, round_: int) -> Meeting | Refusal:
         """The other's answer. Raises `NolocoError` when there is none; the other may have agreed all the same."""
@@ -82,26 +71,17 @@ class Handshake:
 
     async def _try(self, peer: PeerId, message: Asks[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
-        began, has_met = loop.time(), peer in self._met
-        deadline = self._deadline.seconds() if has_met else FIRST_DEADLINE
+        began, deadline = loop.time(), self._times.deadline_of(peer)
         try:
             answer, _ = await self._rpc.call(peer, message, deadline=deadline)
         except DeadlineExceeded:
-            if has_met:
-                self._deadline.note_missed()
-                self._met.pop(peer, None)
+            self._times.missed(peer)
             raise
         except Refused:
-            self._note(peer, has_met, loop.time() - began)
+            self._times.answered(peer, loop.time() - began)
             raise
-        self._note(peer, has_met, loop.time() - began)
+        self._times.answered(peer, loop.time() - began)
         return answer
-
-    def _note(self, peer: PeerId, has_met: bool, seconds: float) -> None:
-        if has_met:
-            self._deadline.note(seconds)
-            self._trips.append(seconds)
-        self._met[peer] = None
 
 
 def meeting_in(message: Timed) -> Meeting:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from node.context import Context
+from node.membership.turns import Turns
 from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
 from node.rounds.meeting import Pair, Proposal, Refusal, RoundProgress
@@ -27,7 +28,7 @@ BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 
 
 class Matchmaker:
-    """Mutable state: the pairing, the search for a partner, what the partner was told, the tempo, the standing.
+    """Mutable state: the pairing, the last partners, the search for one, what it was told, the tempo, the standing.
 
     Peers to `avoid` are not averaged with.
     `agreed` is called once for each pair of a round: when both know of it, at the earliest when the round begins.
@@ -48,6 +49,7 @@ class Matchmaker:
         self._avoid = avoid
         self._handshake = Handshake(context.rpc)
         outer = context.manifest.outer
+        self._turns = Turns()
         self._pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
         self._seek_timer: asyncio.TimerHandle | None = None
         self._seeking: asyncio.Task[None] | None = None
@@ -60,6 +62,9 @@ class Matchmaker:
         # why this replica should download its stage before it averages; empty when it belongs
         self.behind = ""
         self.accepting = True
+        # of this round: from the first proposal to the yes
+        self.search_seconds: float | None = None
+        self._sought_since: float | None = None
 
     @property
     def pair(self) -> Pair | None:
@@ -85,7 +90,9 @@ class Matchmaker:
         if pair is not None and self._told != pair and self._pairing.is_ready(here):
             self._told = pair
             self._spawn(self._tell_ready(pair))
-        if self._pairing.must_renew(here, pair is not None and self._is_in_doubt(pair.partner)):
+        is_in_doubt = pair is not None and self._is_in_doubt(pair.partner)
+        # a partner that has done with the pair when it is asked would take it for a new one
+        if self._pairing.must_renew(here, is_in_doubt) and not self._pairing.must_end(here):
             self._renew()
 
     @property
@@ -134,6 +141,7 @@ class Matchmaker:
     def begin_round(self) -> None:
         """The next round begins, perhaps with a partner agreed on before."""
         self._tempo.round_began(self._now())
+        self.search_seconds = self._sought_since = None
         self._pairing.pause = self._tempo.pause
         self._pairing.begin_round(self._next_steps())
         self._note_agreement()
@@ -178,13 +186,17 @@ class Matchmaker:
         context, pairing = self._context, self._pairing
         while self.accepting:
             serving = context.view.serving(context.stage, context.transport.now())
-            candidates = [peer for peer in serving if not self._avoid(peer)]
+            crowded = self._turns.crowded(context.view.shares(serving))
+            willing = [peer for peer in serving if not self._avoid(peer) and peer not in crowded]
+            candidates = context.view.thinned(willing, self._rng)
             proposal = pairing.propose(candidates, self._here())
             successor = pairing.successor(self._here())
             if successor is not None:
                 self._spawn(self._handshake.sit_out(successor[0], context.stage, successor[1]))
-            if proposal is not None and await self._ask(proposal) != "busy":
-                continue
+            if proposal is not None:
+                self._sought_since = self._sought_since or proposal.sent_at
+                if await self._ask(proposal) != "busy":
+                    continue
             if proposal is None:
                 if pairing.current is not None or pairing.is_ending or not pairing.at_once:
                     return
@@ -224,6 +236,8 @@ class Matchmaker:
             return answer.code
         if not pairing.accepted(proposal, answer, self._here()):
             self._spawn(self._handshake.release(pair))
+        elif self._sought_since is not None:
+            self.search_seconds = self.search_seconds or self._now() - self._sought_since
         self._note_agreement()
         return None
 
@@ -231,6 +245,7 @@ class Matchmaker:
         pair = self.pair
         if pair is not None and pair != self._known:
             self._known = pair
+            self._turns.taken(pair.partner)
             self._agreed(pair)
 
     async def _tell_ready(self, pair: Pair) -> None:
@@ -257,6 +272,10 @@ class Matchmaker:
         if self._must_look_first(request.peer, message.round):
             raise Refused("early")
         pair = Pair(request.peer, message.pair)
+        serving = self._context.view.serving(message.stage, self._context.transport.now())
+        crowded = self._turns.crowded(self._context.view.shares(serving))
+        if not self._pairing.holds(pair) and request.peer in crowded:
+            raise Refused("unwanted", "many replicas of one network averaged here lately")
         if self._is_stalled() and not self._pairing.is_ending:
             self._pairing.drop(pair)
             raise Refused("early")

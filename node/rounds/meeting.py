@@ -8,6 +8,7 @@ of its own the two meet; the other, with more ends of steps to choose from, foll
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,11 @@ from protocol.transport.base import PeerId
 LONGEST = 1e7  # seconds; the bound of the fields on the wire
 SHORTEST_STEP = 1e-6  # seconds; below that a replica does not train, it waits
 RENEW_AFTER = 0.25  # of a round: a partner not heard of for so long is asked whether it holds to the pair
+# Steps that rounds of so many may be shorter or longer: with less, replicas that are out of step find no end of a
+# step at which two of them can meet. Longer rounds have that from the window.
+LEAST_SLACK = {2: 1, 3: 2}
+DRAWS = 4  # of candidates, before those that may be asked are listed
+LATE = 3  # engaged replicas asked: with 1 or 2 it is no different
 ASKED_AT_MOST = 128  # in one round: in a large stage, one that is free still is found long before
 
 
@@ -78,11 +84,12 @@ class Bounds:
 
     @classmethod
     def of(cls, inner_steps: int, window: float) -> Bounds:
-        """From k·(1 − window) to k·(1 + window), at least one step."""
+        """From k·(1 − window) to k·(1 + window), at least one step; short rounds get `LEAST_SLACK`."""
+        slack = LEAST_SLACK.get(inner_steps, 0) if window else 0
         return cls(
-            max(1, round(inner_steps * (1 - window))),
+            max(1, min(inner_steps - slack, round(inner_steps * (1 - window)))),
             inner_steps,
-            max(inner_steps, round(inner_steps * (1 + window))),
+            max(inner_steps + slack, round(inner_steps * (1 + window))),
         )
 
     def meeting(self, here: RoundProgress) -> Meeting:
@@ -106,13 +113,14 @@ class Pair:
 
 @dataclass
 class Agreement:
-    """A pair that both know of. Mutable: `partner_ready`."""
+    """A pair that both know of. Mutable: `partner_ready`, `place`."""
 
     pair: Pair
     meets_at: float  # on the clock of `RoundProgress`
     paces: bool  # the end of an inner step of this replica, not of the partner, ends the round
     partner_step: float  # seconds
     heard_at: float
+    place: float  # `meets_at` as it was when the pair was made: its place among the pairs of both
     partner_ready: bool = False  # it has ended the round, or has to end it before long
 
     @classmethod
@@ -121,7 +129,7 @@ class Agreement:
     ) -> Agreement:
         """From what both have told. The partner comes to the same, with `paces` the other way round."""
         paces = (mine.step_seconds, me) > (theirs.step_seconds, pair.partner)
-        return cls(pair, meets_at, paces, theirs.step_seconds, heard_at=now)
+        return cls(pair, meets_at, paces, theirs.step_seconds, heard_at=now, place=meets_at)
 
     def must_end(self, here: RoundProgress, bounds: Bounds) -> bool:
         """Whether this end of an inner step is also the end of the round."""
@@ -167,12 +175,26 @@ class PartnerSearch:
         self.engaged: list[PeerId] = []
         self.sits_out = False  # asked to be the one that is left over
 
-    def willing(self, candidates: Sequence[PeerId], steps: int) -> list[PeerId]:
-        """Those that may agree, after so many inner steps."""
-        if len(self._refused) >= ASKED_AT_MOST:
-            return []
-        barred = {peer for peer, until in self._refused.items() if until > steps}
-        return [peer for peer in candidates if peer not in barred]
+    def choose(
+        self, candidates: Sequence[PeerId], me: PeerId, steps: int, rng: random.Random
+    ) -> PeerId | None:
+        """One of those that may agree after so many inner steps, uniformly at random; None when there is none."""
+        if len(self._refused) >= ASKED_AT_MOST or not candidates:
+            return None
+
+        def may_agree(peer: PeerId) -> bool:
+            return peer != me and self._refused.get(peer, -math.inf) <= steps
+
+        for _ in range(DRAWS):  # in a large stage nearly all may
+            if may_agree(peer := rng.choice(candidates)):
+                return peer
+        willing = [peer for peer in candidates if may_agree(peer)]
+        return rng.choice(willing) if willing else None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether so many have refused that the next one asked will hardly agree either."""
+        return len(self.engaged) >= 2 * LATE
 
     def bar(self, peer: PeerId, until: float = math.inf) -> None:
         self._refused[peer] = until

@@ -8,6 +8,10 @@ ended together do not find each other more often. A replica that nobody has room
 instead. It then has a partner before others look for theirs, and is not alone twice in a row. It also asks a
 random one of those who had no room to be left over in its turn, so that this is not always one of the slow.
 
+Towards the end of a search next to all are engaged, and those who are not have a proposal under way to one that is.
+So whoever several have refused takes the first that asks, and gives its own proposal up: else the last ones of a
+large stage would find each other busy again and again.
+
 The round ends together at a time that both computed from the same four numbers each. The one with the longer
 inner steps ends it, at the end of its step nearest to that time, and says so; the other follows at the end of
 the step that it is in. Neither stops training before. A replica that has found nobody ends its round alone.
@@ -15,6 +19,7 @@ the step that it is in. Neither stops training before. A replica that has found 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from enum import IntEnum
@@ -34,6 +39,7 @@ from protocol.transport.base import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
+APART = 0.1  # steps between two rounds' ends, more than what two replicas may make of one moment
 PATIENCE = 2.0  # steps that may be waited at the end for a partner that is late: better than to be alone
 
 
@@ -119,23 +125,23 @@ class Pairing:
         if self._asking is not None or self.current is not None or too_early:
             return None
         too_late = self.is_ending or (not self.at_once and here.until(self.bounds.ends_at) <= self.handshake)
-        now = [] if too_late else self._willing(Slot.CURRENT, candidates, here.steps)
-        later = [] if self.at_once else self._willing(Slot.NEXT, candidates, here.steps)
-        self._exhausted = not now
+        now = None if too_late else self._choice(Slot.CURRENT, candidates, here.steps)
+        self._exhausted = now is None
+        sits_out, self._search[Slot.CURRENT].sits_out = self._search[Slot.CURRENT].sits_out, False
         # one that was to be left over expects nothing of this round
-        slot = Slot.NEXT if later and (self._search[Slot.CURRENT].sits_out or not now) else Slot.CURRENT
-        self._search[Slot.CURRENT].sits_out = False
-        willing = later if slot is Slot.NEXT else now
-        if not willing:
+        asks_later = not self.at_once and (sits_out or now is None)
+        later = self._choice(Slot.NEXT, candidates, here.steps) if asks_later else None
+        slot, chosen = (Slot.CURRENT, now) if later is None else (Slot.NEXT, later)
+        if chosen is None:
             return None
-        pair = Pair(self._rng.choice(willing), f"{self._rng.getrandbits(128):032x}")
+        pair = Pair(chosen, f"{self._rng.getrandbits(128):032x}")
         self._asking, self._sought = Proposal(pair, self._meeting(slot, here), here.now), slot
         return self._asking
 
-    def _willing(self, slot: Slot, candidates: Sequence[PeerId], steps: int) -> list[PeerId]:
+    def _choice(self, slot: Slot, candidates: Sequence[PeerId], steps: int) -> PeerId | None:
         if self._agreed[slot] is not None:
-            return []
-        return [peer for peer in self._search[slot].willing(candidates, steps) if peer != self.me]
+            return None
+        return self._search[slot].choose(candidates, self.me, steps, self._rng)
 
     def forget_refusals(self) -> None:
         """Everyone may be asked again: time has passed."""
@@ -149,13 +155,14 @@ class Pairing:
             slot, self._asking = self._sought, None
         if slot is None:
             return False
-        patience = 0.0 if self._agreed[slot] is None else PATIENCE
-        meets_in = proposal.mine.match(theirs, patience) if theirs.is_possible else None
-        if meets_in is None:
+        is_new = self._agreed[slot] is None
+        meets_in = proposal.mine.match(theirs, 0.0 if is_new else PATIENCE) if theirs.is_possible else None
+        # as the other computed it half way
+        meets_at = (proposal.sent_at + here.now) / 2 + meets_in if meets_in is not None else math.nan
+        if meets_in is None or (is_new and not self._is_in_order(slot, meets_at, here)):
             self._agreed[slot] = None
             self._search[slot].bar(proposal.pair.partner)
             return False
-        meets_at = (proposal.sent_at + here.now) / 2 + meets_in  # as the other computed it half way
         self._agree(slot, Agreement.of(proposal.pair, self.me, meets_at, proposal.mine, theirs, here.now))
         return True
 
@@ -180,7 +187,7 @@ class Pairing:
             mine = self._meeting(slot, here)
             patience = 0.0 if known is None else PATIENCE
             meets_in = theirs.match(mine, patience) if theirs.is_possible else None
-            if meets_in is None:
+            if meets_in is None or (known is None and not self._is_in_order(slot, here.now + meets_in, here)):
                 continue
             self._in_step = self._in_step or slot is Slot.CURRENT
             agreement = self._agreed[slot]
@@ -217,10 +224,11 @@ class Pairing:
         return False
 
     def _yields(self, slot: Slot, proposer: PeerId) -> bool:
-        """Of two proposals that cross, the smaller peer id's counts; any other waits for the answer to ours."""
+        """Of two proposals that cross, the smaller peer id's counts; any other waits, unless ours has little hope."""
         if self._asking is None or self._sought is not slot:
             return True
-        if self._asking.pair.partner == proposer and proposer < self.me:
+        crosses = self._asking.pair.partner == proposer
+        if proposer < self.me if crosses else self._search[slot].is_late:
             self._asking = None
             return True
         return False
@@ -230,9 +238,22 @@ class Pairing:
 
     # --- holding to it ------------------------------------------------------------------------
 
+    def _is_in_order(self, slot: Slot, meets_at: float, here: RoundProgress) -> bool:
+        """Whether this round's pair, one of them to be made now, comes before that of the next round.
+
+        Whoever has ended its round waits for a partner that is in the round before, and so for a pair made for an
+        earlier time: never in a circle.
+        """
+        other = self._agreed[1 - slot]
+        if other is None:
+            return True
+        first, second = (meets_at, other.place) if slot is Slot.CURRENT else (other.place, meets_at)
+        return first + APART * here.step_seconds <= second
+
     def _agree(self, slot: Slot, agreement: Agreement) -> None:
         known = self._agreed[slot]
-        agreement.partner_ready = known is not None and known.pair == agreement.pair and known.partner_ready
+        if known is not None and known.pair == agreement.pair:
+            agreement.partner_ready, agreement.place = known.partner_ready, known.place
         self._agreed[slot] = agreement
         self._in_step = self._in_step or slot is Slot.CURRENT
 

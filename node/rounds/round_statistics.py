@@ -1,7 +1,17 @@
 """What a meeting with a partner tells: how far apart replicas are, how far they should be, and whom to believe.
 
-How far they should be is what `node.model.outer.covariance_recursion` says, fed with the noise s² of a round's
-progress as pairs show it: for independent noise E‖Δ_i − Δ_j‖²/P = 2·s².
+How far they should be is what `node.model.outer.covariance_recursion` says, fed with the noise s² of each round's
+progress as the pair shows it: for independent noise E‖Δ_i − Δ_j‖²/P = 2·s².
+
+How far they are a replica knows of one pair at a time, as it was before the outer step. While a run begins, or its
+learning rate falls, distances of past meetings are not those of now. Each counts as a multiple of what was expected,
+
+    σ² now ≈ Σ measured / Σ expected · expected now,   over the last meetings
+
+so that the theory gives the course and the meetings the height, with all that the theory does not know: codecs,
+clipping, rounds of different lengths, gradients that agree. That is how far replicas are on average. In a stage of
+three or four the distance of the moment is often half or twice that, as who met last; who wants it asks all of them
+(`sampled_spreads` in bootstrap/inspect/observer.py).
 """
 
 from __future__ import annotations
@@ -20,13 +30,12 @@ from node.context import Context
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 from node.model.replica import Replica
 from node.rounds.contribution import Pull
-from node.rounds.defence import Defence, Finding, blocks_of
+from node.rounds.defence import Defence, Examination, blocks_of
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 SETTLED_ROUND = 20  # a replica that begins beyond it came to a stage whose spread was already there
 DISTANCES = 8  # pair distances behind the estimate
-NOISES = 8  # measurements of s² behind its estimate, as many as distances behind the spread's
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class MeetingSample:
 
     squared_distance: float  # of φ_i − φ_j
     squared_difference: float  # of Δ_i − Δ_j
-    finding: Finding | None
+    finding: Examination | None
 
 
 class RoundStatistics:
@@ -46,14 +55,14 @@ class RoundStatistics:
         self._context = context
         self._elapsed = asyncio.get_running_loop().time  # quarantines outlast a wall clock that is set right
         self._replica = replica
-        # the last mean squared differences of φ to a random partner
-        self._squared_distances: deque[float] = deque(maxlen=DISTANCES)
+        # the last variances over replicas, as a pair showed them and as they were expected
+        self._variances: deque[tuple[float, float]] = deque(maxlen=DISTANCES)
         self._model = SpreadModel(replica.settings)
         self._is_settled = False
         blocks = blocks_of(replica.flat.slices)
-        self._defence = Defence(blocks, outer.clip) if outer.clip else None
+        self._defence = Defence(blocks, outer.clip, context.view.ledger) if outer.clip else None
 
-    def defend(self, peer: PeerId, pull: Pull) -> Finding | None:
+    def defend(self, peer: PeerId, pull: Pull) -> Examination | None:
         """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
         if self._defence is None:
             return None
@@ -68,7 +77,7 @@ class RoundStatistics:
         pull: torch.Tensor,
         phi: torch.Tensor,
         partners_phi: torch.Tensor | None,
-        finding: Finding | None,
+        finding: Examination | None,
     ) -> MeetingSample | None:
         """What the meeting tells, from samples of the pull and of both φ; None when the partner's was not sent."""
         if partners_phi is None:
@@ -80,24 +89,24 @@ class RoundStatistics:
     def round_ended(self, peer: PeerId | None, seen: MeetingSample | None) -> None:
         """Publish what follows; `peer` is the partner, None in a round alone."""
         context, counters = self._context, self._context.counters
-        replicas = len(context.view.members(context.stage, context.transport.now()))
+        replicas = round(context.view.replicas(context.stage, context.transport.now()))
         if not self._model.is_fed and self._replica.round > SETTLED_ROUND:
             self._is_settled = True
-        difference = seen.squared_difference if seen is not None else None
+        difference, before = seen.squared_difference if seen is not None else None, self._model.variance
         counters.expected_spread = self._model.round_ended(replicas, difference, self._is_settled)
-        if seen is None or peer is None:
-            return
-        self._squared_distances.append(seen.squared_distance)
-        counters.spread = spread_from_distances(self._squared_distances, max(2, replicas))
-        if seen.finding is not None:
+        if seen is not None:
+            measured = variance_from_distance(seen.squared_distance, max(2, replicas))
+            self._variances.append((measured, before))
+        counters.spread = spread_from_variances(self._variances, self._model.variance)
+        if seen is not None and peer is not None and seen.finding is not None:
             self._tell(peer, seen.finding)
 
     def refused(self, peer: PeerId) -> None:
         """Its contribution was malformed or not finite."""
-        if self._defence is not None and self._defence.quarantine.note(peer, True, self._elapsed()):
+        if self._defence is not None and self._defence.ledger.note(peer, True, self._elapsed()):
             self._warn_of(peer)
 
-    def _tell(self, peer: PeerId, finding: Finding) -> None:
+    def _tell(self, peer: PeerId, finding: Examination) -> None:
         if finding.clipped:
             self._context.events.emit(
                 "clipped",
@@ -121,31 +130,48 @@ class RoundStatistics:
 
     def is_quarantined(self, peer: PeerId) -> bool:
         """Whether not to average with the peer at present."""
-        return self._defence is not None and self._defence.quarantine.holds(peer, self._elapsed())
+        return self._defence is not None and self._defence.ledger.holds(peer, self._elapsed())
 
 
-def spread_from_distances(squared_distances: Collection[float], replicas: int) -> float:
-    """Root mean squared deviation of `replicas` replicas from their mean, over replicas and parameters.
+def variance_from_distance(squared_distance: float, replicas: int) -> float:
+    """Mean squared deviation of `replicas` replicas from their mean, as one random pair shows it.
 
-    From mean squares of φ_i − φ_j over parameters, or over a sample of them: for a random pair of N,
+    From the mean square of φ_i − φ_j over parameters, or over a sample of them: for a random pair of N,
     E‖φ_i − φ_j‖²/P = 2N/(N − 1) · σ².
     """
-    mean = sum(squared_distances) / len(squared_distances)
-    return math.sqrt(mean * (replicas - 1) / (2 * replicas))
+    return squared_distance * (replicas - 1) / (2 * replicas)
+
+
+def spread_from_variances(variances: Collection[tuple[float, float]], expected: float) -> float | None:
+    """The spread now, from past variances as (measured, expected) and the one `expected` now; None without any.
+
+    Where the theory expects none, as of two replicas that always meet, the mean of what was measured.
+    """
+    if not variances:
+        return None
+    measured, foreseen = (sum(values) for values in zip(*variances, strict=True))
+    if not foreseen or not expected:
+        return math.sqrt(measured / len(variances))
+    return math.sqrt(measured / foreseen * expected)
 
 
 class SpreadModel:
-    """Mutable state: the last estimates of s², and Σ over the replicas as it should be now."""
+    """Mutable state: the last measurement of s², and Σ over the replicas as it should be now."""
 
     def __init__(self, settings: OuterSettings) -> None:
         self._settings = settings
-        self._noises: deque[float] = deque(maxlen=NOISES)
+        self._noise: float | None = None
         self._sigma: Matrix = np.zeros((2, 2))
 
     @property
     def is_fed(self) -> bool:
         """Whether the noise is known at all."""
-        return bool(self._noises)
+        return self._noise is not None
+
+    @property
+    def variance(self) -> float:
+        """Of φ over the replicas, per parameter."""
+        return max(0.0, float(self._sigma[0, 0]))
 
     def round_ended(self, replicas: int, squared_difference: float | None, is_settled: bool) -> float | None:
         """The predicted spread after one more round of a stage of `replicas`; None before anything is known.
@@ -155,12 +181,12 @@ class SpreadModel:
         then taken to be stationary instead of grown from zero.
         """
         if squared_difference is not None:
-            self._noises.append(squared_difference / 2)
-        if not self._noises or replicas < 2:
+            self._noise = squared_difference / 2
+        noise = self._noise
+        if noise is None or replicas < 2:
             return None
-        noise = sum(self._noises) / len(self._noises)
         if is_settled and not self._sigma.any():
             stationary = stationary_covariance(self._settings, replicas, noise_variance=noise)
             self._sigma = stationary if np.isfinite(stationary).all() else self._sigma
         self._sigma = covariance_recursion(self._sigma, self._settings, replicas, noise_variance=noise)
-        return math.sqrt(max(0.0, float(self._sigma[0, 0])))
+        return math.sqrt(self.variance)

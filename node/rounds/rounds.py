@@ -11,6 +11,7 @@ import random
 from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import Replica
+from node.model.resources import named
 from node.rounds.all_reduce import AllReduce
 from node.rounds.contribution import Pull, sampled
 from node.rounds.exchange import Exchange, PairExchange
@@ -142,6 +143,8 @@ class Rounds:
             except CodecError:
                 self._judgement.refused(request.peer)
                 raise
+            except (MemoryError, RuntimeError) as error:
+                raise named(error) from None
         return Answer(Done())
 
     def _begin(self, pair: Pair) -> None:
@@ -154,9 +157,16 @@ class Rounds:
     async def _take_step(self, swap: PairExchange | None, averaged: bool, began: float) -> None:
         context = self._context
         await self._exchange.still()
-        seen = await context.compute.run(
-            Priority.OPTIMIZER, self._work_outer_step, swap if averaged else None
-        )
+        seen, before = None, self._replica.round
+        try:
+            seen = await context.compute.run(
+                Priority.OPTIMIZER, self._work_outer_step, swap if averaged else None
+            )
+        except OutOfMemory:
+            if self._replica.round == before:
+                averaged = False
+                self._tell_no_memory()
+                await context.compute.run(Priority.OPTIMIZER, self._replica.finish_round_alone)
         self._judgement.round_ended(swap.pair.partner if swap is not None and averaged else None, seen)
         self._record(swap, averaged, asyncio.get_running_loop().time() - began)
         if swap is not None:
@@ -168,10 +178,10 @@ class Rounds:
         if swap is None:
             replica.finish_round_alone()
             return None
-        pull, phi = Pull(swap.offer, swap.partners, replica.device), sampled(replica.phi).clone()
+        pull, phi = Pull(swap.offer, swap.partners, replica), sampled(replica.phi).clone()
         finding = self._judgement.defend(swap.pair.partner, pull)
         swap.offer.owe_rest()
-        replica.finish_round_with(pull.piece)
+        replica.finish_round_with(pull.piece, pull.whole)
         return self._judgement.seen(pull.sample, phi, swap.phi_sample, finding)
 
     async def _average_with_all(self, began: float) -> None:
@@ -179,12 +189,7 @@ class Rounds:
         try:
             z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
         except OutOfMemory:
-            context.events.warn(
-                "There is no memory to average with the others; it counts its own progress alone. Close other "
-                "programs, or give this node more with --max-memory.",
-                "all-reduce-alone",
-                reason="out of memory",
-            )
+            self._tell_no_memory()
             await context.compute.run(Priority.OPTIMIZER, replica.finish_round_alone)
         else:
             with context.trace.span(Track.ROUND_END, "wait for all replicas"):
@@ -193,6 +198,14 @@ class Rounds:
         sent = self.all_reduce.bytes_sent - sent_before
         context.counters.gossip_bytes += sent
         self._tell(None, asyncio.get_running_loop().time() - began, sent)
+
+    def _tell_no_memory(self) -> None:
+        self._context.events.warn(
+            "There is no memory to average with others: this round counts its own progress alone. Close other "
+            "programs, or give this node more with --max-memory.",
+            "round-alone",
+            reason="out of memory",
+        )
 
     # --- what others see ----------------------------------------------------------------------
 
@@ -204,6 +217,7 @@ class Rounds:
             context.view.trust(partner)
             self.matchmaker.standing.met()
             context.counters.partners.note(partner)
+            context.ledger.note_round(partner)
         self._tell(partner, blocked_seconds, swap.bytes_sent if swap is not None else 0)
 
     def _tell(self, partner: PeerId | None, blocked_seconds: float, gossip_bytes: int) -> None:
@@ -224,6 +238,7 @@ class Rounds:
             round=self._replica.round,
             step=self._replica.step,
             partner=partner,
+            search_seconds=self.matchmaker.search_seconds,
             blocked_seconds=round(blocked_seconds, 6),
             gossip_bytes=gossip_bytes,
             spread=counters.spread,

@@ -1,9 +1,16 @@
-"""When a node saves its replica, and how it takes it up again."""
+"""When a node saves its replica, and how it takes it up again.
+
+Training goes on meanwhile: the state is copied in parts that hold no microbatch up by more than a twentieth of its
+time (`node.model.snapshot`), and written by another thread.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from node.context import Context
@@ -12,15 +19,28 @@ from node.model.compute import Priority
 from node.model.flat import StageState
 from node.model.inner import are_finite
 from node.model.replica import Replica
+from node.model.resources import named
+from node.model.snapshot import Snapshots
 from node.model.state_directory import Checkpoint, StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 
 LEAST_SECONDS = 10.0
 SHARE_OF_TIME = 0.01  # may go into writing checkpoints
+STEP_SECONDS = 60.0  # how long a regular one waits for the end of an inner step
+# Of a forward or backward pass, for a part of the copy: with the time that the last 64 KiB go beyond it, below 5 %.
+SHARE_OF_PASS = 0.04
+FIRST_PART_SECONDS = 0.01  # where no pass has run yet
+NO_MEMORY = (
+    "There is no memory for a copy of the weights: this checkpoint is skipped, the last one stays. "
+    "Close other programs, or give this node more with --max-memory."
+)
 
 
 class Checkpoints:
-    """Without a state directory (simulations) nothing is saved."""
+    """Without a state directory (simulations) nothing is saved.
+
+    Mutable state: the save under way, and what the last one cost.
+    """
 
     def __init__(
         self,
@@ -34,35 +54,79 @@ class Checkpoints:
         self._replica = replica
         self._state = state
         self._position = position
+        self._saving = asyncio.Lock()
+        self._stepped = asyncio.Event()
+        self._seconds = 0.0  # that writing the last one took
 
     def stop(self) -> None:
         self._state = None
 
+    def step_done(self) -> None:
+        """An inner step has ended: until the next one nothing of the state changes, a good time to copy it."""
+        self._stepped.set()
+
     async def save(self) -> None:
-        """Write a checkpoint. Raises `StateError`; the previous one then stays valid."""
-        if self._state is None:
+        """Write a checkpoint, all of it of one instant. Raises `StateError`; the previous one then stays valid."""
+        directory = self._state
+        if directory is None:
             return
-        context = self._context
+        async with self._saving:
+            checkpoint = await self.taken()
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            await asyncio.to_thread(self._write, directory, checkpoint)
+            self._seconds = clock() - began
+        state = checkpoint.state
+        self._context.events.emit("checkpoint", step=state.step, round=state.round)
+
+    async def taken(self) -> Checkpoint:
+        """A copy of one instant on the host. Raises `StateError` without memory for it, and when it is NaN."""
         try:
-            snapshot = await context.compute.run(Priority.OPTIMIZER, self._replica.snapshot)
-        except OutOfMemory:
-            raise StateError(
-                "There is no memory for a copy of the weights: this checkpoint is skipped, the last one stays. "
-                "Close other programs, or give this node more with --max-memory."
-            ) from None
-        if not await asyncio.to_thread(are_finite, snapshot.tensors().values()):
+            checkpoint = await self._copied()
+        except (OutOfMemory, MemoryError, RuntimeError) as error:
+            if not isinstance(named(error), OutOfMemory):
+                raise
+            raise StateError(NO_MEMORY) from None
+        if not await asyncio.to_thread(are_finite, checkpoint.state.tensors().values()):
             raise StateError(
                 "The weights are NaN or infinity: they are not saved, and the last checkpoint stays."
             )
-        checkpoint = Checkpoint(
-            context.stage,
-            snapshot,
-            self._position(snapshot.step),
-            context.counters.tokens_stepped,
-            context.transport.now(),
-        )
-        await asyncio.to_thread(self._state.save_checkpoint, context.run_id, checkpoint)
-        context.events.emit("checkpoint", step=snapshot.step, round=snapshot.round)
+        return checkpoint
+
+    async def _copied(self) -> Checkpoint:
+        context, snapshots = self._context, self._replica.snapshots
+        room = await asyncio.to_thread(snapshots.room)
+        instant = await context.compute.run(Priority.OPTIMIZER, snapshots.begin, room)
+        position, tokens = self._position(instant.step), context.counters.tokens_stepped
+        saved = context.transport.now()
+        try:
+            while not await self._copy_part(snapshots):
+                pass
+            state = await asyncio.to_thread(snapshots.landed)
+        finally:
+            snapshots.give_up()
+        return Checkpoint(context.stage, state, position, tokens, saved)
+
+    async def _copy_part(self, snapshots: Snapshots) -> bool:
+        """Whether it was the last one. On a GPU all are copied beside what the compute thread does."""
+        compute = self._context.compute
+        if snapshots.are_beside:
+            return await asyncio.to_thread(snapshots.advance, math.inf, time.monotonic)
+        seconds = SHARE_OF_PASS * compute.pass_seconds() or FIRST_PART_SECONDS
+        return await compute.run(Priority.SNAPSHOT, snapshots.advance, seconds, compute.clock)
+
+    def _write(self, directory: StateDirectory, checkpoint: Checkpoint) -> None:
+        try:
+            directory.save_checkpoint(self._context.run_id, checkpoint)
+        finally:
+            self._replica.snapshots.keep(checkpoint.state)
+
+    async def try_to_save(self) -> None:
+        """The same; why it cannot be written is told."""
+        try:
+            await self.save()
+        except StateError as error:
+            self._context.events.warn(str(error), "checkpoint-failed")
 
     async def save_regularly(self, most_seconds: float) -> None:
         """For ever: as often as it costs little, and every `most_seconds` at least."""
@@ -71,13 +135,11 @@ class Checkpoints:
         pause = min(most_seconds, LEAST_SECONDS)
         while True:
             await asyncio.sleep(pause)
-            began = asyncio.get_running_loop().time()
-            try:
-                await self.save()
-                cost = asyncio.get_running_loop().time() - began
-                pause = min(most_seconds, max(LEAST_SECONDS, cost / SHARE_OF_TIME))
-            except StateError as error:
-                self._context.events.warn(str(error), "checkpoint-failed")
+            self._stepped.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stepped.wait(), STEP_SECONDS)
+            await self.try_to_save()
+            pause = min(most_seconds, max(LEAST_SECONDS, self._seconds / SHARE_OF_TIME))
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of this stage. Raises `StateError` when it does not fit the run."""

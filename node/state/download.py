@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median_high
 
 import torch
 
+from node.model.flat import layout
+from node.model.muon import muon_range
+from node.model.stage import parameter_shapes
 from node.state.transfer import (
     INDEX_DEADLINE,
     PIECES_IN_FLIGHT,
@@ -19,8 +25,18 @@ from node.state.transfer import (
     follows,
     piece_count,
     together,
+    within_piece,
+)
+from node.state.witnesses import (
+    FEWEST,
+    MOST_WITNESSES,
+    DonatedPiece,
+    Unlike,
+    are_possible,
+    compared,
 )
 from protocol.errors import CodecError, JoinError, NolocoError
+from protocol.manifest import Inner, Manifest
 from protocol.messages.peers import GetStateIndex
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
@@ -43,6 +59,14 @@ class WantedState:
     stage: int
     parameters: int
     limits: RunLimits
+    inner: Inner
+    muons: slice  # entries that Muon trains
+
+    @classmethod
+    def of(cls, manifest: Manifest, stage: int, parameters: int) -> WantedState:
+        inner = manifest.inner
+        slices = layout(parameter_shapes(manifest, stage)) if inner.optimizer == "muon" else []
+        return cls(stage, parameters, RunLimits.of(manifest), inner, muon_range(inner, slices))
 
 
 @dataclass
@@ -55,28 +79,42 @@ class _Donor:
 
 @dataclass
 class _Download:
-    """Mutable state: the donors by peer, who is left out for good, the pieces and who gave some."""
+    """Mutable state: who told how far it is, the donors of them, who is left out for good, the pieces, whose each is
+    and how far those were who gave any.
+    """
 
     rpc: Rpc
     wanted: WantedState
     holders: Callable[[], Sequence[PeerId]]
+    rng: random.Random  # draws witnesses and positions
+    told: dict[PeerId, DonorProgress] = field(default_factory=dict)
     donors: dict[PeerId, _Donor] = field(default_factory=dict)
     left_out: set[PeerId] = field(default_factory=set)
     pieces: State = field(default_factory=dict)
-    givers: dict[PeerId, DonorProgress] = field(default_factory=dict)  # of the pieces, and how far they were
+    whose: dict[int, PeerId] = field(default_factory=dict)
+    givers: dict[PeerId, DonorProgress] = field(default_factory=dict)
     failure: str = "no live replica"
+    silent: Counter[PeerId] = field(default_factory=Counter)  # samples that were not answered
+    has_told_unchecked: bool = False
+    tell: Callable[[float], None] = lambda fraction: None
 
 
 async def download_state(
-    rpc: Rpc, wanted: WantedState, holders: Callable[[], Sequence[PeerId]]
+    rpc: Rpc,
+    wanted: WantedState,
+    holders: Callable[[], Sequence[PeerId]],
+    rng: random.Random,
+    tell: Callable[[float], None] = lambda fraction: None,
 ) -> tuple[State, DonorProgress]:
     """Fetch every piece from donors that are about as far as each other; what to adopt and how far that is.
 
-    Deadlines: `INDEX_DEADLINE` to ask who is how far, `PIECE_DEADLINE` a piece. A donor that goes away is replaced
-    by another one of its group, one that serves nonsense costs a piece. Raises `JoinError` when no group of donors
-    gave all pieces; nothing is changed by then and the download may be repeated.
+    Deadlines: `INDEX_DEADLINE` to ask who is how far, `PIECE_DEADLINE` a piece and `SAMPLE_DEADLINE` to compare it.
+    A donor that goes away is replaced by another one of its group, one that serves nonsense costs a piece, one whose
+    state is unlike the others' all of its pieces. `rng` must be one that peers cannot guess; `tell` hears which part
+    of the pieces is here. Raises `JoinError` when no group of donors gave all pieces; nothing is changed by then and
+    the download may be repeated.
     """
-    download = _Download(rpc, wanted, holders)
+    download = _Download(rpc, wanted, holders, rng, tell=tell)
     for attempt in range(SURVEYS):
         if attempt:
             await asyncio.sleep(SURVEY_PAUSE)
@@ -94,13 +132,17 @@ async def download_state(
 
 async def _survey(download: _Download) -> None:
     """Ask the holders how far they are and take those that belong together; pieces of others are dropped."""
-    asked = [peer for peer in download.holders() if peer not in download.left_out][:MOST_ASKED]
+    asked = [peer for peer in download.holders() if peer not in download.left_out]
+    if len(asked) > MOST_ASKED:  # at random: an identity that comes first is easily found
+        asked = download.rng.sample(asked, MOST_ASKED)
     answers = await all_of(*(_ask(download, peer) for peer in asked))
     told = {peer: progress for peer, progress in zip(asked, answers, strict=True) if progress is not None}
+    download.told.update(told)
     chosen, now = together(told), asyncio.get_running_loop().time()
     download.donors = {peer: _Donor(progress, now) for peer, progress in chosen.items()}
     if together({**download.givers, **chosen}).keys() != {*download.givers, *chosen}:
         download.pieces.clear()
+        download.whose.clear()
         download.givers.clear()
 
 
@@ -122,17 +164,20 @@ async def _ask(download: _Download, peer: PeerId) -> DonorProgress | None:
 
 async def _fetch_all(download: _Download) -> bool:
     """Whether all pieces are here; False when the donors have gone before."""
-    missing = [
-        number for number in range(piece_count(download.wanted.parameters)) if number not in download.pieces
-    ]
-    waiting = iter(missing)
+    while (missing := _missing(download)) and download.donors:  # again when pieces had to be discarded
+        waiting = iter(missing)
 
-    async def work_off() -> None:
-        for number in waiting:
-            await _fetch(download, number)
+        async def work_off(waiting: Iterator[int] = waiting) -> None:
+            for number in waiting:
+                await _fetch(download, number)
 
-    await all_of(*(work_off() for _ in range(PIECES_IN_FLIGHT)))
-    return all(number in download.pieces for number in missing)
+        await all_of(*(work_off() for _ in range(PIECES_IN_FLIGHT)))
+    return not missing
+
+
+def _missing(download: _Download) -> list[int]:
+    count = piece_count(download.wanted.parameters)
+    return [number for number in range(count) if number not in download.pieces]
 
 
 async def _fetch(download: _Download, number: int) -> None:
@@ -148,7 +193,9 @@ async def _fetch(download: _Download, number: int) -> None:
             download.failure = f"piece {number} from {peer[-8:]}: {failure}"
             logger.debug("Piece %d from %s failed: %s", number, peer[-8:], failure)
             donor.failures += 1
-            if isinstance(failure, CodecError):
+            if isinstance(failure, Unlike):
+                _distrust(download, peer, failure)
+            elif isinstance(failure, CodecError):
                 download.left_out.add(peer)
             if peer in download.left_out or donor.failures >= TRIES_PER_DONOR:
                 download.donors.pop(peer, None)
@@ -157,7 +204,7 @@ async def _fetch(download: _Download, number: int) -> None:
 
 
 async def _fetch_from(download: _Download, number: int, peer: PeerId, donor: _Donor) -> None:
-    """Raises as `fetch_piece`, and `CodecError` when the piece is not of the state that the donor spoke of."""
+    """Raises as `fetch_piece`, `CodecError` when the piece is not of the state that the donor spoke of, `Unlike`."""
     wanted = download.wanted
     piece, tensors = await fetch_piece(
         download.rpc, peer, wanted.stage, wanted.parameters, number, moments=True
@@ -166,6 +213,64 @@ async def _fetch_from(download: _Download, number: int, peer: PeerId, donor: _Do
     seconds = asyncio.get_running_loop().time() - donor.asked_at
     if not follows(progress, donor.told, seconds, wanted.limits):
         raise CodecError("a state piece is of another state than the one that was announced")
-    download.pieces[number] = tensors
+    _, _, first, second = tensors
+    if not are_possible(first, second, wanted.inner, within_piece(wanted.muons, number)):
+        raise Unlike("no optimizer makes such moments")
+    progress = await _compared(download, number, tensors, peer, progress)
+    if peer in download.left_out:
+        raise Unlike("another piece of it was unlike the other replicas'")
+    download.pieces[number], download.whose[number] = tensors, peer
+    download.tell(len(download.pieces) / piece_count(wanted.parameters))
     if peer not in download.givers or progress.step > download.givers[peer].step:
         download.givers[peer] = progress
+
+
+# --- what the others say ------------------------------------------------------------------------
+
+
+async def _compared(
+    download: _Download, number: int, tensors: Sequence[torch.Tensor], peer: PeerId, progress: DonorProgress
+) -> DonorProgress:
+    """How far the donor is, at most as far as the median of all. Raises `Unlike` when others hold something else.
+
+    All that told how far they are may be asked, those found to lie among them: to count the rest alone would let
+    liars become most. Where they are too few the piece is taken as it is.
+    """
+    others = [other for other in download.told if other != peer and download.silent[other] < TRIES_PER_DONOR]
+    asked = download.rng.sample(others, min(MOST_WITNESSES, len(others)))
+    wanted = download.wanted
+    claim = DonatedPiece(wanted.stage, wanted.parameters, number, tensors, progress.step, progress.round)
+    answers = await compared(download.rpc, claim, asked, wanted.inner, download.rng)
+    download.silent.update(witness for witness, sample in answers.items() if sample is None)
+    witnesses = [sample for sample in answers.values() if sample is not None]
+    if len(witnesses) + 1 < FEWEST:
+        _tell_unchecked(download)
+        return progress
+    step = median_high([progress.step, *(witness.step for witness in witnesses)])
+    round_ = median_high([progress.round, *(witness.round for witness in witnesses)])
+    return DonorProgress(min(progress.step, step), min(progress.round, round_))
+
+
+def _tell_unchecked(download: _Download) -> None:
+    if not download.has_told_unchecked:
+        download.has_told_unchecked = True
+        logger.info(
+            "The state of stage %d could not be compared: fewer than %d replicas of it answer.",
+            download.wanted.stage,
+            FEWEST,
+        )
+
+
+def _distrust(download: _Download, peer: PeerId, why: Unlike) -> None:
+    """Forget all that the donor gave, and ask it no more."""
+    if peer not in download.left_out:
+        logger.warning(
+            "Peer …%s gives another state of stage %d than its other replicas: %s. Nothing is taken from it.",
+            peer[-8:],
+            download.wanted.stage,
+            why,
+        )
+    download.left_out.add(peer)
+    download.givers.pop(peer, None)
+    for number in [number for number, giver in download.whose.items() if giver == peer]:
+        del download.pieces[number], download.whose[number]

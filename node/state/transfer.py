@@ -7,25 +7,36 @@ or moves on costs one piece, never the download, and no donor is locked.
 A replica of a stage that trains and one that started again from the seed while it could not be seen hold unrelated
 weights; pieces of both are no model. So the donors of one download come from one group, of replicas that are about
 as far as each other: the largest one, and of two as large the one that is further. Replicas in their first rounds
-give theirs only where there are no others. What one of them alone says moves nothing: the median of the group counts.
+give theirs only where others are as many. What one of them alone says moves nothing: the median of the group counts,
+and a group that is further than half of all say they are is none. Whether the values belong together is looked at,
+too: `witnesses`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median_low
+from statistics import median_high, median_low
 
 import torch
 
 from node.model.compute import Compute, Priority
 from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
+from node.state.witnesses import sample_of
 from protocol.codec import encode, require_finite
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.manifest import Manifest
-from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex, StatePiece
+from protocol.messages.peers import (
+    GetStateIndex,
+    GetStatePiece,
+    GetStateSample,
+    StateIndex,
+    StatePiece,
+    StateSample,
+)
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
@@ -64,10 +75,18 @@ class RunLimits:
 
 
 def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress]:
-    """The donors among those that told how far they are; empty when nobody told anything that can be."""
+    """The donors among those that told how far they are; empty when nobody told anything that can be.
+
+    Groups that are further, as a whole, than half of all are none: anybody can say a number.
+    """
     possible = {peer: progress for peer, progress in told.items() if progress.round <= progress.step}
     established = {peer: progress for peer, progress in possible.items() if progress.round > FRESH_ROUNDS}
-    groups = _groups(established or possible)
+    usual = median_high(progress.round for progress in possible.values()) if possible else 0
+    groups = [
+        group
+        for group in _groups(established if usual > FRESH_ROUNDS else possible)
+        if min(progress.round for progress in group.values()) <= usual
+    ]
     return max(
         groups, key=lambda group: (len(group), max(progress.round for progress in group.values())), default={}
     )
@@ -86,10 +105,15 @@ def _groups(told: Mapping[PeerId, DonorProgress]) -> list[dict[PeerId, DonorProg
 
 
 def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: RunLimits) -> bool:
-    """Whether a replica that was as far as `before` can be as far as `now`, so many seconds later."""
+    """Whether a replica that was as far as `before` can be as far as `now`, so many seconds later.
+
+    What it gives of the round that it spoke of may be as it was earlier in that round, when it saved its state.
+    """
     rounds = NEAR_ROUNDS + seconds / FASTEST_ROUND
-    steps = rounds * LONGEST_ROUND * limits.inner_steps
-    return 0 <= now.round - before.round <= rounds and 0 <= now.step - before.step <= steps
+    a_round = LONGEST_ROUND * limits.inner_steps
+    earlier = a_round if now.round == before.round else 0
+    is_near = 0 <= now.round - before.round <= rounds
+    return is_near and -earlier <= now.step - before.step <= rounds * a_round
 
 
 def adopted(donors: Sequence[DonorProgress], limits: RunLimits) -> DonorProgress:
@@ -107,7 +131,11 @@ class StateService:
         self._compute = compute
 
     def serve(self, rpc: Rpc) -> None:
-        rpc.handle(GetStateIndex.answered_by(self.on_index), GetStatePiece.answered_by(self.on_piece))
+        rpc.handle(
+            GetStateIndex.answered_by(self.on_index),
+            GetStatePiece.answered_by(self.on_piece),
+            GetStateSample.answered_by(self.on_sample),
+        )
 
     async def on_index(self, request: Request[GetStateIndex]) -> Answer[StateIndex]:
         replica = self._replica
@@ -123,20 +151,62 @@ class StateService:
 
     async def on_piece(self, request: Request[GetStatePiece]) -> Answer[StatePiece]:
         message = request.message
-        if message.stage != self._stage:
-            raise Refused("other-stage", f"this node serves stage {self._stage}")
-        return await self._compute.run(Priority.SERVE, self._piece, message)
+        held = await self._held(message.stage, message.index, message.moments)
+        return await asyncio.to_thread(_piece_of, message.index, held)
 
-    def _piece(self, message: GetStatePiece) -> Answer[StatePiece]:
-        tensors = self._replica.read_piece(message.index, message.moments)
-        reply = StatePiece(
-            index=message.index, step=self._replica.step, round=self._replica.round, digest=digest_of(tensors)
-        )
-        return Answer(reply, [encode(tensor, "fp32") for tensor in tensors])
+    async def on_sample(self, request: Request[GetStateSample]) -> Answer[StateSample]:
+        message = request.message
+        held = await self._held(message.stage, message.index, moments=True)
+        return await asyncio.to_thread(_sample_of, message.positions, held)
+
+    async def _held(self, stage: int, index: int, moments: bool) -> _Held:
+        """From the last snapshot while φ is as it was then, which spares the compute thread. Raises `Refused`."""
+        if stage != self._stage:
+            raise Refused("other-stage", f"this node serves stage {self._stage}")
+        saved = await asyncio.to_thread(self._replica.read_saved_piece, index)
+        if saved is None:
+            return await self._compute.run(Priority.SERVE, self._live, index, moments)
+        state, tensors = saved
+        return _Held(state.step, state.round, tensors if moments else tensors[:1])
+
+    def _live(self, index: int, moments: bool) -> _Held:
+        replica = self._replica
+        return _Held(replica.step, replica.round, replica.read_piece(index, moments))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """φ, and with the moments δ and AdamW's, over one piece, at one time."""
+
+    step: int
+    round: int
+    tensors: list[torch.Tensor]
+
+
+def _piece_of(index: int, held: _Held) -> Answer[StatePiece]:
+    reply = StatePiece(index=index, step=held.step, round=held.round, digest=digest_of(held.tensors))
+    return Answer(reply, [encode(tensor, "fp32") for tensor in held.tensors])
+
+
+def _sample_of(positions: Sequence[int], held: _Held) -> Answer[StateSample]:
+    entries = len(held.tensors[0])
+    if max(positions) >= entries:
+        raise Refused("no-such-position", f"this piece has {entries} entries")
+    sample = sample_of(held.tensors, positions, held.step, held.round)
+    reply = StateSample(
+        step=held.step, round=held.round, sizes=list(sample.sizes), largest=list(sample.largest)
+    )
+    return Answer(reply, [encode(sample.phi, "fp32")])
 
 
 def piece_count(parameters: int) -> int:
     return -(-parameters // PIECE_PARAMETERS)
+
+
+def within_piece(entries: slice, number: int) -> slice:
+    """Those of a stage's entries that are in the piece, counted from its start."""
+    start = number * PIECE_PARAMETERS
+    return slice(*(min(max(end - start, 0), PIECE_PARAMETERS) for end in (entries.start, entries.stop)))
 
 
 async def fetch_piece(

@@ -5,19 +5,47 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
+
+from node.watch.line_limit import LineLimit
+from node.watch.phases import Phases
+
+LOG_BYTES = (
+    8 << 20
+)  # of a log, and as many of the one before it; a node that trains needs a few hundred kB a day
+
+EVENT_BYTES = 128 << 20  # of events, and as many before them: some days of a step a second
+STANDING = ("addresses", "serving")  # who a node is and what it does: told again where a file begins
+
+OURS = ("noloco", "node", "protocol", "bootstrap")
+LIBRARIES = (
+    "TRANSFORMERS_VERBOSITY",
+    "HF_HUB_VERBOSITY",
+    "DATASETS_VERBOSITY",
+)  # which have handlers of their own
 
 logger = logging.getLogger("noloco")
 
 
 class Events:
-    """The structured event stream. `clock` gives the wall time in seconds; `sink` takes each event."""
+    """The structured event stream, and what goes on until training begins.
 
-    def __init__(self, clock: Callable[[], float], sink: Callable[[dict[str, object]], None]) -> None:
+    `clock` gives the wall time in seconds; `sink` takes each event.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        sink: Callable[[dict[str, object]], None],
+        phases: Phases | None = None,
+    ) -> None:
         self._clock = clock
         self._sink = sink
+        self.phases = phases or Phases(logger.debug)
 
     def emit(self, event: str, **fields: object) -> None:
         finite_fields = {name: finite_only(value) for name, value in fields.items()}
@@ -28,6 +56,11 @@ class Events:
         logger.info(sentence)
         self.emit(event, **fields)
 
+    def begin(self, doing: str, detail: Callable[[], str] = str) -> None:
+        """The next phase of the start, see `Phases.begin`."""
+        self.phases.begin(doing, detail)
+        self.emit("phase", doing=doing)
+
     def warn(self, sentence: str, event: str, **fields: object) -> None:
         logger.warning(sentence)
         self.emit(event, **fields)
@@ -36,22 +69,26 @@ class Events:
 class JsonLines:
     """Appends events to a file, one JSON object a line; a crash costs the last line at most.
 
-    Mutable state: the file, what was wrong with the last write, and whether it left half a line there. What cannot be
-    written is dropped: a full disk stops no training.
+    The file takes the place of the one before it when it has `EVENT_BYTES`: what that was is gone. Mutable state: the
+    file and its size, what was wrong with the last write, whether it left half a line there, and what still stands.
+    What cannot be written is dropped: a full disk stops no training.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
+        self._size = path.stat().st_size
         self._problem = ""
         self._is_torn = False
+        self._standing: dict[object, dict[str, object]] = {}
 
     def __call__(self, event: dict[str, object]) -> None:
-        line = json.dumps(event, allow_nan=False).encode() + b"\n"
-        if self._is_torn:
-            line = b"\n" + line
+        if event["event"] in STANDING:
+            self._standing[event["event"]] = event | {"standing": True}
         try:
-            self._is_torn = self._file.write(line) < len(line)
+            if self._size > EVENT_BYTES:
+                self._begin_again()
+            self._write(event)
         except OSError as error:
             if not self._problem:
                 self._problem = error.strerror or str(error)
@@ -60,8 +97,28 @@ class JsonLines:
         else:
             self._problem = ""
 
+    def _write(self, event: dict[str, object]) -> None:
+        line = json.dumps(event, allow_nan=False).encode() + b"\n"
+        if self._is_torn:
+            line = b"\n" + line
+        written = self._file.write(line)
+        self._size += written
+        self._is_torn = written < len(line)
+
+    def _begin_again(self) -> None:
+        self._path.replace(before(self._path))
+        self._file.close()
+        self._file, self._size, self._is_torn = self._path.open("ab", buffering=0), 0, False
+        for event in self._standing.values():
+            self._write(event)
+
     def close(self) -> None:
         self._file.close()
+
+
+def before(path: Path) -> Path:
+    """Where the events are that came before those in `path`."""
+    return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
 def finite(value: float | None) -> float | None:
@@ -78,22 +135,39 @@ def finite_only(value: object) -> object:
     return [finite_only(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def set_up_logging(verbose: bool, file: Path | None = None) -> None:
-    """Log sentences to standard error and, with `file`, to that as well."""
+def set_up_logging(
+    verbose: bool,
+    file: Path | None = None,
+    shown: logging.Handler | None = None,
+    least: int = logging.NOTSET,
+) -> None:
+    """Log sentences to standard error or `shown` and, with `file`, to that as well, so many a minute (`LineLimit`).
+
+    The file becomes FILE.1 when it has `LOG_BYTES`; what that was before is gone. What libraries say goes to the file
+    alone, unless `verbose`, and so does what is less grave than `least`: where it concerns people, this project says
+    it in its own words.
+    """
     level = logging.DEBUG if verbose else logging.INFO
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    logging.captureWarnings(True)
+    for variable in LIBRARIES:
+        os.environ.setdefault(variable, "error")
+    handlers: list[logging.Handler] = [shown or logging.StreamHandler(sys.stderr)]
+    handlers[0].setLevel(least)
+    if not verbose:
+        handlers[0].addFilter(lambda record: record.name.partition(".")[0] in OURS)
     if file is not None:
-        handlers.append(_LogFile(file, encoding="utf-8"))
+        handlers.append(_LogFile(file, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8"))
     for handler in handlers:
+        handler.addFilter(LineLimit(handler))
         handler.setFormatter(_Plain())
     logging.basicConfig(level=logging.WARNING, handlers=handlers, force=True)
-    for name in ("noloco", "node", "protocol", "bootstrap"):
+    for name in OURS:
         logging.getLogger(name).setLevel(level)
     if not verbose:  # what of it concerns a volunteer, this project says in its own words
         logging.getLogger("hivemind").setLevel(logging.CRITICAL)
 
 
-class _LogFile(logging.FileHandler):
+class _LogFile(RotatingFileHandler):
     """What does not go into a file on a full disk is still on the terminal, without a traceback for each line."""
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -1,7 +1,9 @@
 """Is the daemon well? It answers on a socket that its state directory names; `python -m node.watch.health DIR` asks.
 
 Asked is the daemon itself, in its event loop: a process that is there and does nothing any more does not pass. The
-one who asks imports little, so that asking every half minute costs little.
+one who asks imports little, so that asking every half minute costs little. The same socket takes orders, see
+`noloco node`: a JSON object a line, {"order": "pause"}, and one in answer to each. Only the user who runs the daemon
+reaches it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import TransportDown
@@ -28,9 +31,13 @@ DEADLINE = 5.0  # seconds for the daemon to answer
 SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
 _PREFIX = "noloco-health-"
 MAX_ANSWER = 64 * 1024
+MAX_ORDER = 1024  # bytes of a line
+MAX_ORDERS = 100  # of one connection, each within `DEADLINE`
 MAX_FAILURE = 300  # characters told of what a part failed with
+STATUS = "status"  # the order that changes nothing
 # "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
 Report = dict[str, Any]
+Orders = Mapping[str, Callable[[], None]]
 
 
 class Unwell(Exception):
@@ -38,14 +45,21 @@ class Unwell(Exception):
 
 
 @asynccontextmanager
-async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncIterator[None]:
-    """Answer health checks with a fresh report while the block runs."""
+async def health_served(
+    directory: Path, report: Callable[[], Report], orders: Orders = MappingProxyType({})
+) -> AsyncIterator[None]:
+    """Answer health checks and orders, each with a fresh report, while the block runs."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):  # whoever asked has gone
+        with suppress(ConnectionError, ValueError, TimeoutError):  # whoever asked has gone, or talks nonsense
             try:
-                writer.write(json.dumps(report()).encode() + b"\n")
-                await writer.drain()
+                for _ in range(MAX_ORDERS):
+                    async with asyncio.timeout(DEADLINE):
+                        if not (line := await reader.readline()):
+                            break
+                    refusal = _obey(line, orders)
+                    writer.write(json.dumps(report() | refusal).encode() + b"\n")
+                    await writer.drain()
             finally:
                 writer.close()
                 await writer.wait_closed()
@@ -59,7 +73,8 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
             shutil.rmtree(former, ignore_errors=True)
     place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     try:
-        server = await asyncio.start_unix_server(answer, str(place / "socket"))
+        server = await asyncio.start_unix_server(answer, str(place / "socket"), limit=MAX_ORDER)
+        (place / "socket").chmod(0o600)
         named.write_text(str(place / "socket"), encoding="utf-8")
         async with server:
             yield
@@ -68,12 +83,32 @@ async def health_served(directory: Path, report: Callable[[], Report]) -> AsyncI
         shutil.rmtree(place, ignore_errors=True)
 
 
+def _obey(line: bytes, orders: Orders) -> Report:
+    """Carry out what it says; "refused" with the reason when that is nothing that this daemon does.
+
+    Raises `ValueError` for what is no order.
+    """
+    said = json.loads(line)
+    order = str(said.get("order")) if isinstance(said, dict) else ""
+    if order in orders:
+        orders[order]()
+    elif order != STATUS:
+        return {"refused": f"this daemon has no order {order[:40]!r}"}
+    return {}
+
+
 def reached_at(transport: Transport) -> Report:
     """The part of a report that every peer gives: where others dial it; unhealthy while it has no network."""
     try:
         return {"healthy": True, "addresses": transport.addresses()}
     except TransportDown as problem:
         return {"healthy": False, "reason": str(problem)}
+
+
+def report_of(state: str, supervisor: Supervisor, transport: Transport) -> Report:
+    """Of a node or a seed peer: who it is, what it does, its parts, whether it has its network. In an event loop."""
+    parts = parts_told(supervisor, asyncio.get_running_loop().time())
+    return {"peer": transport.peer_id, "state": state, "parts": parts, **reached_at(transport)}
 
 
 def parts_told(supervisor: Supervisor, now: float) -> list[Report]:
@@ -98,8 +133,11 @@ def ask(directory: Path, deadline: float = DEADLINE) -> Report:
     return report
 
 
-def look(directory: Path, deadline: float = DEADLINE) -> Report:
-    """The report of the daemon of `directory`. Raises `Unwell` when none comes within `deadline` seconds."""
+def look(directory: Path, deadline: float = DEADLINE, order: str = STATUS) -> Report:
+    """The report of the daemon of `directory`, after it was given an order.
+
+    Raises `Unwell` when none comes within `deadline` seconds; whether the order was carried out is then unknown.
+    """
     try:
         path = (directory / SOCKET_FILE).read_text(encoding="utf-8")
     except OSError:
@@ -109,6 +147,7 @@ def look(directory: Path, deadline: float = DEADLINE) -> Report:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(deadline)
             connection.connect(path)
+            connection.sendall(json.dumps({"order": order}).encode() + b"\n")
             while not answer.endswith(b"\n") and len(answer) < MAX_ANSWER:
                 connection.settimeout(max(1e-3, ends - time.monotonic()))
                 if not (part := connection.recv(MAX_ANSWER)):

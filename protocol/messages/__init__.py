@@ -1,9 +1,9 @@
 """What a message is, what it asks for, and how a handler sees and answers it.
 
-A request names the class of traffic that it travels in and the type of its reply, so that neither a caller nor a
-handler has to. Tensors travel beside a message, not in it (see `protocol.frames`). A field that is missing, unknown
-or out of bounds is a `WireError` at the reader, before anything is done. The requests and replies themselves are in
-`protocol.messages.peers` and `protocol.messages.training`.
+A request names the class of traffic that it travels in, the type of its reply and who may ask it, so that neither a
+caller nor a handler has to. Tensors travel beside a message, not in it (see `protocol.frames`). A field that is
+missing, unknown or out of bounds is a `WireError` at the reader, before anything is done. The requests and replies
+themselves are in `protocol.messages.peers` and `protocol.messages.training`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,21 @@ from enum import StrEnum
 from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar, Unpack, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.codec import Encoded
+from protocol.compatibility import PROTOCOL
 from protocol.errors import WireError
 from protocol.frames import Frame
+from protocol.identity import is_peer_id
 from protocol.transport.base import PeerId
+
+
+def _peer_id(text: str) -> str:
+    if not is_peer_id(text):
+        raise ValueError("not a peer id")
+    return text
+
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
@@ -27,6 +36,10 @@ Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 OptionalId = Annotated[str, Field(max_length=64)]
+PeerIdText = Annotated[
+    str, AfterValidator(_peer_id)
+]  # whoever is named may be called: else p2pd is asked for nonsense
+OptionalPeerId = Annotated[str, AfterValidator(lambda text: text and _peer_id(text))]
 ShortText = Annotated[str, Field(max_length=256)]
 
 
@@ -41,7 +54,7 @@ class Traffic(StrEnum):
 
     @property
     def protocol(self) -> str:
-        return f"/noloco/1/{self.value}"
+        return f"/noloco/{PROTOCOL}/{self.value}"
 
     @property
     def is_work(self) -> bool:
@@ -49,6 +62,16 @@ class Traffic(StrEnum):
         cancelled when its caller gives up.
         """
         return self is Traffic.PIPELINE
+
+
+class Asker(StrEnum):
+    """Who is answered; anybody else is refused as a "stranger". See `protocol.door`."""
+
+    NEWCOMER = "newcomer"  # also who has shown nothing yet to a private run
+    ANYBODY = "anybody"  # visitors, too, within an allowance; of a private run those that it has let in
+    MEMBER = "member"  # who has a record of any stage
+    REPLICA = "replica"  # of the stage that is asked
+    BEFORE = "before"  # of the stage that sends its microbatches here
 
 
 class Message(BaseModel):
@@ -131,6 +154,7 @@ class Handler:
 
     kind: str
     traffic: Traffic
+    asker: Asker
     dispatch: Callable[[PeerId, Frame, Status], Awaitable[Answer[Message]]]
 
 
@@ -138,14 +162,21 @@ class Asks(Message, Generic[Reply_co]):
     """Base of the requests that are answered by a `Reply_co`. `traffic` is the class whose stream it travels in."""
 
     traffic: ClassVar[Traffic]
+    asker: ClassVar[Asker] = Asker.MEMBER
     _reply: ClassVar[type[Message]]
 
     def __init_subclass__(
-        cls, kind: str = "", traffic: Traffic | None = None, **settings: Unpack[ConfigDict]
+        cls,
+        kind: str = "",
+        traffic: Traffic | None = None,
+        asker: Asker | None = None,
+        **settings: Unpack[ConfigDict],
     ) -> None:
         super().__init_subclass__(kind, **settings)
         if traffic:
             cls.traffic = traffic
+        if asker:
+            cls.asker = asker
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
@@ -167,4 +198,4 @@ class Asks(Message, Generic[Reply_co]):
         def dispatch(peer: PeerId, frame: Frame, status: Status) -> Awaitable[Answer[Message]]:
             return handler(Request(peer, cls.parsed(frame.body), frame, status))
 
-        return Handler(cls.kind, traffic or cls.traffic, dispatch)
+        return Handler(cls.kind, traffic or cls.traffic, cls.asker, dispatch)

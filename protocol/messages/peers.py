@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from protocol.announcement import ToldLinks
-from protocol.messages import Asks, Fraction, Id, Message, Natural, Number, ShortText, Traffic
+from protocol.announcement import MOST_LEVEL, ToldLinks
+from protocol.messages import (
+    Asker,
+    Asks,
+    Done,
+    Fraction,
+    Id,
+    Message,
+    Natural,
+    Number,
+    OptionalPeerId,
+    PeerIdText,
+    ShortText,
+    Traffic,
+)
+from protocol.receipts import Name, Receipt
+from protocol.records import MAX_RECORD_BYTES
+from protocol.revocations import MAX_REVOCATIONS_BYTES
+from protocol.tokens import MAX_CREDENTIAL_BYTES
 
+Sealed = Annotated[bytes, Field(max_length=MAX_REVOCATIONS_BYTES)]
 MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 TOKENIZER_PIECE_BYTES = 128 * 1024
+MOST_POSITIONS = 1_024  # of a sample: a part of a piece that is wrong everywhere hides from none of them
+MOST_RECEIPTS = 256  # in one answer: some 60 kB
 MOST_TOLD_PEERS = 256  # of each count by peer in `NodeStats`: some 15 kB, where a frame's header has 256 KiB
-Tally = Annotated[dict[Id, Natural], Field(max_length=MOST_TOLD_PEERS)]
+MOST_HISTORY = 240  # points, some 15 kB
+Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Tally = Annotated[dict[PeerIdText, Natural], Field(max_length=MOST_TOLD_PEERS)]
 
 # --- getting to know each other -----------------------------------------------------------------
 
@@ -26,15 +48,49 @@ class Welcome(Message, kind="welcome"):
     reached: ShortText = (
         ""  # the address at which the asker was dialled as it wished; empty if nobody was there
     )
+    revoked: Sealed = b""  # the last list of the run's owner, see `protocol.revocations`; empty: none
 
 
-class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL):
+class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
     """First request on joining. The reply tells the run and, by its clock, whether ours is right.
 
     A `port` asks to be dialled at that port of the machine that the greeting comes from; 0 asks nothing.
     """
 
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+
+class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
+    """My record, for one who may not have found it in the DHT yet. Sent first on every stream, and after a refusal as
+    "stranger". May be repeated. Refusal: "no-record" (not of this run, not signed by the sender, or over).
+
+    Visitors of a private run, and newcomers to it, have no record and show their credential alone.
+    """
+
+    stage: Natural = 0
+    level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # of the key that the record is sealed for
+    record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)] = b""  # as sealed for the DHT
+    expires: Number  # wall clock
+    credential: Annotated[bytes, Field(max_length=MAX_CREDENTIAL_BYTES)] = b""
+
+
+class Revoked(Message, kind="revoked"):
+    sealed: Sealed
+
+
+class GetRevoked(Asks[Revoked], kind="get-revoked", traffic=Traffic.CONTROL):
+    """The last list of revocations, if it is later than the asker's; empty otherwise. Asked of a few now and then."""
+
+    issued: Number  # of the asker's list; 0 for none
+
+
+class LossTrend(NamedTuple):
+    """Mean losses `seconds` ago, an hour at most, and now. Travels as an array."""
+
+    seconds: Size
+    before: Number
+    now: Number
+    error: Size  # standard error of the difference
 
 
 class NodeStats(Message, kind="node-stats"):
@@ -50,7 +106,7 @@ class NodeStats(Message, kind="node-stats"):
     pair_averagings: Natural = 0
     # rounds shared with each partner; with the most frequent ones, if there are many
     partners: Tally = Field(default_factory=dict)
-    partner: ShortText = ""  # of the last round; empty when it was alone
+    partner: OptionalPeerId = ""  # of the last round; empty when it was alone
     spread: Number | None = None  # replica spread estimated from the last pair distances
     expected_spread: Number | None = None  # as the theory predicts it from the noise of the rounds
     gossip_bytes: Natural = 0  # sent for averaging
@@ -66,11 +122,67 @@ class NodeStats(Message, kind="node-stats"):
     recent_compute_fraction: Fraction | None = None  # of the last minute
     data_wait_fraction: Fraction | None = None  # of the time in which stage 0 trained, waiting for data
     links: ToldLinks = Field(default_factory=list)  # to the peers that were measured
+    version: ShortText = ""  # of the program
+    trend: LossTrend | None = None  # of the loss; the last stage alone knows it
+    step_age: Size | None = None  # seconds since the last inner step ended here; None before the first
+    no_peer_seconds: Size = 0.0  # for which a microbatch has waited here since nobody serves the next stage
     probe_breaches: Natural = 0  # probes refused because there were too many, and answers that were nonsense
+    device: ShortText = ""  # as its driver calls it, or "cpu"; empty: not told
+    memory: Natural = 0  # bytes that the node takes of the device's
+    memory_of_device: Natural = 0
+    share_of_peak: Size | None = None  # of the device's published operations; None: nothing is known of it
 
 
-class GetStats(Asks[NodeStats], kind="get-stats", traffic=Traffic.CONTROL):
+class GetStats(Asks[NodeStats], kind="get-stats", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
     """Asks a node for its numbers."""
+
+
+# --- contributions --------------------------------------------------------------------------------
+
+
+class ReceiptList(Message, kind="receipts"):
+    receipts: Annotated[list[Receipt], Field(max_length=MOST_RECEIPTS)]
+
+
+class SignReceipt(Asks[ReceiptList], kind="sign-receipt", traffic=Traffic.CONTROL):
+    """Asks for one receipt: for all that the asker has done for the asked peer in this run, under this name.
+
+    May be repeated. Refusal: "nothing-had".
+    """
+
+    name: Name = ""
+
+
+class GetReceipts(Asks[ReceiptList], kind="get-receipts", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
+    """Asks a node for the largest receipts that it has of others, and for its own for others. May be repeated."""
+
+
+# --- history --------------------------------------------------------------------------------------
+
+
+class HistoryPoint(NamedTuple):
+    """What a node was like at some time. Travels as an array."""
+
+    time: Number  # its wall clock
+    stage: Natural
+    tokens: Natural
+    tokens_per_second: Size
+    loss: Number | None
+    spread: Number | None
+    expected_spread: Number | None
+
+
+class History(Message, kind="history"):
+    """Oldest first; evenly spaced over the life of the node that tells it."""
+
+    points: Annotated[list[HistoryPoint], Field(max_length=MOST_HISTORY)]
+
+
+class GetHistory(Asks[History], kind="get-history", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
+    """Asks a node how it went until now, for whoever begins to watch.
+
+    Refusal: "unknown-request" (an earlier version).
+    """
 
 
 # --- links --------------------------------------------------------------------------------------
@@ -82,7 +194,7 @@ class Probed(Message, kind="probed"):
     digest: Annotated[bytes, Field(min_length=16, max_length=16)]  # BLAKE2b over the nonce and the payload
 
 
-class Probe(Asks[Probed], kind="probe", traffic=Traffic.CONTROL):
+class Probe(Asks[Probed], kind="probe", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
     """Measure the link: answered by `Probed` at once, without the compute thread. May be repeated, but not often.
 
     Without a tensor, on the control stream, it tells the round trip; with one of up to `MAX_PROBE_BYTES`, on the
@@ -104,7 +216,7 @@ class StateIndex(Message, kind="state-index"):
     piece_parameters: Annotated[int, Field(ge=1, le=2**26)]
 
 
-class GetStateIndex(Asks[StateIndex], kind="get-state-index", traffic=Traffic.STATE):
+class GetStateIndex(Asks[StateIndex], kind="get-state-index", traffic=Traffic.STATE, asker=Asker.ANYBODY):
     """Asks a replica what its state consists of."""
 
 
@@ -117,7 +229,7 @@ class StatePiece(Message, kind="state-piece"):
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256 over the tensors' bytes
 
 
-class GetStatePiece(Asks[StatePiece], kind="get-state-piece", traffic=Traffic.STATE):
+class GetStatePiece(Asks[StatePiece], kind="get-state-piece", traffic=Traffic.STATE, asker=Asker.ANYBODY):
     """A range of the flat state. `moments` asks for δ and AdamW's moments beside φ.
 
     Refusal: "other-stage". Peers move, and the states of two stages may have the same shape.
@@ -126,6 +238,30 @@ class GetStatePiece(Asks[StatePiece], kind="get-state-piece", traffic=Traffic.ST
     stage: Natural
     index: Natural
     moments: bool
+
+
+class StateSample(Message, kind="state-sample"):
+    """Tensor, float32 [positions]: φ. Beside it how large the rest is, of the square root of the second moment."""
+
+    step: Natural
+    round: Natural
+    sizes: Annotated[
+        list[Size], Field(min_length=3, max_length=3)
+    ]  # root mean squares there: δ, AdamW's moments
+    largest: Annotated[list[Size], Field(min_length=2, max_length=2)]  # in the whole piece: |φ|, |δ|
+
+
+class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic.STATE, asker=Asker.ANYBODY):
+    """What a replica holds at positions of a piece, counted within it: to see whether a donor's is like others'.
+
+    Refusals: as of `GetStatePiece`, and "no-such-position".
+    """
+
+    stage: Natural
+    index: Natural
+    positions: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**26)]], Field(min_length=1, max_length=MOST_POSITIONS)
+    ]
 
 
 # --- the run's tokenizer -------------------------------------------------------------------------
@@ -138,7 +274,7 @@ class TokenizerPiece(Message, kind="tokenizer-piece"):
     contents: Annotated[bytes, Field(max_length=TOKENIZER_PIECE_BYTES)]
 
 
-class GetTokenizer(Asks[TokenizerPiece], kind="get-tokenizer", traffic=Traffic.STATE):
+class GetTokenizer(Asks[TokenizerPiece], kind="get-tokenizer", traffic=Traffic.STATE, asker=Asker.ANYBODY):
     """A piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
 
     Refusal: "no-tokenizer" (not here, not yet, or nothing from there on). The manifest has the hash of the whole.

@@ -6,7 +6,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from protocol.messages import Asks, Done, Id, Message, Natural, Number, OptionalId, Seconds, Traffic
+from protocol.messages import (
+    Asker,
+    Asks,
+    Done,
+    Id,
+    Message,
+    Natural,
+    Number,
+    OptionalId,
+    OptionalPeerId,
+    PeerIdText,
+    Seconds,
+    Traffic,
+)
 
 Part = Literal["z", "phi", "progress"]  # of a contribution to a round
 
@@ -22,7 +35,7 @@ class Gradient(Message, kind="gradient"):
     seconds: Number  # between admission and this answer, waiting for later stages included
 
 
-class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE):
+class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE, asker=Asker.BEFORE):
     """Carry a microbatch onward. Tensors: activations [sequences, tokens, hidden], labels [sequences, tokens].
 
     Answered by `Gradient`. A repeated delivery of the same id gets the first delivery's answer.
@@ -32,11 +45,21 @@ class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE):
     microbatch: Id
     stage: Natural  # of the receiver, as the sender believes
     # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
-    home: Annotated[str, Field(max_length=64, exclude_if=lambda home: not home)] = ""
+    home: Annotated[OptionalPeerId, Field(exclude_if=lambda home: not home)] = ""
     draw: Annotated[str, Field(max_length=64, exclude_if=lambda draw: not draw)] = ""
 
 
-class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE):
+class Backlog(Message, kind="backlog"):
+    seconds: Seconds  # that the device needs for the microbatches which are at the answering peer already
+
+
+class GetBacklog(Asks[Backlog], kind="get-backlog", traffic=Traffic.CONTROL, asker=Asker.BEFORE):
+    """How long a microbatch that came now would wait, to choose between two replicas. Refusals: as of `Forward`."""
+
+    stage: Natural  # of the receiver, as the sender believes
+
+
+class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE, asker=Asker.BEFORE):
     """In a ring: bring the last stage's activations to the peer that drew the sequences, for the head and the loss.
 
     Tensors and answer as of `Forward`. Another replica of the first stage answers, too, but learns nothing from it: a
@@ -44,7 +67,7 @@ class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE):
     """
 
     microbatch: Id
-    home: OptionalId
+    home: OptionalPeerId
     draw: OptionalId
 
 
@@ -53,7 +76,7 @@ class Evaluated(Message, kind="evaluated"):
     tokens: Natural
 
 
-class Evaluate(Asks[Evaluated], kind="evaluate", traffic=Traffic.PIPELINE):
+class Evaluate(Asks[Evaluated], kind="evaluate", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
     """Forward only, with the slow weights φ. Tensors: tokens (stage 0) or activations, and labels.
 
     Answered by `Evaluated`. `route` names the peers of the stages behind the receiver. In a ring it ends with one of
@@ -61,7 +84,7 @@ class Evaluate(Asks[Evaluated], kind="evaluate", traffic=Traffic.PIPELINE):
     """
 
     stage: Natural
-    route: Annotated[list[Id], Field(max_length=1_024)]
+    route: Annotated[list[PeerIdText], Field(max_length=1_024)]
 
 
 class Predicted(Message, kind="predicted"):
@@ -73,7 +96,7 @@ class Predicted(Message, kind="predicted"):
     rounds: Annotated[list[Natural], Field(max_length=1_024)]
 
 
-class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE):
+class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
     """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
 
     Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
@@ -84,7 +107,7 @@ class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE):
     """
 
     stage: Natural
-    route: Annotated[list[Id], Field(max_length=1_024)]
+    route: Annotated[list[PeerIdText], Field(max_length=1_024)]
     answer: Id
     position: Natural
     top: Natural  # how many of the largest logits are asked for; 0: all
@@ -108,7 +131,7 @@ class Accept(Timed, kind="accept"):
     round: Natural
 
 
-class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING):
+class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
     """Ask a replica of the same stage to be the partner of a round. May be repeated, also to see whether it holds.
 
     Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
@@ -121,19 +144,19 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING):
     pair: Id  # names this exchange
 
 
-class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING):
+class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
     """My round ends: end yours at the next inner step that allows it. May be repeated. Refusal: "unknown-pair"."""
 
     pair: Id
 
 
-class Release(Asks[Done], kind="release", traffic=Traffic.PAIRING):
+class Release(Asks[Done], kind="release", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
     """I no longer regard us as a pair: find another partner. Always answered by `Done`."""
 
     pair: Id
 
 
-class SitOut(Timed, Asks[Done], kind="sit-out", traffic=Traffic.PAIRING):
+class SitOut(Timed, Asks[Done], kind="sit-out", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
     """An odd number of us look for partners: be the one left over in the round that ends with my next one.
 
     The replica left over in a round asks this of a random other, so that not the slow ones are always left over.
@@ -143,7 +166,7 @@ class SitOut(Timed, Asks[Done], kind="sit-out", traffic=Traffic.PAIRING):
     stage: Natural
 
 
-class Contribute(Asks[Done], kind="contribute", traffic=Traffic.GOSSIP):
+class Contribute(Asks[Done], kind="contribute", traffic=Traffic.GOSSIP, asker=Asker.REPLICA):
     """A piece of one part of a contribution, flat, from `offset`. Both partners send theirs at once.
 
     A run's contributions travel either as z = γ·φ + β·Δ, or as φ, which may come long before, and Δ. The piece
@@ -162,10 +185,10 @@ class RollCall(Message, kind="roll-call"):
     """Who averages with whom, the same for all of them; `name` is that all-reduce's."""
 
     name: Id
-    members: Annotated[list[Id], Field(max_length=4096)]
+    members: Annotated[list[PeerIdText], Field(max_length=4096)]
 
 
-class Assemble(Asks[RollCall], kind="assemble", traffic=Traffic.GOSSIP):
+class Assemble(Asks[RollCall], kind="assemble", traffic=Traffic.GOSSIP, asker=Asker.REPLICA):
     """DiLoCo: the sender's round ends; answered `RollCall` when the other replicas' have, or after a deadline.
 
     Refusals: "alone" (no other replica came in time), "group" (others call the roll, or the sender is unknown).
@@ -178,7 +201,7 @@ class Reduced(Message, kind="reduced"):
     members: Natural
 
 
-class Reduce(Asks[Reduced], kind="reduce", traffic=Traffic.GOSSIP):
+class Reduce(Asks[Reduced], kind="reduce", traffic=Traffic.GOSSIP, asker=Asker.REPLICA):
     """DiLoCo: a part of z, flat, from `offset`; the receiver answers `Reduced` once all members gave theirs.
 
     Refusals: "late" (the others' parts are averaged already), "alone" (no other member came in time), "bad-shape",

@@ -9,9 +9,12 @@ from __future__ import annotations
 import abc
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NewType, TypeAlias
+from typing import TYPE_CHECKING, NewType, TypeAlias
 
 from protocol.supervision import Supervisor
+
+if TYPE_CHECKING:
+    from protocol.admission import Admission
 
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -24,6 +27,7 @@ class Record:
     subkey: PeerId  # who signed it
     value: bytes  # the signed payload, without its envelope
     expires: float  # wall-clock seconds since the epoch
+    credential: bytes = b""  # by which its signer may be in the run, unchecked
 
 
 class Stream(abc.ABC):
@@ -68,10 +72,21 @@ class Transport(abc.ABC):
     """Everything a peer can do on the network. All methods run on the loop that created the object."""
 
     peer_id: PeerId
+    refuses: Callable[[PeerId], bool] = staticmethod(
+        lambda peer: False
+    )  # whose streams end before they are read
 
     @abc.abstractmethod
     def now(self) -> float:
         """Wall-clock seconds since the epoch; virtual in the in-memory network."""
+
+    @abc.abstractmethod
+    def sign(self, data: bytes) -> bytes:
+        """With this peer's key; what is signed begins with a domain of its own, so that it means one thing alone."""
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes sent and received since this object was made, by an interface's count; 0 where nothing is sent."""
+        return 0, 0
 
     @abc.abstractmethod
     def supervise(self, supervisor: Supervisor) -> None:
@@ -79,6 +94,17 @@ class Transport(abc.ABC):
 
         `close` ends what runs in it.
         """
+
+    @abc.abstractmethod
+    async def restrict(self, admission: Admission, deadline: float) -> None:
+        """From now on put and take only records that may be in the run, and let strangers to a private one see none.
+
+        Then meet the members again, which may have taken this peer for a stranger so far.
+        """
+
+    @abc.abstractmethod
+    async def shut_out(self, peer: PeerId) -> None:
+        """End all connections with a peer. What it opens again is for the streams' handlers to refuse."""
 
     @abc.abstractmethod
     async def start(self) -> None:
@@ -99,8 +125,8 @@ class Transport(abc.ABC):
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Note where `peer` says that it can be dialled, as told by its signed record.
 
-        `open` falls back on them when the network's own routing does not find the peer. Malformed ones are
-        passed over.
+        `open` falls back on them when the network's own routing does not find the peer. Malformed ones, and those
+        that nobody but the user of this machine may have dialled, are passed over (`protocol.addresses`).
         """
 
     @abc.abstractmethod
@@ -126,6 +152,10 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
+    def last_put(self, key: str) -> tuple[bytes, float] | None:
+        """The record that this peer put last, sealed, and when it expires (wall clock); None before the first."""
+
+    @abc.abstractmethod
     async def get(self, key: str, deadline: float) -> list[Record]:
         """All unexpired records under `key`, sorted by peer id; those that fail validation are left out.
 
@@ -137,9 +167,14 @@ class Transport(abc.ABC):
         """Peers connected at present with the addresses they can be dialled at: for the peer book."""
 
     @abc.abstractmethod
+    async def remotes(self) -> dict[PeerId, list[str]]:
+        """Where connections come from or lead to, without /p2p/: not what their peers say, and no relay's address."""
+
+    @abc.abstractmethod
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
         """The address, without /p2p/, at which somebody like us listens on `port` of the machine that `peer`'s
-        connection comes from; empty when nobody does within `deadline` seconds, or no connection is known.
+        connection comes from; empty when nobody does within `deadline` seconds, no connection is known, or too much
+        is asked.
         """
 
     @abc.abstractmethod

@@ -6,12 +6,14 @@ What this peer accepts from, and keeps for, the DHT are only records in the form
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from protocol.admission import Admission
 from protocol.errors import RecordError
 from protocol.records import (
     CLOCK_SLACK,
@@ -21,9 +23,9 @@ from protocol.records import (
     is_in_reach,
     key_digest,
 )
-from protocol.supervision import Supervisor, Work
+from protocol.supervision import Supervisor, Work, all_of
 from protocol.transport.base import PeerId, Record
-from protocol.transport.dht_guard import AT_A_TIME, GuardedProtocol, decode
+from protocol.transport.dht_guard import AT_A_TIME, GuardedProtocol, Serializer, decode
 from protocol.transport.hivemind_api import (
     DHTID,
     P2P,
@@ -46,8 +48,15 @@ SLOT_BYTES = 72  # of a record beside its value: a peer id, a time, their headin
 MOST_PEERS = 1 << 14
 MOST_RECORDS = 16  # of one peer; it has one at its stage, at its old one, a claim and a lease
 MOST_BAD = 64  # records of one answer that are over, or were never good
+ENOUGH_RECORDS, HOLDERS = 32, 2  # of a key with so many records the copies of two holders are enough
+_GREETED = 8  # connected peers, when nobody else answers
 _PACKING = 5  # bytes before a value
 _REMEMBERED = 2048  # records whose signature was checked; each search brings the same ones from several peers
+
+
+async def nobody(peer: PeerId) -> bool:
+    """Is refused."""
+    return False
 
 
 class Dht:
@@ -83,8 +92,19 @@ class Dht:
         guarded = node.protocol
         assert isinstance(guarded, GuardedProtocol)
         guarded.storage, guarded.cache = RecordStorage(now), RecordStorage(now)
-        guarded.validate = validator.accepts
+        guarded.validate, guarded.refuses = validator.accepts, nobody
         return cls(node, client_only, now, supervisor)
+
+    def restrict(self, admission: Admission) -> None:
+        """See `Transport.restrict`; who was asked in vain before may be asked again."""
+        self._node.protocol.record_validator.admission = admission
+        if admission.is_private:
+            self._node.protocol.admission = admission
+        self._node.blacklist.clear()
+
+    def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
+        """Answer nobody any more for whom that says so."""
+        self._node.protocol.refuses = refuses
 
     async def greet(self, peer: PeerId) -> bool:
         """Make a connected peer known to the routing table, and this peer to its; whether it answered.
@@ -101,14 +121,39 @@ class Dht:
 
     async def put(self, key: str, sealed: bytes, peer: PeerId, expires: float, deadline: float) -> bool:
         """Whether some member stored it in time; the rest is then still being asked or has refused."""
-        storing = self._node.store(key.encode(), sealed, expires, subkey=peer, exclude_self=self._client_only)
+        storing = self._store(key_digest(key), sealed, peer, expires)
         return bool(await self._within(deadline, storing, "storing a record"))
+
+    async def _store(self, digest: bytes, sealed: bytes, peer: PeerId, expires: float) -> bool:
+        """hivemind's `store`, except that nobody sends what is under the key already.
+
+        It asks those who are near a key for the key; here they are asked for its neighbour, which nobody stores.
+        """
+        node, wanted = self._node, DHTID.from_bytes(digest)
+        beside = DHTID(int(wanted) ^ 1)
+        found = await node.find_nearest_nodes([beside], exclude_self=self._client_only)
+        nearest, packed, stored = list(found[beside].items()), Serializer.dumps(sealed), 0
+
+        async def store(node_id: DHTID, holder: PeerID) -> bool:
+            if node_id == node.node_id:
+                return bool(node.protocol.storage.store_subkey(wanted, peer, packed, expires))
+            answer = await node.protocol.call_store(holder, [wanted], [packed], [expires], [peer])
+            return bool(answer) and bool(answer[0])
+
+        while nearest and stored < node.num_replicas:
+            tried = [nearest.pop(0) for _ in range(min(len(nearest), node.num_replicas - stored))]
+            stored += sum(await all_of(*(store(node_id, holder) for node_id, holder in tried)))
+        return stored > 0
 
     async def get(self, key: str, deadline: float) -> list[Record]:
         """Valid records, sorted by peer id: all that were found when the search or the time was over."""
         found: dict[PeerId, Record] = {}
         # members that do not answer take 3 s each; what the others had is in `found` all the same
-        await self._within(deadline, self._search(key_digest(key), found), "searching for records")
+        ends = asyncio.get_running_loop().time() + deadline
+        answers = await self._within(deadline, self._search(key_digest(key), found), "searching for records")
+        if answers == 0:
+            left = ends - asyncio.get_running_loop().time()
+            await self._within(left, self._greet_connected(), "greeting who is connected")
         now = self._now()
         return [found[peer] for peer in sorted(found) if found[peer].expires > now]
 
@@ -121,9 +166,19 @@ class Dht:
         await asyncio.wait([task], timeout=max(0.0, deadline))
         return task.result() if task.done() else None
 
-    async def _search(self, digest: bytes, found: dict[PeerId, Record]) -> None:
-        """hivemind's `get`, except that what is found is there at once."""
-        node, wanted = self._node, DHTID.from_bytes(digest)
+    async def _greet_connected(self) -> None:
+        """So that the next search finds somebody: hivemind forgets who was silent once, be it the only one known."""
+        connected = [info.peer_id for info in await self._node.protocol.p2p.list_peers()][:_GREETED]
+        answered = await all_of(*(self.greet(peer.to_base58()) for peer in connected))
+        for peer in itertools.compress(connected, answered):
+            self._node.blacklist.register_success(peer)
+
+    async def _search(self, digest: bytes, found: dict[PeerId, Record]) -> int:
+        """hivemind's `get`, except that what is found is there at once, and that it ends with enough of a large key.
+
+        How many members answered.
+        """
+        node, wanted, answers, holders = self._node, DHTID.from_bytes(digest), 0, 0
         own = node.protocol.storage.get(wanted)
         if own is not None:
             await self._collect(digest, own.value, found)
@@ -131,22 +186,33 @@ class Dht:
         peer_of = dict(nearest(wanted, size, exclude=node.node_id))
 
         async def ask(member: DHTID, queries: Collection[DHTID]) -> dict[DHTID, tuple[Sequence[DHTID], bool]]:
+            nonlocal answers, holders
             answer = await node._call_find_with_blacklist(peer_of[member], [wanted])
+            answers += answer is not None
             value, neighbours = answer[wanted] if answer else (None, {})
             if value is not None:
                 await self._collect(digest, value.value, found)
+                holders += 1
             peer_of.update(neighbours)
-            return {wanted: (tuple(neighbours), False)}
+            return {wanted: (tuple(neighbours), has_enough())}
 
+        def has_enough() -> bool:
+            return holders >= HOLDERS and len(found) >= ENOUGH_RECORDS
+
+        first = list(peer_of)[:HOLDERS]
+        await all_of(*(ask(member, [wanted]) for member in first))
+        if has_enough():  # else more are asked at once than are needed, each for a copy
+            return answers
         await traverse_dht(
             queries=[wanted],
-            initial_nodes=list(peer_of),
+            initial_nodes=[member for member in peer_of if member not in first],
             beam_size=size,
             num_workers=node.num_workers,
             queries_per_call=1,
             get_neighbors=ask,
-            visited_nodes={wanted: {node.node_id}},
+            visited_nodes={wanted: {node.node_id, *first}},
         )
+        return answers
 
     async def _collect(self, digest: bytes, slots: object, found: dict[PeerId, Record]) -> None:
         """Take the good ones; others have their turn meanwhile. Who sends many bad ones is not listened to."""
@@ -174,6 +240,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self.admission: Admission | None = None
         self._authenticate = lru_cache(_REMEMBERED)(authenticate)
 
     def validate(self, record: DHTRecord) -> bool:
@@ -208,7 +275,10 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
             raise RecordError("not a record in the slot of a peer")
         now = self._now()
         check_lifetime(expires, now if expires > now else now - CLOCK_SLACK)
-        return self._authenticate(digest, subkey, sealed, expires)
+        record = self._authenticate(digest, subkey, sealed, expires)
+        if self.admission is not None:
+            self.admission.check(record.subkey, record.credential)
+        return record
 
 
 class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no types

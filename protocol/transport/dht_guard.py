@@ -7,6 +7,7 @@ and the keys of the run. Here
 - nothing nests: a value is plain, or one dictionary of sub-keys (`decode`);
 - a node id is the hash of the peer id that the connection proves (as in S/Kademlia), in pings and in answers;
 - requests name few keys; records and answers of one peer, and of all together, come out of an `Allowance`;
+- in a private run requests and answers carry a credential: strangers see no record and are nobody's neighbours;
 - nothing is stored as a cache, and signatures are checked a few at a time, so that the event loop stays free.
 """
 
@@ -15,11 +16,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
 import msgpack
 
-from protocol.peer_limits import PeerTable
+from protocol.admission import Admission
+from protocol.peer_limits import Allowance
+from protocol.transport.base import PeerId
 from protocol.transport.hivemind_api import (
     DHTID,
     DHTProtocol,
@@ -37,8 +41,8 @@ MOST_KEYS = 16  # in one request for records; peers ask for one
 MOST_ENTRIES = 1_024  # in one request to store; a peer that meets a new neighbour sends it every key it holds
 ANSWER_BYTES = 7 << 19  # of records in one answer: hivemind's messages end at 4 MiB, and a full key has 3
 AT_A_TIME = 16  # signatures checked before others have their turn, 2 ms
-MOST_REMEMBERED = 4_096  # peers whose allowances are kept
 
+Answered = TypeVar("Answered", dht_pb2.PingResponse, dht_pb2.StoreResponse, dht_pb2.FindResponse)
 Nearest = dict[DHTID, PeerID]
 Found = dict[DHTID, tuple[ValueWithExpiration | None, Nearest]]
 
@@ -88,38 +92,27 @@ class Serializer:
     loads = staticmethod(decode)
 
 
-class Allowance:
-    """So much at once, and so much a second, for each peer and for all of them together (token buckets).
-
-    Mutable state: what each peer and all of them have left, and when that was so.
-    """
-
-    def __init__(self, each: tuple[float, float], all_: tuple[float, float]) -> None:
-        """`each` and `all_`: how much at once, how much a second."""
-        self._each, self._all = each, all_
-        self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
-        self._left_to_all: tuple[float, float] | None = None
-
-    def take(self, peer: PeerID, amount: float, now: float) -> bool:
-        """Whether there is so much left, for this peer and for all; then it is taken."""
-        mine = _refilled(self._left_to_each.get(peer), self._each, now)
-        everybodys = _refilled(self._left_to_all, self._all, now)
-        enough = min(mine, everybodys) >= amount
-        taken = amount if enough else 0.0
-        self._left_to_each[peer] = mine - taken, now
-        self._left_to_all = everybodys - taken, now
-        return enough
-
-
-def _refilled(left: tuple[float, float] | None, limits: tuple[float, float], now: float) -> float:
-    most, per_second = limits
-    amount, since = left or (most, now)
-    return min(most, amount + (now - since) * per_second)
-
-
 def node_id_of(peer: PeerID) -> DHTID:
     """The only node id that a peer may have, so that nobody chooses whose neighbour it is."""
     return DHTID.generate(source=peer.to_base58().encode())
+
+
+def _named(peer: PeerID) -> PeerId:
+    return PeerId(peer.to_base58())
+
+
+class _Pass:
+    """For hivemind, which calls it around each request to one peer of a private run."""
+
+    def __init__(self, admission: Admission, peer: PeerId) -> None:
+        self._admission = admission
+        self._peer = peer
+
+    async def sign_request(self, request: dht_pb2.FindRequest, _: object) -> None:
+        request.auth.nonce = self._admission.own
+
+    async def validate_response(self, response: dht_pb2.FindResponse, _: object) -> bool:
+        return self._admission.admits(self._peer, response.auth.nonce)
 
 
 class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no types
@@ -127,6 +120,8 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
 
     serializer = Serializer
     validate: Callable[[bytes, object, bytes, float], bool]
+    admission: Admission | None = None  # of a private run
+    refuses: Callable[[PeerId], Awaitable[bool]]  # ends the connection with a banned peer
 
     def __init__(self, *, _initialized_with_create: bool = False) -> None:
         super().__init__(_initialized_with_create=_initialized_with_create)
@@ -138,13 +133,38 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
         return str(DHTProtocol._get_handle_name(namespace, method_name))
 
+    # --- private runs
+
+    def get_stub(self, peer: PeerID) -> object:
+        stub = super().get_stub(peer)
+        if self.admission is not None:
+            stub._authorizer = _Pass(self.admission, _named(peer))
+        return stub
+
+    def _lets_in(self, sender: PeerID, credential: bytes) -> bool:
+        if self.admission is None:
+            return True
+        peer = _named(sender)
+        return self.admission.admits(peer, credential) if credential else self.admission.knows(peer)
+
+    def _show(self, answer: Answered) -> Answered:
+        if self.admission is not None:
+            answer.auth.nonce = self.admission.own
+        return answer
+
     # --- what others ask
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
-        """A peer with another's node id is answered as one without any."""
-        if request.peer.node_id != node_id_of(context.remote_id).to_bytes():
+        """A peer with another's node id is answered as one without any, and so is a stranger.
+
+        Raises `Exceeded` for a banned one.
+        """
+        if await self.refuses(_named(context.remote_id)):
+            raise Exceeded("this peer is not answered for a while")
+        is_its_own = request.peer.node_id == node_id_of(context.remote_id).to_bytes()
+        if not is_its_own or not self._lets_in(context.remote_id, request.auth.nonce):
             request.peer.node_id = b""
-        return await super().rpc_ping(request, context)
+        return self._show(await super().rpc_ping(request, context))
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """As hivemind's. Raises `Exceeded`, which the sender sees; what was stored before that stays."""
@@ -153,12 +173,13 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         ]  # fmt: skip
         if len({len(column) for column in entries}) != 1 or len(request.keys) > MOST_ENTRIES:
             raise Exceeded(f"a request stores at most {MOST_ENTRIES} entries")
-        await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer), context)
+        await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer, auth=request.auth), context)
+        is_in = self._lets_in(context.remote_id, request.auth.nonce)
         stored = [
-            not in_cache and await self._store(context.remote_id, *entry)
+            is_in and not in_cache and await self._store(context.remote_id, *entry)
             for *entry, in_cache in zip(*entries, strict=True)
         ]
-        return dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info)
+        return self._show(dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info))
 
     async def _store(self, sender: PeerID, key: bytes, tag: bytes, value: bytes, expires: float) -> bool:
         """One record, or a key's dictionary of them: whether all of it is here now."""
@@ -191,11 +212,20 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return bool(self.storage.store_subkey(wanted, subkey, value, expires))
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        """As hivemind's; records beyond `ANSWER_BYTES` or the allowance are left out. Raises `Exceeded`."""
+        """As hivemind's; records beyond `ANSWER_BYTES` or the allowance are left out. Raises `Exceeded`.
+
+        A stranger to a private run finds nothing and nobody.
+        """
         keys = list(dict.fromkeys(request.keys))
+        if await self.refuses(_named(context.remote_id)):
+            raise Exceeded("this peer is not answered for a while")
         if len(request.keys) > MOST_KEYS or len(keys) != len(request.keys):
             raise Exceeded(f"a request names at most {MOST_KEYS} keys, each once")
-        answer, left = dht_pb2.FindResponse(results=[], peer=self.node_info), ANSWER_BYTES
+        answer = self._show(dht_pb2.FindResponse(results=[], peer=self.node_info))
+        if not self._lets_in(context.remote_id, request.auth.nonce):
+            answer.results.extend(dht_pb2.FindResult(type=dht_pb2.NOT_FOUND) for _ in keys)
+            return answer
+        left = ANSWER_BYTES
         asker = request.peer
         for key in keys:
             one = await super().rpc_find(dht_pb2.FindRequest(keys=[key], peer=asker), context)
@@ -235,7 +265,8 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
     ) -> None:
         """Also called with the ids of those who answer."""
-        if node_id is None or node_id == node_id_of(peer_id):
+        is_in = not responded or self.admission is None or self.admission.knows(_named(peer_id))
+        if is_in and (node_id is None or node_id == node_id_of(peer_id)):
             await super().update_routing_table(node_id, peer_id, responded)
 
 

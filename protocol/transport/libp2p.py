@@ -17,14 +17,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from protocol.addresses import check_address, peer_id_in
-from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown, UserError
+import psutil
+
+from protocol.addresses import Whereabouts, check_address, dialable, host_of, is_loopback, peer_id_in
+from protocol.admission import Admission
+from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
 from protocol.identity import Identity
 from protocol.peer_limits import PeerTable
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, Work
 from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
+from protocol.transport.dialling import Dials
 from protocol.transport.libp2p_session import Libp2pStream, Session
+from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
 
 __all__ = ["Libp2pConfig", "Libp2pTransport"]
@@ -37,8 +42,6 @@ _DEFAULTS = Libp2pConfig()
 # Seconds between two looks at who is connected. After p2pd died, the others' p2pd refuse to dial this peer for
 # 5 s once an attempt has failed; whom this peer knows, it dials itself at once.
 _LOOK_AROUND = 3.0
-_LEARNED_PEERS = 4_096
-_LEARNED_ADDRESSES = 8
 _BOOK_SIZE = 64  # peers redialled at most; the DHT knows the others
 _BOOK_ADDRESSES = 4  # of each
 _REJOIN_DEADLINE = 15.0  # seconds
@@ -55,12 +58,16 @@ class Libp2pTransport(Transport):
         self.peer_id = self._identity.peer_id
         self._identity_path = identity_path
         self._config = config  # with the real port, once it is known
+        self._meter = Meter(config.upload, config.download)  # whichever p2pd runs
         self._session: Session | None = None  # None while p2pd is down
         self._latest: Session | None = None  # the last one started, to be stopped in any case
         self._handlers: dict[str, Handler] = {}
         self._book = PeerTable[list[str]](_BOOK_SIZE)  # addresses of peers met, the latest last
-        self._learned = PeerTable[list[str]](_LEARNED_PEERS)  # from the peers' own records
+        self._dials = Dials()  # by the peers' own records
+        self._joined_at = set[bool]()  # whether an address that answered `connect` was of this machine
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
+        self._admission: Admission | None = None  # None: to an open run, or to none yet
+        self._shutting_out = set[PeerId]()
         self._restarting = False  # p2pd has been stopped on purpose
         self._revived = asyncio.Event()  # and runs again
         self._rejoining: asyncio.Task[None] | None = None
@@ -70,8 +77,14 @@ class Libp2pTransport(Transport):
         self._supervisor = supervisor
         self._life = supervisor.group()  # of one p2pd after another
 
+    def sign(self, data: bytes) -> bytes:
+        return self._identity.sign(data)
+
     def now(self) -> float:
         return time.time()
+
+    def moved(self) -> tuple[int, int]:
+        return self._meter.moved
 
     async def start(self) -> None:
         if self._latest is None:
@@ -90,39 +103,46 @@ class Libp2pTransport(Transport):
             if (peer := peer_id_in(address)) in answered:
                 known = dict.fromkeys([address, *self._book.get(peer, [])])
                 self._book[peer] = list(known)[:_BOOK_ADDRESSES]
+                self._joined_at.add(is_loopback(address))
         return answered
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
-        session = self._up()
+        """As `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
+        session, clock = self._up(), asyncio.get_running_loop().time
+        if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
+            raise PeerUnreachable(f"{peer} could not be reached a moment ago")
         try:
-            return await self._open(session, peer, protocol, deadline)
-        except PeerUnreachable as error:
+            stream = await self._open(session, peer, protocol, deadline)
+        except (PeerUnreachable, DeadlineExceeded) as error:
             self._check_still_up(session)
-            raise PeerUnreachable(f"{peer} cannot be reached for {protocol}: {error}") from error
-        except DeadlineExceeded as error:
-            self._check_still_up(session)
+            self._dials.failed(peer, clock())
+            if isinstance(error, PeerUnreachable):
+                raise PeerUnreachable(f"{peer} cannot be reached for {protocol}: {error}") from error
             raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
+        self._dials.succeeded(peer)
+        return stream
 
     async def _open(self, session: Session, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
         """A stream; when libp2p's routing does not find the peer, through the addresses of its own record."""
-        ends = asyncio.get_running_loop().time() + deadline
+        clock = asyncio.get_running_loop().time
+        ends = clock() + deadline
         try:
             return await session.open(peer, protocol, deadline)
         except PeerUnreachable:
-            addresses = self._learned.get(peer, [])
-            if not await session.dial_any(peer, addresses, ends - asyncio.get_running_loop().time()):
+            addresses = self._dials.take(peer, self._whereabouts(session), clock())
+            if not await session.dial_any(peer, addresses, ends - clock()):
                 raise
-        return await session.open(peer, protocol, ends - asyncio.get_running_loop().time())
+        return await session.open(peer, protocol, ends - clock())
+
+    def _whereabouts(self, session: Session) -> Whereabouts:
+        own = session.addresses
+        on_machine = (near.address for nears in psutil.net_if_addrs().values() for near in nears)
+        places = [*own, *(f"/ip{6 if ':' in near else 4}/{near.partition('%')[0]}" for near in on_machine)]
+        is_local = (bool(own) and all(map(is_loopback, own))) or self._joined_at == {True}
+        return Whereabouts(frozenset(host for place in places if (host := host_of(place))), is_local)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        usable = []
-        for address in addresses[:_LEARNED_ADDRESSES]:
-            try:
-                if peer_id_in(check_address(address)) == peer:
-                    usable.append(address)
-            except UserError as problem:
-                logger.debug("The record of %s names a bad address: %s", peer, problem)
-        self._learned[peer] = usable
+        self._dials.learn(peer, addresses)
 
     async def serve(self, protocol: str, handler: Handler) -> None:
         self._handlers[protocol] = handler
@@ -133,10 +153,14 @@ class Libp2pTransport(Transport):
         session = self._up()
         _, last_expiry = self._own_records.get(key, (b"", 0.0))
         expires = expiry(self.now(), lifetime, last_expiry)
-        sealed = seal_record(self._identity, key, value, expires)
+        credential = self._admission.own if self._admission is not None else b""
+        sealed = seal_record(self._identity, key, value, expires, credential)
         open_record(key_digest(key), self.peer_id, sealed, expires, self.now())
         self._own_records[key] = (sealed, expires)
         return await self._while_up(session, session.dht.put(key, sealed, self.peer_id, expires, deadline))
+
+    def last_put(self, key: str) -> tuple[bytes, float] | None:
+        return self._own_records.get(key)
 
     async def get(self, key: str, deadline: float) -> list[Record]:
         session = self._up()
@@ -145,12 +169,51 @@ class Libp2pTransport(Transport):
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         session = self._up()
         try:
-            return [(peer, await session.addresses_of(peer)) for peer in await session.connected()]
+            return [(peer, await self._addresses_of(session, peer)) for peer in await session.connected()]
+        except (PeerUnreachable, DeadlineExceeded) as error:
+            raise TransportDown(f"p2pd does not respond ({error})") from error
+
+    async def remotes(self) -> dict[PeerId, list[str]]:
+        session = self._up()
+        try:
+            return await session.remotes()
         except (PeerUnreachable, DeadlineExceeded) as error:
             raise TransportDown(f"p2pd does not respond ({error})") from error
 
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
-        return await self._up().dial_back(peer, port, deadline)
+        session = self._up()
+        if not self._dials.take_back(peer, asyncio.get_running_loop().time()):
+            return ""
+        return await session.dial_back(peer, port, self._whereabouts(session), deadline)
+
+    async def restrict(self, admission: Admission, deadline: float) -> None:
+        session, self._admission = self._up(), admission
+        session.dht.restrict(admission)
+        addresses = [address for known in self._book.values() for address in known]
+        await self._while_up(session, session.join(addresses, deadline))
+
+    async def _refuse(self, peer: PeerId) -> bool:
+        is_refused = self.refuses(peer)
+        if is_refused:
+            await self.shut_out(peer)
+        return is_refused
+
+    async def shut_out(self, peer: PeerId) -> None:
+        """As `Transport.shut_out`; nothing is done while that is being done. Raises nothing."""
+        session = self._session
+        if session is None or peer in self._shutting_out:
+            return
+        self._shutting_out.add(peer)
+        try:
+            await session.disconnect(peer)
+        except NolocoError as error:
+            logger.debug("%s is not disconnected: %s", peer, error)
+        finally:
+            self._shutting_out.discard(peer)
+
+    async def _addresses_of(self, session: Session, peer: PeerId) -> list[str]:
+        """Where a connected peer says that it listens, without what is not dialled on the word of others."""
+        return dialable(await session.addresses_of(peer), self._whereabouts(session))
 
     async def announce(self, addresses: Sequence[str]) -> None:
         """Takes another p2pd, with the same identity and port: one that runs cannot be told."""
@@ -179,10 +242,12 @@ class Libp2pTransport(Transport):
     # --- one life of p2pd after another
 
     async def _new_session(self) -> Session:
-        session = await Session.start(
-            self._identity_path, self.peer_id, self._config, self._handle, lambda: self.now(), self._life
-        )
+        around = self._handle, lambda: self.now(), self._life, self._meter
+        session = await Session.start(self._identity_path, self.peer_id, self._config, *around)
+        session.refuse_by(self._refuse)
         self._latest = session
+        if self._admission is not None:
+            session.dht.restrict(self._admission)
         for protocol in list(self._handlers):
             await session.serve(protocol)
         if not self._config.port:  # from now on the one that p2pd chose, if it listens
@@ -215,7 +280,7 @@ class Libp2pTransport(Transport):
         try:
             await session.refresh_addresses()
             for peer in await session.connected():
-                known = self._book.get(peer) or await session.addresses_of(peer)
+                known = self._book.get(peer) or await self._addresses_of(session, peer)
                 self._book[peer] = known[:_BOOK_ADDRESSES]
         except NolocoError as error:
             logger.debug("p2pd did not say who is connected: %s", error)

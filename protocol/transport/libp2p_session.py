@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from protocol.addresses import check_address, is_loopback, peer_id_in
+from protocol.addresses import Whereabouts, check_address, is_loopback, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError
 from protocol.supervision import Supervisor, all_of, cancelled
 from protocol.transport.base import Buffer, PeerId, Stream
-from protocol.transport.dht import Dht
+from protocol.transport.dht import Dht, nobody
 from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
+from protocol.transport.metering import UNMETERED, Meter
 from protocol.transport.p2pd import Libp2pConfig, P2pd
 from protocol.transport.p2pd_socket import P2pdSocket
 
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
 _LOCAL_DEADLINE = 10.0
 _GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
-_SLICE = 4 << 20  # bytes handed to the socket at once; between two slices a closed stream is noticed
 _ACCEPTED = b"\x01"  # a handler has taken the stream
 
 
@@ -79,11 +79,14 @@ class Libp2pStream(Stream):
         view = memoryview(buffer)
         if not view.nbytes:
             return  # and could not be cast
-        view = view.cast("B")
-        for start in range(0, len(view), _SLICE):
+        view, meter = view.cast("B"), self._socket.meter
+        for start in range(0, len(view), meter.slice_bytes):
+            part = view[start : start + meter.slice_bytes]
+            if wait := meter.sending(len(part)):
+                await asyncio.sleep(wait)
             if self._socket.is_closing():
                 raise ConnectionResetError
-            self._socket.write(view[start : start + _SLICE])
+            self._socket.write(part)
             await self._socket.drain()
 
     def close(self) -> None:
@@ -110,6 +113,7 @@ class Session:
         self._listener = p2pd.directory / "streams.sock"
         self._server: asyncio.Server
         self._served: set[str] = set()
+        self._refuses: Callable[[PeerId], Awaitable[bool]] = nobody
 
     @classmethod
     async def start(
@@ -120,18 +124,19 @@ class Session:
         on_stream: OnStream,
         now: Callable[[], float],
         supervisor: Supervisor,
+        meter: Meter = UNMETERED,
     ) -> Session:
-        """`now` is the wall clock. Closes the `supervisor` when it stops.
+        """`now` is the wall clock, and `meter` that of this peer's streams. Closes the `supervisor` when it stops.
 
         Raises `ResourceError` or `UserError` as `P2pd.start`; nothing is left behind then.
         """
-        p2pd = await P2pd.start(identity, config, supervisor)
+        p2pd = await P2pd.start(identity, config, supervisor, meter)
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
                 dht = await Dht.create(p2pd.p2p, peer, config.client_only, now, supervisor)
                 session = cls(p2pd, dht, on_stream, supervisor)
                 await session.refresh_addresses()
-                loop, accept = asyncio.get_running_loop(), partial(P2pdSocket, session._on_connection)
+                loop, accept = asyncio.get_running_loop(), partial(P2pdSocket, session._on_connection, meter)
                 session._server = await loop.create_unix_server(accept, str(session._listener))
                 return session
         except BaseException as error:
@@ -141,6 +146,11 @@ class Session:
                 why = str(error) or f"no answer within {_LOCAL_DEADLINE:g} s"
                 raise UserError(f"p2pd started but does not respond ({why}). Try again.") from error
             raise
+
+    def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
+        """Neither streams nor the DHT's requests of whom `refuses` says so are read."""
+        self._refuses = refuses
+        self.dht.refuse_by(refuses)
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd again: with a router's help or another network, they change."""
@@ -199,9 +209,12 @@ class Session:
             logger.info("No answer from %s (%s)", address, error)
         return None
 
-    async def connected(self) -> list[PeerId]:
+    async def connected(self, deadline: float = _LOCAL_DEADLINE) -> list[PeerId]:
         """Raises as `P2pdControl`, and so does `addresses_of`."""
-        return await self.p2pd.control.list_peers(_LOCAL_DEADLINE)
+        return await self.p2pd.control.list_peers(min(deadline, _LOCAL_DEADLINE))
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await self.p2pd.control.disconnect(peer, _LOCAL_DEADLINE)
 
     async def addresses_of(self, peer: PeerId) -> list[str]:
         """The addresses at which a connected peer listens; none when it has left meanwhile."""
@@ -211,13 +224,19 @@ class Session:
             return []
         return [address for place in places if _plain(address := f"{place}/p2p/{peer}")]
 
-    async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
-        """As `Transport.dial_back`."""
+    async def remotes(self) -> dict[PeerId, list[str]]:
+        """As `Transport.remotes`; raises as `P2pdControl`."""
+        found = await self.p2pd.control.remote_addresses(_LOCAL_DEADLINE)
+        return {peer: [a for a in places if "p2p-circuit" not in a] for peer, places in found.items()}
+
+    async def dial_back(self, peer: PeerId, port: int, here: Whereabouts, deadline: float) -> str:
+        """As `Transport.dial_back`, for where this peer is."""
         try:
-            for remote in await self.p2pd.control.remote_addresses(peer, _LOCAL_DEADLINE):
+            for remote in (await self.remotes()).get(peer, []):
                 _, kind, host, *_ = remote.split("/")
-                if "p2p-circuit" not in remote and await speaks_libp2p(host, port, deadline):
-                    return f"/{kind}/{host}/tcp/{port}"
+                address = f"/{kind}/{host}/tcp/{port}"
+                if here.may_dial(address) and await speaks_libp2p(host, port, deadline):
+                    return address
         except (NolocoError, TimeoutError, OSError) as error:
             logger.debug("%s cannot be dialled back at port %d: %s", peer, port, error)
         return ""
@@ -237,7 +256,10 @@ class Session:
         try:
             async with asyncio.timeout(_LOCAL_DEADLINE):
                 await read_pbmsg_safe(connection, info)
-            stream = Libp2pStream(PeerId(PeerID(info.peer).to_base58()), connection)
+            peer = PeerId(PeerID(info.peer).to_base58())
+            if await self._refuses(peer):
+                return
+            stream = Libp2pStream(peer, connection)
             await stream.write(_ACCEPTED)
             await self._on_stream(stream, info.proto)
         except (OSError, EOFError, TimeoutError, NolocoError) as error:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from protocol.admission import Admission
 from protocol.errors import (
     DeadlineExceeded,
     NolocoError,
@@ -52,7 +53,11 @@ class MemoryTransport(Transport):
         self._tasks: dict[asyncio.Task[None], None] = {}  # of handlers
         self.supervise(Supervisor())
         self._connected: dict[PeerId, None] = {}  # peers met, of which some may be dead
-        self._last_expiry: dict[str, float] = {}  # of own records
+        self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
+        self.admission: Admission | None = None
+
+    def sign(self, data: bytes) -> bytes:
+        return self._identity.sign(data)
 
     def now(self) -> float:
         return self._network.now(self.peer_id)
@@ -88,6 +93,14 @@ class MemoryTransport(Transport):
         other._connected[self.peer_id] = None
         return True
 
+    async def restrict(self, admission: Admission, deadline: float) -> None:
+        self.admission = admission
+
+    async def shut_out(self, peer: PeerId) -> None:
+        for stream in [stream for stream in self._streams if stream.remote == peer]:
+            stream.break_off()
+        self._connected.pop(peer, None)
+
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Nothing to do: in memory a peer id is enough to reach a peer."""
 
@@ -112,7 +125,11 @@ class MemoryTransport(Transport):
             raise PeerUnreachable("a peer cannot open a stream to itself")
         loss = network.link(self.peer_id, peer).open_loss
         other = await network.reach(self.peer_id, peer)
-        if protocol not in other._handlers or (loss and network.rng.random() < loss):
+        if (
+            other.refuses(self.peer_id)
+            or protocol not in other._handlers
+            or (loss and network.rng.random() < loss)
+        ):
             await network.travel(peer, self.peer_id)
             raise PeerUnreachable(f"{peer} does not accept {protocol}")
         self._check_running()
@@ -150,17 +167,23 @@ class MemoryTransport(Transport):
 
     async def put(self, key: str, value: bytes, lifetime: float, deadline: float) -> bool:
         self._check_running()
-        expires = expiry(self.now(), lifetime, self._last_expiry.get(key, 0.0))
-        sealed = seal_record(self._identity, key, value, expires)
+        _, last_expiry = self._own_records.get(key, (b"", 0.0))
+        expires = expiry(self.now(), lifetime, last_expiry)
+        sealed = seal_record(self._identity, key, value, expires, self._credential)
         digest = key_digest(key)
         open_record(digest, self.peer_id, sealed, expires, self.now())
-        self._last_expiry[key] = expires
+        self._own_records[key] = (sealed, expires)
         try:
             async with asyncio.timeout(deadline):
                 island = await self._network.search(self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return False
+        if not self._network.lets_in(self.peer_id, self._credential):
+            return False
         return island.put(digest, self.peer_id, sealed, expires, self._network.now())
+
+    def last_put(self, key: str) -> tuple[bytes, float] | None:
+        return self._own_records.get(key)
 
     async def get(self, key: str, deadline: float) -> list[Record]:
         self._check_running()
@@ -169,12 +192,22 @@ class MemoryTransport(Transport):
                 island = await self._network.search(self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return []
-        return island.get(key_digest(key), self.now())
+        if not self._network.lets_in(self.peer_id, self._credential, reads=True):
+            return []
+        records, mine = island.get(key_digest(key), self.now()), self.admission
+        return [r for r in records if mine is None or mine.admits(r.subkey, r.credential)]
+
+    @property
+    def _credential(self) -> bytes:
+        return self.admission.own if self.admission is not None else b""
 
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         self._check_running()
         self._connected = {peer: None for peer in self._connected if self._network.running(peer) is not None}
         return [(peer, [memory_address(peer)]) for peer in sorted(self._connected)]
+
+    async def remotes(self) -> dict[PeerId, list[str]]:
+        return {}  # nobody is anywhere
 
     async def close(self) -> None:
         self._leave()

@@ -135,6 +135,14 @@ class MemoryNetwork:
             raise PeerUnreachable("this peer was killed")
         return self._islands[peer]
 
+    def lets_in(self, peer: PeerId, credential: bytes, *, reads: bool = False) -> bool:
+        """Whether another member takes and, if it `reads`, gives records: the first one asks that has rules."""
+        others = (self._running[p].admission for p in self._islands[peer].members if p != peer)
+        rules = next((admission for admission in others if admission is not None), None)
+        if rules is None or (reads and not rules.is_private):
+            return True
+        return rules.admits(peer, credential)
+
     def stream_pair(self, a: PeerId, b: PeerId) -> tuple[MemoryStream, MemoryStream]:
         """The ends of a new stream, at `a` and at `b`."""
         there, back = self._pipe(a, b), self._pipe(b, a)

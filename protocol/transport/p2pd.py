@@ -22,12 +22,15 @@ from pathlib import Path
 from protocol.errors import ResourceError, UserError
 from protocol.supervision import Supervisor, cancelled, seen
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
+from protocol.transport.metering import UNMETERED, Meter
 from protocol.transport.p2pd_socket import P2pdControl
+from protocol.transport.tcp_counts import TcpCounts
 
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT = 3.0  # seconds between SIGTERM and SIGKILL; p2pd takes a few milliseconds when it is well
 _LAST_LINES = 5
+_COUNT_SECONDS = 1.0  # between looks at what the kernel counts; a millisecond each
 # A session of its own, where the machine has the command for it: Ctrl-C in a terminal is for its parent, which still
 # needs the network to leave. It replaces itself by p2pd, so that the child is p2pd.
 _OWN_SESSION = [path for path in [shutil.which("setsid")] if path is not None]
@@ -45,23 +48,30 @@ class Libp2pConfig:
     nat_port_map: bool = False  # ask the home router to forward the port (UPnP, NAT-PMP)
     client_only: bool = False  # listen nowhere and store nothing for others: for observers
     startup_timeout: float = 60.0  # seconds
+    upload: float = 0.0  # bytes per second at most, as an interface counts; 0 is no limit
+    download: float = 0.0
 
 
 class P2pd:
     """One running p2pd. `P2pd.start` makes it; `exited` tells when it is gone; `stop` ends it."""
 
-    def __init__(self, p2p: P2P, directory: Path, supervisor: Supervisor) -> None:
+    def __init__(self, p2p: P2P, directory: Path, supervisor: Supervisor, meter: Meter = UNMETERED) -> None:
         self.p2p = p2p  # hivemind's handle, which its DHT needs
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
-        self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]))
+        self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]), meter)
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
             task.add_done_callback(seen)  # it breaks when p2pd dies, as it must
         stops = "p2pd stands still once its output is full."
         supervisor.keep("reading what p2pd says", self._read_output, stops)
+        self._meter = meter
+        stops = "What p2pd sends and receives besides is estimated."
+        supervisor.keep("counting what p2pd sends and receives", self._count, stops)
 
     @classmethod
-    async def start(cls, identity: Path, config: Libp2pConfig, supervisor: Supervisor) -> P2pd:
+    async def start(
+        cls, identity: Path, config: Libp2pConfig, supervisor: Supervisor, meter: Meter = UNMETERED
+    ) -> P2pd:
         """Start p2pd within `config.startup_timeout`.
 
         Raises `ResourceError` when the port is taken and `UserError` when p2pd does not start for another
@@ -116,7 +126,7 @@ class P2pd:
             if isinstance(error, P2PDaemonError | OSError | EOFError | ValueError | TimeoutError):
                 raise _start_failure(error, config) from error
             raise
-        return cls(p2p, directory, supervisor)
+        return cls(p2p, directory, supervisor, meter)
 
     async def exited(self) -> str:
         """Wait for the process to end; says how it ended, for the log.
@@ -131,6 +141,12 @@ class P2pd:
         """End the process, politely at first, and remove its sockets. Takes 3 s at most, if p2pd is frozen."""
         await _end(self.p2p)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    async def _count(self) -> None:
+        counts = TcpCounts(self.p2p._child.pid)
+        while (moved := await asyncio.to_thread(counts.since_last)) is not None:
+            self._meter.counted(*moved)
+            await asyncio.sleep(_COUNT_SECONDS)
 
     async def _read_output(self) -> None:
         while chunk := await self.p2p._child.stdout.read(1 << 16):

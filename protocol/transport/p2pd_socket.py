@@ -19,6 +19,7 @@ from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown
 from protocol.transport.base import Buffer, PeerId
 from protocol.transport.hivemind_api import Multiaddr, PeerID, read_pbmsg_safe, write_pbmsg
 from protocol.transport.hivemind_api import p2pd_pb2 as pb
+from protocol.transport.metering import UNMETERED, Meter
 
 READ_AHEAD = 1 << 20  # bytes that Python holds unasked before p2pd, and so the sender, has to wait
 _SCRATCH = 64 << 10  # bytes taken from the kernel at once when nobody waits for them
@@ -31,8 +32,10 @@ class P2pdControl:
     """Every method raises `PeerUnreachable` when p2pd could not do it, `DeadlineExceeded` when it is slow, and
     `TransportDown` when it is gone."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, socket: Path, meter: Meter = UNMETERED) -> None:
+        """`meter` has the say over what the streams carry."""
         self._socket = socket
+        self._meter = meter
 
     async def identify(self, deadline: float) -> list[str]:
         """The addresses under which p2pd believes that others reach it, without /p2p/<peer id>."""
@@ -45,15 +48,19 @@ class P2pdControl:
         request = pb.ConnectRequest(peer=_raw(peer), addrs=[place], timeout=math.ceil(deadline))
         await self._ask(deadline, pb.Request.CONNECT, connect=request)
 
+    async def disconnect(self, peer: PeerId, deadline: float) -> None:
+        """End all connections with a peer."""
+        await self._ask(deadline, pb.Request.DISCONNECT, disconnect=pb.DisconnectRequest(peer=_raw(peer)))
+
     async def list_peers(self, deadline: float) -> list[PeerId]:
         """The peers connected at present, sorted."""
         answer = await self._ask(deadline, pb.Request.LIST_PEERS)
         return sorted(PeerId(PeerID(info.id).to_base58()) for info in answer.peers)
 
-    async def remote_addresses(self, peer: PeerId, deadline: float) -> list[str]:
-        """Where the connections with `peer` lead to or come from; none when it is not connected."""
+    async def remote_addresses(self, deadline: float) -> dict[PeerId, list[str]]:
+        """Where the connections lead to or come from, by peer."""
         answer = await self._ask(deadline, pb.Request.LIST_PEERS)
-        return [text for info in answer.peers if info.id == _raw(peer) for text in _texts(info.addrs)]
+        return {PeerId(PeerID(info.id).to_base58()): _texts(info.addrs) for info in answer.peers}
 
     async def find_peer(self, peer: PeerId, deadline: float) -> list[str]:
         """The addresses at which `peer` says that it listens."""
@@ -90,7 +97,9 @@ class P2pdControl:
 
     async def _exchanged(self, request: pb.Request) -> tuple[P2pdSocket, pb.Response]:
         loop, answer = asyncio.get_running_loop(), pb.Response()
-        _, connection = await loop.create_unix_connection(P2pdSocket, str(self._socket))
+        _, connection = await loop.create_unix_connection(
+            lambda: P2pdSocket(meter=self._meter), str(self._socket)
+        )
         try:
             await write_pbmsg(connection, request)
             await read_pbmsg_safe(connection, answer)
@@ -123,13 +132,14 @@ class P2pdSocket(asyncio.BufferedProtocol):
     gives goes to the kernel from where it lies. asyncio's own reader and writer copy every byte several times.
 
     Mutable state: bytes read ahead, what is missing of the memory that a reader waits for, a writer that waits,
-    whether and how the connection ended.
+    whether reading rests for the sake of memory or of the meter, whether and how the connection ended.
     """
 
-    def __init__(self, made: Callable[[P2pdSocket], None] = lambda _: None) -> None:
+    def __init__(self, made: Callable[[P2pdSocket], None] = lambda _: None, meter: Meter = UNMETERED) -> None:
         self.heard = 0.0  # the loop's time at which bytes last came
         self.wrote = 0.0  # the same of bytes that the kernel took, known to `_LOOK` seconds
         self._made = made  # called once, when the connection is there
+        self.meter = meter
         self._loop = asyncio.get_running_loop()
         self._ahead = bytearray()
         self._scratch = memoryview(bytearray(_SCRATCH))
@@ -137,7 +147,8 @@ class P2pdSocket(asyncio.BufferedProtocol):
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._has_room = True
-        self._is_paused = False
+        self._is_full = False
+        self._is_throttled = False
         self._ended: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,16 +180,32 @@ class P2pdSocket(asyncio.BufferedProtocol):
     def _take(self, size: int) -> bytes:
         data = bytes(memoryview(self._ahead)[:size])
         del self._ahead[:size]
-        if self._is_paused and len(self._ahead) < READ_AHEAD:
-            self._is_paused = False
-            self._transport.resume_reading()
+        if self._is_full and len(self._ahead) < READ_AHEAD:
+            self._is_full = False
+            self._read_on()
         return data
+
+    def _read_on(self) -> None:
+        if not (self._is_full or self._is_throttled or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def _throttled(self, seconds: float) -> None:
+        """Take nothing more from p2pd for so long; it makes the sender wait."""
+        self._is_throttled = True
+        self._transport.pause_reading()
+        self._loop.call_later(seconds, self._unthrottled)
+
+    def _unthrottled(self) -> None:
+        self._is_throttled = False
+        self._read_on()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._missing or self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard = self._loop.time()
+        if (wait := self.meter.received(nbytes)) and not self._is_throttled:
+            self._throttled(wait)
         if self._missing:
             self._missing = self._missing[nbytes:]
             if not self._missing:
@@ -186,7 +213,7 @@ class P2pdSocket(asyncio.BufferedProtocol):
             return
         self._ahead += self._scratch[:nbytes]
         if len(self._ahead) >= READ_AHEAD:
-            self._is_paused = True
+            self._is_full = True
             self._transport.pause_reading()
 
     def eof_received(self) -> bool:

@@ -1,6 +1,8 @@
 """A network as that of a rented container: a private address behind a router that maps ports of its own to it.
 
-inside 172.17.0.2 ── 172.17.0.1 router 203.0.113.1 ── 203.0.113.2 outside
+Outside are public addresses, which peers dial on the word of others; nothing is sent to their owners.
+
+inside 172.17.0.2 ── 172.17.0.1 router 11.0.113.1 ── 11.0.113.2 outside
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import subprocess
 from contextlib import suppress
 from types import TracebackType
 
-INSIDE, GATEWAY, ROUTER, OUTSIDE = "172.17.0.2", "172.17.0.1", "203.0.113.1", "203.0.113.2"
+INSIDE, GATEWAY, ROUTER, OUTSIDE = "172.17.0.2", "172.17.0.1", "11.0.113.1", "11.0.113.2"
 
 
 class MappedNetwork:

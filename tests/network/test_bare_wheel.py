@@ -69,11 +69,14 @@ def bare(tmp_path: Path) -> Path:
         for path in top_level_files(needed):
             if path.exists() and not (site / path.name).exists():
                 (site / path.name).symlink_to(path)
+    # the wheel is made from the unpacked sdist, so that this has all that it needs
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(source)]
+    subprocess.run(build, check=True, timeout=200, capture_output=True)
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    assert len(list((tmp_path / "dist").glob("*.tar.gz"))) == 1
     pip = [sys.executable, "-m", "pip", "--python", str(made / "bin" / "python")]
     subprocess.run(
-        [*pip, "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", str(source)],
-        check=True,
-        timeout=100,
+        [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=100
     )
     return made / "bin"
 
@@ -89,6 +92,12 @@ def test_a_bare_wheel_founds_joins_trains_and_says_what_else_a_command_needs(
             [bare / "python", "-c", f"import {name}"], capture_output=True, check=False
         )
         assert looked_for.returncode, f"{name} is there, so that this would show nothing"
+    for name in ("noloco-node", "noloco-bootstrap", "noloco"):
+        assert said_by(bare / name, "--version").stdout.startswith("noloco-node 0.1.0, protocol ")
+        variable = f"_{name.upper().replace('-', '_')}_COMPLETE"
+        with monkeypatch.context() as shell:
+            shell.setenv(variable, "source_bash")
+            assert "complete -o" in said_by(bare / name).stdout
     seed = SeedDaemon(tmp_path / "run", program=(str(bare / "noloco-bootstrap"),))
     address = seed.join_address()
     nodes = [

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +17,7 @@ import msgpack
 import pytest
 import uvloop
 
+from protocol.addresses import network_of
 from protocol.identity import Identity
 from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
@@ -139,3 +141,32 @@ async def test_a_search_that_is_given_up_leaves_no_task_to_complain_of(
     network.thaw(c)
     await network.close()
     assert "was destroyed" not in caplog.text
+
+
+async def test_a_peer_that_was_silent_for_a_moment_is_asked_again(tmp_path: Path) -> None:
+    """hivemind forgot it, and a visitor that knew nobody else found nothing any more."""
+    network = OnLoopback(tmp_path)
+    member = await network.peer("member")
+    visitor = await network.peer("visitor", Libp2pConfig(client_only=True))
+    assert await visitor.connect(member.addresses(), SOON)
+    await member.put(KEY, b"here", 60, SOON)
+    network.freeze(member)
+    assert await visitor.get(KEY, SOON) == []
+    network.thaw(member)
+    await visitor.get(KEY, SOON)  # nobody is asked
+    (record,) = await visitor.get(KEY, SOON)
+    assert record.value == b"here"
+    await network.close()
+
+
+async def test_where_a_connection_comes_from_is_known_whatever_the_peer_says(tmp_path: Path) -> None:
+    network = OnLoopback(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    elsewhere = Libp2pConfig(port=port, announce=("/ip4/9.9.9.9/tcp/4000",))
+    liar, member = await network.peer("liar", elsewhere), await network.peer("member")
+    assert await liar.connect(member.addresses(), SOON) == [member.peer_id]
+    seen = await member.remotes()
+    assert {network_of([address]) for address in seen[liar.peer_id]} == {"127.0.0.0/24"}
+    await network.close()

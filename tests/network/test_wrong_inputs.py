@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.manifest import preset_text
 from tests.network.daemons import NodeDaemon, SeedDaemon
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"
@@ -132,7 +133,9 @@ def test_a_member_with_wrong_settings(
 
 @pytest.mark.long
 def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
-    seed = SeedDaemon(tmp_path / "run", "--preset", "llama-6.8b")
+    text = preset_text("llama-6.8b").replace("128_002", "8_192")
+    (tmp_path / "large.toml").write_text(text, encoding="utf-8")
+    seed = SeedDaemon(tmp_path / "run", "--manifest", str(tmp_path / "large.toml"))
     try:
         arguments = ("--join", seed.join_address(), "--host", "127.0.0.1", "--no-relay", "--stage", "1")
         result = run("node.cli", *arguments, cwd=tmp_path)
@@ -143,8 +146,6 @@ def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
-    from protocol.manifest import preset_text
-
     (tmp_path / "steep.toml").write_text(preset_text("tiny").replace("gamma = 0.7", "gamma = 1.9"))
     result = run("bootstrap.found_cli", "--manifest", "steep.toml", cwd=tmp_path)
     assert_refused(result, "steep.toml", "gamma", "1.500")

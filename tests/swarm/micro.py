@@ -19,8 +19,11 @@ from node.daemon import Node
 from node.data.batches import Batch, TrainingData
 from node.data.documents import DocumentOrder, Split, content_hash
 from node.data.tokenizer import ByteTokenizer
+from protocol.announcement import Announcement, stage_key
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.messages.peers import Introduce
+from protocol.records import seal_record
 from protocol.rpc import Rpc
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
@@ -30,6 +33,8 @@ from protocol.transport.virtual_time import run_virtual
 torch.set_num_threads(1)
 
 MICRO: dict[str, Any] = {
+    "inner__optimizer": "adamw",
+    "inner__muon_learning_rate": None,
     "name": "micro",
     "model__hidden_size": 16,
     "model__layers": 2,
@@ -209,11 +214,22 @@ async def everyone_goes_on(swarm: SimulatedSwarm, steps: int = 10) -> None:
     await until(lambda: all(step_of(swarm.nodes[number]) >= goal for number, goal in goals.items()))
 
 
-async def guest_of(swarm: SimulatedSwarm, name: str = "guest") -> Rpc:
-    """A peer that is no node: it talks to the members as it pleases."""
-    transport = MemoryTransport(swarm.network, Identity.from_seed(name))
+async def guest_of(swarm: SimulatedSwarm, name: str = "guest", stage: int | None = None) -> Rpc:
+    """A peer that is no node, with a record of a `stage`, if any: it talks to the members as it pleases."""
+    identity = Identity.from_seed(name)
+    transport = MemoryTransport(swarm.network, identity)
     await transport.start()
-    return Rpc(transport)
+    rpc = Rpc(transport)
+    if stage is not None:
+        rpc.introduction = introduction(swarm, identity, stage)
+    return rpc
+
+
+def introduction(swarm: SimulatedSwarm, identity: Identity, stage: int) -> Introduce:
+    expires = swarm.network.now() + 3_000
+    record = Announcement(stage=stage, state="serving", since=0.0).to_bytes()
+    key = stage_key(swarm.seed_peer.signed.run_id, stage)
+    return Introduce(stage=stage, record=seal_record(identity, key, record, expires), expires=expires)
 
 
 async def observer_of(swarm: SimulatedSwarm, name: str = "visitor") -> Observer:

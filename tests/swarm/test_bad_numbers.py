@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter
 from functools import cache
+from statistics import fmean
 
 import pytest
 import torch
@@ -20,6 +21,11 @@ from tests.swarm.micro import micro_corpus, micro_swarm, run_swarm, step_of, unt
 REPLICAS, STEPS = 4, 80
 ABSURD = 1e30
 TOLERANCE = 0.05  # nats per token
+SEEDS = (
+    1,
+    2,
+    3,
+)  # one pair of undisturbed runs differs by 0.03 (standard deviation of eight), so of several the mean
 TOLD = {"non-finite", "step-left-out", "weights-lost", "microbatches-dropped"}
 
 
@@ -40,9 +46,11 @@ def validation_loss(swarm: SimulatedSwarm, without: int | None) -> float:
 BAD = 2 * REPLICAS - 1  # the number of the broken node, if there is one
 
 
-async def trained(stage: int, place: Place | None = None, value: float = math.nan) -> SimulatedSwarm:
+async def trained(
+    seed: int, stage: int, place: Place | None = None, value: float = math.nan
+) -> SimulatedSwarm:
     """Two stages of four replicas until the sound ones of the first have done their steps; one broken at `place`."""
-    swarm: SimulatedSwarm = micro_swarm(inner__total_steps=STEPS)
+    swarm: SimulatedSwarm = micro_swarm(seed, inner__total_steps=STEPS)
     await swarm.seed_peer.start()
     stages = [(number + (stage == 0)) % 2 for number in range(BAD)]  # four of each with the broken one
     sound = [swarm.add(number, stage=its) for number, its in enumerate(stages)]
@@ -67,14 +75,13 @@ async def leave(swarm: SimulatedSwarm) -> None:
 def undisturbed(stage: int) -> float:
     """With as many tokens: those of a broken replica of the first stage never count, so it is left out there."""
 
-    async def main() -> float:
-        swarm = await trained(stage)
+    async def main(seed: int) -> float:
+        swarm = await trained(seed, stage)
         loss = validation_loss(swarm, None)
         await leave(swarm)
         return loss
 
-    loss: float = run_swarm(main())
-    return loss
+    return fmean(run_swarm(main(seed)) for seed in SEEDS)
 
 
 CASES: list[tuple[int, Place, float]] = [
@@ -95,11 +102,9 @@ CASES: list[tuple[int, Place, float]] = [
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "place", "value"), CASES)
 def test_one_broken_replica_of_eight_harms_nobody_else(stage: int, place: Place, value: float) -> None:
-    async def main() -> None:
-        swarm = await trained(stage, place, value)
+    async def main(seed: int) -> float:
+        swarm = await trained(seed, stage, place, value)
         loss = validation_loss(swarm, BAD)
-        print(f"{place} {value} at stage {stage}: {loss:.4f}, undisturbed {undisturbed_loss:.4f}")
-        assert loss < undisturbed_loss + TOLERANCE
         for number in range(BAD):
             assert torch.isfinite(swarm.nodes[number].replica.flat.values).all()
         told = Counter(
@@ -108,6 +113,8 @@ def test_one_broken_replica_of_eight_harms_nobody_else(stage: int, place: Place,
         assert told or value == ABSURD, "its owner was told nothing"
         assert max(told.values(), default=0) <= 5, told  # not with every microbatch
         await leave(swarm)
+        return loss
 
-    undisturbed_loss = undisturbed(stage)
-    run_swarm(main())
+    loss = fmean(run_swarm(main(seed)) for seed in SEEDS)
+    print(f"{place} {value} at stage {stage}: {loss:.4f}, undisturbed {undisturbed(stage):.4f}")
+    assert loss < undisturbed(stage) + TOLERANCE

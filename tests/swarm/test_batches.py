@@ -62,7 +62,7 @@ async def a_last_stage_node_of_its_own() -> tuple[SimulatedSwarm, Node, Rpc]:
     await swarm.seed_peer.start()
     node = swarm.add(0, stage=1)
     await until(lambda: node.public_state == "serving")
-    return swarm, node, await guest_of(swarm)
+    return swarm, node, await guest_of(swarm, stage=0)
 
 
 def test_a_repeated_delivery_gets_the_same_gradient_and_counts_once() -> None:
@@ -85,7 +85,7 @@ def test_a_repeated_delivery_gets_the_same_gradient_and_counts_once() -> None:
 def test_the_same_id_from_two_peers_is_two_microbatches() -> None:
     async def main() -> None:
         swarm, node, guest = await a_last_stage_node_of_its_own()
-        other = await guest_of(swarm, "another guest")
+        other = await guest_of(swarm, "another guest", stage=0)
         await asyncio.gather(forward(guest, node, microbatch(node)), forward(other, node, microbatch(node)))
         assert node.context.counters.received == 2
         await swarm.leave()
@@ -151,7 +151,7 @@ def test_nobody_but_stage_0_itself_decides_what_stage_0_trains_on() -> None:
     async def main() -> None:
         swarm = await training(1, inner__total_steps=FOREVER)
         node = swarm.nodes[0]
-        guest = await guest_of(swarm)
+        guest = await guest_of(swarm, stage=1)
         tokens = microbatch(node)[1]
         for number in range(20):
             with pytest.raises(Refused):
@@ -182,7 +182,7 @@ def test_one_id_of_two_senders_stays_two_microbatches_at_every_later_stage() -> 
         await until(lambda: middle.public_state == last.public_state == "serving")
         await until(lambda: bool(middle.view.serving(2, middle.transport.now())))
         name = "3-1-0123abcd".rjust(64, "x")
-        guests = [await guest_of(swarm), await guest_of(swarm, "another guest")]
+        guests = [await guest_of(swarm, stage=0), await guest_of(swarm, "another guest", stage=0)]
         gradients = await asyncio.gather(
             *(forward(guest, middle, microbatch(middle, seed), name) for seed, guest in enumerate(guests))
         )

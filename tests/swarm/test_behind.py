@@ -14,7 +14,7 @@ from node.daemon import Node
 from node.model.compute import Priority
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import NolocoError, Refused
-from protocol.messages.peers import GetStateIndex, StateIndex
+from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex
 from protocol.messages.training import Propose
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import Record
@@ -67,7 +67,7 @@ def test_a_liar_makes_no_mature_replica_download() -> None:
         swarm = await one_stage(3, rounds=6)
         liar = await guest_of(swarm, "liar")
         await liar.start()
-        asked = 0
+        asked, size = 0, swarm.nodes[0].replica.parameters
 
         async def refuse(request: Request) -> Answer:
             nonlocal asked
@@ -75,10 +75,16 @@ def test_a_liar_makes_no_mature_replica_download() -> None:
             raise Refused("stale", "download this stage's state first")
 
         async def give_nonsense(request: Request) -> Answer:
-            return Answer(StateIndex(stage=0, step=9 * 10**6, round=10**6, parameters=1, piece_parameters=1))
+            return Answer(
+                StateIndex(stage=0, step=9 * 10**6, round=10**6, parameters=size, piece_parameters=2**18)
+            )
+
+        async def give_garbage(request: Request) -> Answer:
+            raise AssertionError("somebody wants its weights")
 
         liar.handle(Propose.answered_by(refuse))
         liar.handle(GetStateIndex.answered_by(give_nonsense))
+        liar.handle(GetStatePiece.answered_by(give_garbage))
         await announce_liar(swarm, liar, 10**6)
         rounds = len(events_of(swarm, "round"))
         for number in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Coroutine
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from node.model.compute import InlineCompute
 from node.model.replica import Replica
 from node.state.download import State, WantedState, download_state
-from node.state.transfer import DonorProgress, RunLimits, StateService
+from node.state.transfer import DonorProgress, StateService
 from protocol.errors import JoinError
 from protocol.identity import Identity
 from protocol.messages.peers import GetStateIndex, GetStatePiece, StatePiece
@@ -39,8 +40,14 @@ class Donor:
         self.peer, self.rpc = self.transport.peer_id, Rpc(self.transport)
         self.replica = Replica(MANIFEST, 0)
         self.replica.round, self.replica.step = round_, 5 * round_
-        for tensor in (self.replica.phi, self.replica.delta, self.replica.adamw.moments[0]):
-            tensor.fill_(mark)
+        first, second = self.replica.adamw.moments
+        for tensor, value in (
+            (self.replica.phi, mark),
+            (self.replica.delta, mark),
+            (first, 1e-4 * mark),
+            (second, 1e-8 * mark**2),
+        ):
+            tensor.fill_(value)
         self.service = StateService(0, self.replica, InlineCompute(lambda _: 0.001))
         self.asked = 0
 
@@ -101,8 +108,10 @@ def downloaded(
             donor.transport.network = network  # type: ignore[attr-defined]
             await donor.start()
             await transport.connect([memory_address(donor.peer)], 5.0)
-        wanted = WantedState(0, made[0].replica.parameters, RunLimits.of(MANIFEST))
-        pieces, progress = await download_state(Rpc(transport), wanted, lambda: [d.peer for d in made])
+        wanted = WantedState.of(MANIFEST, 0, made[0].replica.parameters)
+        pieces, progress = await download_state(
+            Rpc(transport), wanted, lambda: [d.peer for d in made], random.Random(1)
+        )
         return pieces, progress, made
 
     work: Coroutine[Any, Any, Any] = main()
@@ -127,10 +136,16 @@ def test_nothing_is_taken_from_one_that_began_anew() -> None:
     assert progress == DonorProgress(step=30, round=14), "70 steps are more than this run has"
 
 
-def test_nor_when_most_began_anew() -> None:
-    pieces, progress, _ = downloaded((Donor, 5), (Donor, 0), (Donor, 1), (Donor, 0))
-    assert marks(pieces) == {0.0}
-    assert progress == DonorProgress(25, 5)
+def test_nor_when_a_half_began_anew() -> None:
+    pieces, progress, _ = downloaded((Donor, 5), (Donor, 0), (Donor, 1), (Donor, 4))
+    assert marks(pieces) == {0.0, 3.0}
+    assert progress == DonorProgress(20, 4)
+
+
+def test_one_does_not_tell_a_stage_that_began_lately_how_far_it_is() -> None:
+    pieces, progress, _ = downloaded((Donor, 10**6), (Donor, 2), (Donor, 1))
+    assert marks(pieces) == {1.0, 2.0}
+    assert progress == DonorProgress(5, 1)
 
 
 @pytest.mark.parametrize("kind", [Leaper, Beginner, Damaged])

@@ -21,7 +21,7 @@ PARTS = [
     ("node.membership.discovery.Discovery.refresh", "Discovery"),
     ("node.links.links.Links.choose", "Measuring links"),
     ("node.state.checkpoints.Checkpoints.save", "Saving checkpoints"),
-    ("node.model.replica.Replica.snapshot", "Saving checkpoints"),
+    ("node.model.snapshot.Snapshots.begin", "Saving checkpoints"),
     ("node.membership.moving.Mover._survey", "Watching for stages in need"),
 ]
 TASKS = [
@@ -85,7 +85,7 @@ async def _training(directory: Path) -> Any:
     return swarm
 
 
-@pytest.mark.long_but("node.membership.discovery.Discovery.refresh-Discovery")
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "part"), PARTS)
 def test_a_part_that_fails_is_told_and_started_again(
     place: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -11,7 +11,7 @@ import pytest
 from bootstrap.simulation.swarm import SimulatedSwarm
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import JoinError, NolocoError, StateError
-from protocol.messages.peers import GetStats
+from protocol.messages.peers import GetStats, SignReceipt
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
     FOREVER,
@@ -76,9 +76,9 @@ def test_a_node_of_a_later_stage_leaves_when_the_volunteer_s_minutes_are_over(tm
 def test_the_tokens_of_a_node_go_on_after_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
         swarm = await training(1, directory=tmp_path, inner__total_steps=FOREVER)
+        before = {number: node.context.counters.tokens_stepped for number, node in swarm.nodes.items()}
         for node in swarm.nodes.values():
-            await node.checkpoints.save()
-        before = {number: node.context.counters.tokens for number, node in swarm.nodes.items()}
+            await node.checkpoints.save()  # training goes on meanwhile
         assert all(before.values())
         for number in before:
             swarm.kill(number)
@@ -168,6 +168,7 @@ def test_a_node_killed_and_started_again_catches_up(tmp_path: Path) -> None:
         others = stage_nodes(swarm, 1)
         rounds = others[0].replica.round
         await until(lambda: others[0].replica.round >= rounds + 8, seconds=300)
+        await asyncio.sleep(3)  # the other's record tells it by then
         returned = swarm.add(1)
         await until(lambda: returned.public_state == "serving")
         assert events_of(swarm, "checkpoint-old", node=1)
@@ -212,7 +213,8 @@ def test_a_finished_node_leaves_the_others_alone() -> None:
         real = fast.rpc.call
 
         async def call(*args: Any, **named: Any) -> Any:
-            asked.append(args)
+            if not isinstance(args[1], SignReceipt):  # for what it did before
+                asked.append(args)
             return await real(*args, **named)
 
         fast.rpc.call = call  # type: ignore[method-assign]

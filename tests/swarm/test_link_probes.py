@@ -151,7 +151,7 @@ def probe(nbytes: int) -> list[Encoded]:
 def test_who_asks_too_often_or_too_much_is_refused_counted_and_banned(nbytes: int, answered: int) -> None:
     async def main() -> None:
         swarm = await training(1, step=1, inner__total_steps=FOREVER)
-        node, guest = swarm.nodes[0], await guest_of(swarm)
+        node, guest = swarm.nodes[0], await guest_of(swarm, stage=1)
         replies, refusals = 0, list[str]()
         for _ in range(answered + BAN_AFTER_STRIKES):
             try:

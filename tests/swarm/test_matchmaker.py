@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from protocol.errors import Refused, TransportDown
 from protocol.transport.memory_link import Link
-from tests.swarm.members import K, Stage, all_rounds, pair_names, propose, stage_of
+from tests.swarm.members import WORLD, K, Stage, all_rounds, pair_names, propose, stage_of
 from tests.swarm.micro import run_swarm, until
 
 # --- no faults -------------------------------------------------------------------------------------
@@ -39,6 +39,23 @@ def test_pairs_are_equally_likely_over_the_network_too(count: int) -> None:
         partners = [round_.partner for round_ in member.rounds[5:]]
         assert (None, None) not in pairwise(partners)
         assert set(member.agreed.values()) == {1}  # told once of each pair
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("step_seconds", "link"), [(0.5, WORLD), (0.065, Link(latency=0.01))])
+def test_in_rounds_of_three_steps_next_to_nobody_is_alone(step_seconds: float, link: Link) -> None:
+    """And nobody has agreed in vain: a pair that was averaged is not made anew, no replicas wait in a circle."""
+
+    async def main() -> Stage:
+        stage = await stage_of(4, link, step_seconds=step_seconds, manifest={"outer__inner_steps": 3})
+        await stage.rounds(300)
+        await stage.leave()
+        return stage
+
+    rounds = all_rounds(run_swarm(main()), 5)
+    alone = [round_ for round_ in rounds if round_.partner is None]
+    assert len(alone) < 0.02 * len(rounds)
+    assert not any(round_.pair for round_ in alone)
 
 
 @pytest.mark.long

@@ -136,6 +136,7 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
     card = (directory / "README.md").read_text()
     assert "[outer]" in card
     assert "training loss" in card
+    assert "## Contributors" in card
 
 
 # --- interrupted, damaged and changing sources ------------------------------------------------------
@@ -167,6 +168,7 @@ def assert_exported(directory: Path, replicas: list[Replica]) -> None:
     there = {
         name: tensor for file in directory.glob("*.safetensors") for name, tensor in load_file(file).items()
     }
+    assert {file.stat().st_mode & 0o777 for file in directory.iterdir() if file.is_file()} == {0o644}
     expected = weights_of(replicas[0].manifest)
     assert there.keys() == expected.keys()
     for name, weight in expected.items():

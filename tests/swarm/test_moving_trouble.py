@@ -77,8 +77,8 @@ def test_of_several_that_would_move_at_the_same_moment_one_does(monkeypatch: pyt
         finally:
             has_claimed.reset(token)
 
-    async def unseen(self: Mover) -> Any:
-        return await read_claims(self) if has_claimed.get() else []
+    async def unseen(self: Mover, peers: Sequence[Peer]) -> Any:
+        return await read_claims(self, peers) if has_claimed.get() else []
 
     def selfish(peers: Sequence[Peer], *args: Any, **named: Any) -> Move | None:
         move, mine = next_move(peers, *args, **named), [p for p in peers if p.peer == asker.get()]

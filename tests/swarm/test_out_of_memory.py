@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import node.model.replica
+import node.rounds.rounds
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.model.inner import norm_of
 from node.model.replica import Replica
+from node.rounds.contribution import Pull, TensorPool
 from protocol.errors import StateError
 from tests.swarm.micro import (
     FOREVER,
@@ -129,30 +134,108 @@ def test_a_pass_that_does_not_fit_is_made_in_slices(stage: int) -> None:
     run_swarm(main())
 
 
-@pytest.mark.parametrize("stage", [0, 1])
-def test_a_backward_pass_that_ends_halfway_costs_its_batch_as_a_whole(stage: int) -> None:
-    """Part of a microbatch is in the gradients then: nothing is learned from them."""
-
+def test_the_head_of_a_ring_that_does_not_fit_is_computed_in_slices() -> None:
     def shorten(replica: Replica) -> None:
-        calls = iter(range(10**6))
-
-        def fail(_: torch.Tensor) -> None:
-            if next(calls) == 9:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-
-        next(replica.stage.parameters()).register_hook(fail)  # the last whose gradient is made
+        whole, calls = replica.manifest.inner.sequences, iter(range(10**6))
+        runs_out(
+            replica.passes,
+            "head",
+            lambda: next(calls) > 10 and replica.passes.execution.at_once in (0, whole),
+        )
 
     async def main() -> None:
-        swarm = await swarm_with(stage, shorten)
-        assert [event["reason"] for event in events_of(swarm, "step-left-out")] == ["memory"]
-        short = swarm.nodes[stage].replica
-        assert short.adamw.updates == short.step - 1
+        swarm = await swarm_with(0, shorten, model__tied_embeddings=True)
+        [told] = events_of(swarm, "made-smaller")
+        assert told["node"] == 0
+        assert 0 < told["at_once"] < swarm.manifest.inner.sequences
+        assert not [event for event in events_of(swarm, "step") if event["left_out"]]
         await assert_all_train(swarm)
 
     run_swarm(main())
 
 
-@pytest.mark.long_but("1")
+def test_ever_less_memory_takes_what_is_in_flight_then_slices_then_recomputation_each_told_once() -> None:
+    """Room for three graphs, soon for two, then for half of a microbatch, then for a quarter."""
+
+    def shorten(replica: Replica) -> None:
+        graphs: list[weakref.ref[torch.Tensor]] = []
+        calls, original = itertools.count(), replica.passes.forward
+
+        def forward(inputs: torch.Tensor) -> Any:
+            call, way = next(calls), replica.passes.execution
+            held = sum(graph() is not None for graph in graphs)
+            pass_ = 1.0 if not way.at_once else way.at_once / len(inputs) / (1 + way.recomputes)
+            if held + pass_ > (3 if call < 6 else 2 if call < 16 else 0.5 if call < 30 else 0.25):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            leaf, outputs = original(inputs)
+            if outputs.requires_grad:
+                graphs.append(weakref.ref(outputs))
+            return leaf, outputs
+
+        replica.passes.forward = forward  # type: ignore[method-assign]
+
+    async def main() -> None:
+        swarm = await swarm_with(0, shorten, inner__microbatches=3)
+        await everyone_goes_on(swarm, 8)
+        told = [
+            (-event["in_flight"], -(event["at_once"] or 2), event["recomputes"])
+            for event in events_of(swarm, "made-smaller")
+        ]
+        assert told == sorted(set(told))  # nothing is given back, nothing told twice
+        assert told[0] == (-2, -2, False)
+        assert told[-1][1:] == (-1, True)
+        assert [way[1:] for way in told if way[1:] != (-2, False)] == [(-1, False), (-1, True)]
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+def short_of_gradients(fails: Callable[[int], bool]) -> Callable[[Replica], None]:
+    """The gradient that is made last finds no memory when `fails` says so of its number."""
+
+    def shorten(replica: Replica) -> None:
+        calls = itertools.count()
+
+        def fail(_: torch.Tensor) -> None:
+            if fails(next(calls)):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        next(replica.stage.parameters()).register_hook(fail)
+
+    return shorten
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_backward_pass_that_ends_halfway_is_brought_to_its_end(stage: int) -> None:
+    async def main() -> None:
+        swarm = await swarm_with(stage, short_of_gradients(lambda call: call == 9))
+        assert not events_of(swarm, "step-left-out")
+        assert not [event for event in events_of(swarm, "step") if event["left_out"]]
+        # the last stage has it all to do again, which may be enough
+        assert len(events_of(swarm, "made-smaller", node=stage)) == (1 if stage == 0 else 0)
+        short = swarm.nodes[stage].replica
+        assert short.adamw.updates == short.step
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_one_that_comes_to_no_end_costs_its_batch_as_a_whole(stage: int) -> None:
+    """Part of a microbatch is in the gradients then: nothing is learned from them."""
+
+    async def main() -> None:
+        swarm = await swarm_with(stage, short_of_gradients(lambda call: 9 <= call < 15))
+        left_out = events_of(swarm, "step-left-out")
+        assert {event["reason"] for event in left_out} == {"memory"}
+        short = swarm.nodes[stage].replica
+        assert short.adamw.updates == short.step - len(left_out)
+        await assert_all_train(swarm)
+
+    run_swarm(main())
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_microbatch_that_never_fits_is_refused_and_told_once_and_the_node_stays(stage: int) -> None:
     def shorten(replica: Replica) -> None:
@@ -189,6 +272,67 @@ def test_an_optimizer_that_runs_out_twice_leaves_one_step_out() -> None:
     run_swarm(main())
 
 
+def test_gradients_whose_norm_cannot_be_computed_leave_one_step_out() -> None:
+    original, calls = norm_of, iter(range(10**6))
+
+    def fails(gradients: torch.Tensor) -> float:
+        if next(calls) in (10, 11):  # the first is tried again
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(gradients)
+
+    async def main() -> None:
+        swarm = await swarm_with(1, lambda _: None)
+        assert [event["reason"] for event in events_of(swarm, "step-left-out")] == ["memory"]
+        await assert_all_train(swarm)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(node.model.replica, "norm_of", fails)
+        run_swarm(main())
+
+
+def test_an_outer_step_that_runs_out_counts_the_own_progress_alone() -> None:
+    calls = at_calls(0)
+
+    class Short(Pull):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            if calls():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+    async def main() -> None:
+        swarm = await swarm_with(1, lambda _: None)
+        [told] = events_of(swarm, "round-alone")
+        rounds = events_of(swarm, "round", node=told["node"])
+        assert rounds[0]["partner"] is None
+        assert [event["round"] for event in rounds] == list(range(1, len(rounds) + 1))  # none is taken twice
+        assert any(event["partner"] for event in rounds[1:])
+        await assert_all_train(swarm)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(node.rounds.rounds, "Pull", Short)
+        run_swarm(main())
+
+
+def test_a_partners_contribution_that_there_is_no_memory_for_is_refused_as_such() -> None:
+    calls = at_calls(0)
+
+    def take(pool: TensorPool) -> torch.Tensor:
+        if calls():
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"
+            )
+        return torch.empty(pool._parameters)
+
+    async def main() -> None:
+        swarm = await swarm_with(1, lambda _: None)
+        assert any(event["partner"] for event in events_of(swarm, "round"))
+        await assert_all_train(swarm)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TensorPool, "take", take)
+        run_swarm(main())  # which fails when anything was logged as an error
+
+
 @pytest.mark.long
 def test_an_exchange_that_runs_out_ends_its_round_alone() -> None:
     for overlap in ("none", "phi-early"):
@@ -204,9 +348,10 @@ def test_an_exchange_that_runs_out_ends_its_round_alone() -> None:
         run_swarm(main())
 
 
-def test_a_checkpoint_without_memory_is_skipped_with_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", ["room", "begin", "advance", "landed"])
+def test_a_checkpoint_without_memory_is_skipped_with_a_sentence(tmp_path: Path, step: str) -> None:
     def shorten(replica: Replica) -> None:
-        runs_out(replica, "snapshot", at_calls(0))
+        runs_out(replica.snapshots, step, at_calls(0))
 
     async def main() -> None:
         swarm = await swarm_with(1, shorten, tmp_path)
@@ -214,6 +359,8 @@ def test_a_checkpoint_without_memory_is_skipped_with_a_sentence(tmp_path: Path) 
         with pytest.raises(StateError, match="--max-memory"):
             await checkpoints.save()
         await checkpoints.save()
+        [saved] = events_of(swarm, "checkpoint", node=1)
+        assert saved["step"] > 0
         await assert_all_train(swarm)
 
     run_swarm(main())

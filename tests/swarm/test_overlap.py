@@ -72,7 +72,7 @@ def test_a_kill_costs_the_partner_a_round_alone_and_nobody_else_anything(mode: d
     run_swarm(main())
 
 
-@pytest.mark.long_but("phi-early-fp32")
+@pytest.mark.long
 @every_mode
 def test_streams_that_break_delay_a_round_and_no_more(mode: dict[str, Any]) -> None:
     faulty = Link(latency=0.01, jitter=0.01, open_loss=0.02, write_loss=0.02)

@@ -18,6 +18,7 @@ from node.model.flat import layout
 from node.model.stage import parameter_shapes
 from protocol.codec import encode
 from protocol.errors import Refused
+from protocol.identity import Identity
 from protocol.messages.training import Return
 from tests.swarm.micro import (
     FOREVER,
@@ -110,15 +111,16 @@ def test_the_first_stage_answers_for_a_home_that_has_died() -> None:
     async def main() -> None:
         swarm = await training(2, stages=2, inner__total_steps=FOREVER, **TIED)
         node = stage_nodes(swarm, 0)[0]
-        guest = await guest_of(swarm)
+        guest = await guest_of(swarm, stage=1)
         hidden = torch.randn(2, 32, 16)
         parcel = [encode(hidden, "fp32"), encode(torch.zeros(2, 32, dtype=torch.int32), "int32")]
-        for home in ("somebody else", peer_of(node)):
+        somebody_else = Identity.from_seed("somebody else").peer_id
+        for home in (somebody_else, peer_of(node)):
             message = Return(microbatch=home, home=home, draw="1-0-x")
             reply, tensors = await guest.call(peer_of(node), message, parcel, deadline=5)
             assert reply.loss > 0
             assert tensors[0].shape == hidden.shape
-        message = Return(microbatch="another", home="somebody else", draw="1-0-x")
+        message = Return(microbatch="another", home=somebody_else, draw="1-0-x")
         with pytest.raises(Refused, match="bad-shape"):
             await guest.call(peer_of(node), message, parcel[:1], deadline=5)
         await guest.close()

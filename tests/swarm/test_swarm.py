@@ -139,12 +139,12 @@ def test_partners_pull_at_each_other_alike_also_with_a_lossy_codec() -> None:
     def remember(number: int, node: Node) -> None:
         finish = node.replica.finish_round_with
 
-        def finish_and_remember(pull: Pieces) -> None:
+        def finish_and_remember(pull: Pieces, *more: Any) -> None:
             replica = node.replica
             pulls[number] = torch.cat(
                 [pull(i, replica.piece_bounds(i)).clone() for i in range(replica.pieces)]
             )
-            finish(pull)
+            finish(pull, *more)
 
         node.replica.finish_round_with = finish_and_remember  # type: ignore[method-assign]
 

@@ -139,9 +139,9 @@ def test_activations_beyond_fp16_are_told_with_what_to_do_and_hold_no_place(stag
 
 
 @pytest.mark.long_but("nan")
-@pytest.mark.parametrize("gradient", [1e30, 1e5, math.nan])
+@pytest.mark.parametrize("gradient", [1e30, 1e5, 500.0, math.nan])
 def test_a_replica_whose_gradients_are_out_of_proportion_voids_no_step_of_others(gradient: float) -> None:
-    """Failed before at 1e30 and 1e5: every step with such a gradient in it was worthless."""
+    """Failed before at 1e30, 1e5 and 500: every step with such a gradient in it was worthless."""
 
     async def main() -> None:
         swarm = await with_damaged(1, replicas=3)
@@ -158,9 +158,9 @@ def test_a_replica_whose_gradients_are_out_of_proportion_voids_no_step_of_others
             for event in swarm.events[began:]
             if event["event"] == "step" and event["node"] in numbers
         ]
-        assert max(norms) < 100 * usual
+        assert max(norms) < 3 * usual
         nonsense = [event for event in events_of(swarm, "resend") if event["reason"] == "CodecError"]
-        assert nonsense or math.isnan(gradient)  # who computes NaN says so itself
+        assert nonsense or not 1e3 < gradient < math.inf  # who computes NaN says so itself
         assert_exact_admission(swarm, first)
         await swarm.leave()
 

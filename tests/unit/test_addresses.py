@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.addresses import check_address, is_loopback, peer_id_in, without_peer
+from protocol.addresses import (
+    Whereabouts,
+    check_address,
+    dialable,
+    host_of,
+    is_loopback,
+    peer_id_in,
+    without_peer,
+)
 from protocol.errors import UserError
 from protocol.identity import Identity
 
@@ -80,3 +89,105 @@ def test_loopback_addresses_are_told_apart() -> None:
     assert not is_loopback("/ip4/203.0.113.7/tcp/1")
     assert not is_loopback("/dns4/localhost/tcp/1")
     assert not is_loopback("")
+
+
+def somewhere(*hosts: str, is_local: bool = False) -> Whereabouts:
+    return Whereabouts(frozenset(map(ipaddress.ip_address, hosts)), is_local)
+
+
+ABROAD = somewhere("127.0.0.1", "8.8.4.4")
+
+
+def place(host: str, port: int = 31337) -> str:
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
+
+
+def test_public_addresses_are_dialled_with_and_without_the_peer() -> None:
+    for host in ("8.8.8.8", "2a00:1450::1", "::ffff:8.8.8.8"):
+        assert ABROAD.may_dial(place(host))
+        assert dialable([f"{place(host)}/p2p/{PEER}"], ABROAD) == [f"{place(host)}/p2p/{PEER}"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "::ffff:7f00:1",  # this machine
+        "169.254.169.254", "fe80::1", "fe80::1%eth0", "2a00:1450::1%eth0", "fec0::1",  # this link, this site
+        "0.0.0.0", "0.1.2.3", "::", "::ffff:0.0.0.0",  # nowhere
+        "224.0.0.1", "239.255.255.250", "ff02::1", "255.255.255.255", "240.0.0.1",  # many, or nobody yet
+        "192.0.2.1", "198.51.100.1", "203.0.113.7", "2001:db8::1", "198.18.0.1", "192.0.0.1",  # for books and trials
+        "64:ff9b::a00:1", "2002:0a00:0001::1", "2001:0:4136:e378::1", "::10.0.0.1",  # with an IPv4 address within
+        "10.0.0.1", "172.16.9.9", "192.168.1.1", "100.64.0.1", "fd00::1", "::ffff:192.168.1.1",  # others' networks
+    ],
+)  # fmt: skip
+def test_addresses_of_no_place_on_the_internet_are_not_dialled(host: str) -> None:
+    assert not ABROAD.may_dial(place(host))
+
+
+@pytest.mark.parametrize(
+    ("own", "near", "far"),
+    [
+        ("10.77.0.1", "10.77.0.2", "192.168.0.2"),
+        ("172.17.0.2", "172.31.0.1", "10.0.0.1"),
+        ("192.168.1.5", "::ffff:192.168.1.9", "172.16.0.1"),
+        ("100.64.3.2", "100.127.0.1", "10.0.0.1"),
+        ("fd00::2", "fd12::1", "10.0.0.1"),
+    ],
+)
+def test_a_private_network_is_for_those_who_are_in_it(own: str, near: str, far: str) -> None:
+    here = somewhere("127.0.0.1", own)
+    assert here.may_dial(place(near))
+    assert not here.may_dial(place(far))
+
+
+def test_loopback_is_for_swarms_on_one_machine() -> None:
+    local = somewhere("127.0.0.1", is_local=True)
+    for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        assert local.may_dial(place(host))
+    assert not local.may_dial(place("169.254.0.1"))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "/",
+        "nonsense",
+        "/ip4",
+        "/ip4/8.8.8.8",
+        "/ip4/8.8.8.8/tcp",
+        "/ip4/8.8.8.8/tcp/",
+        "/ip4/8.8.8.8/udp/31337",
+        "/dns4/example.org/tcp/31337",
+        "/dns/localhost/tcp/31337",
+        "/ip4/8.8.8/tcp/31337",
+        "/ip6/8.8.8.8/tcp/31337",
+        *(f"/ip4/8.8.8.8/tcp/{port}" for port in ("0", "22", "1023", "65536", "99999", "-1", "²", "0031337")),
+    ],
+)
+def test_names_other_transports_and_ports_of_services_are_not_dialled(address: str) -> None:
+    assert not ABROAD.may_dial(address)
+    assert not somewhere("127.0.0.1", is_local=True).may_dial(address)
+
+
+@given(st.ip_addresses(), st.lists(st.ip_addresses(), max_size=3), st.integers(0, 65_535))
+def test_nothing_but_public_hosts_or_shared_private_ranges_is_ever_dialled(
+    host: ipaddress.IPv4Address | ipaddress.IPv6Address,
+    own: list[ipaddress.IPv4Address | ipaddress.IPv6Address],
+    port: int,
+) -> None:
+    if not Whereabouts(frozenset(own), False).may_dial(place(str(host), port)):
+        return
+    assert port >= 1_024
+    real = host_of(place(str(host)))
+    assert real is not None
+    assert not any([real.is_loopback, real.is_link_local, real.is_multicast, real.is_unspecified])
+    assert real.is_global or own
+
+
+@given(
+    st.text(max_size=60)
+    | st.lists(st.sampled_from(["", "ip4", "ip6", "8.8.8.8", "tcp", "9999", "::1"])).map("/".join)
+)
+def test_arbitrary_text_is_not_dialled_or_well_formed(text: str) -> None:
+    assert not ABROAD.may_dial(text) or text.startswith("/ip4/8.8.8.8/tcp/9999")

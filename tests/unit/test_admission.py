@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from node.pipeline.gate import Admission, Decision
+from node.pipeline.gate import Decision, MicrobatchAdmission
 
 
 def test_the_batch_is_admitted_then_the_queue_fills_then_it_is_full() -> None:
-    admission = Admission(batch=2, queue_limit=2)
+    admission = MicrobatchAdmission(batch=2, queue_limit=2)
     decisions = [admission.request(name) for name in "abcde"]
     assert decisions == [Decision.ADMITTED] * 2 + [Decision.QUEUED] * 2 + [Decision.FULL]
     assert (admission.running, admission.waiting) == (2, 2)
 
 
 def test_a_step_is_complete_with_the_last_gradient_and_then_the_queue_moves_up() -> None:
-    admission = Admission(batch=2, queue_limit=3)
+    admission = MicrobatchAdmission(batch=2, queue_limit=3)
     for name in "abcde":
         admission.request(name)
     admission.done("a")
@@ -31,7 +31,7 @@ def test_a_step_is_complete_with_the_last_gradient_and_then_the_queue_moves_up()
 
 
 def test_one_that_fails_frees_its_place_for_the_first_in_the_queue() -> None:
-    admission = Admission(batch=1, queue_limit=2)
+    admission = MicrobatchAdmission(batch=1, queue_limit=2)
     for name in "abc":
         admission.request(name)
     assert admission.release("a") == ["b"]
@@ -41,7 +41,7 @@ def test_one_that_fails_frees_its_place_for_the_first_in_the_queue() -> None:
 
 
 def test_one_whose_gradient_is_in_keeps_its_place() -> None:
-    admission = Admission(batch=2, queue_limit=2)
+    admission = MicrobatchAdmission(batch=2, queue_limit=2)
     for name in "abc":
         admission.request(name)
     admission.done("a")
@@ -50,7 +50,7 @@ def test_one_whose_gradient_is_in_keeps_its_place() -> None:
 
 
 def test_only_so_many_are_in_flight_and_each_gradient_admits_the_next() -> None:
-    admission = Admission(batch=4, queue_limit=4, in_flight=2)
+    admission = MicrobatchAdmission(batch=4, queue_limit=4, in_flight=2)
     decisions = [admission.request(name) for name in "abcd"]
     assert decisions == [Decision.ADMITTED] * 2 + [Decision.QUEUED] * 2
     assert admission.done("b") == ["c"]
@@ -60,7 +60,7 @@ def test_only_so_many_are_in_flight_and_each_gradient_admits_the_next() -> None:
 
 
 def test_with_none_in_flight_those_at_work_end_and_nobody_follows() -> None:
-    admission = Admission(batch=2, queue_limit=2, in_flight=1)
+    admission = MicrobatchAdmission(batch=2, queue_limit=2, in_flight=1)
     admission.request("a")
     admission.request("b")
     assert admission.allow(0) == []
@@ -69,7 +69,7 @@ def test_with_none_in_flight_those_at_work_end_and_nobody_follows() -> None:
 
 
 def test_a_gradient_of_one_that_was_not_admitted_is_an_error() -> None:
-    admission = Admission(batch=1, queue_limit=2)
+    admission = MicrobatchAdmission(batch=1, queue_limit=2)
     admission.request("a")
     admission.request("b")
     with pytest.raises(KeyError, match="b was not admitted"):
@@ -77,7 +77,7 @@ def test_a_gradient_of_one_that_was_not_admitted_is_an_error() -> None:
 
 
 def test_nobody_overtakes_the_queue() -> None:
-    admission = Admission(batch=1, queue_limit=2)
+    admission = MicrobatchAdmission(batch=1, queue_limit=2)
     admission.request("a")
     admission.request("b")
     admission.done("a")
@@ -93,7 +93,7 @@ class Crowd(RuleBasedStateMachine):
         batch=st.integers(1, 4), queue=st.integers(0, 5), ahead=st.integers(0, 5), flight=st.integers(1, 8)
     )
     def begin(self, batch: int, queue: int, ahead: int, flight: int) -> None:
-        self.admission = Admission(batch, queue, ahead, flight)
+        self.admission = MicrobatchAdmission(batch, queue, ahead, flight)
         self.most_ahead = min(ahead, batch)
         self.in_flight = self.most_in_flight = flight
         self.running: list[str] = []
@@ -175,7 +175,7 @@ TestCrowd = Crowd.TestCase
 
 @given(batch=st.integers(1, 8), requests=st.integers(0, 40))
 def test_everything_that_was_taken_on_is_done_in_the_end_and_in_order(batch: int, requests: int) -> None:
-    admission = Admission(batch, queue_limit=100)
+    admission = MicrobatchAdmission(batch, queue_limit=100)
     names = [f"m{number}" for number in range(requests)]
     running = [name for name in names if admission.request(name) is Decision.ADMITTED]
     order: list[str] = []

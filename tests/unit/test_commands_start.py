@@ -11,7 +11,7 @@ import pytest
 
 HEAVY = {
     "torch", "transformers", "hivemind", "numba", "numpy", "scipy", "matplotlib", "networkx", "datasets", "pyarrow",
-    "tokenizers", "safetensors", "huggingface_hub",
+    "tokenizers", "safetensors", "huggingface_hub", "starlette", "uvicorn", "prometheus_client", "tensorboard",
 }  # fmt: skip
 
 CALL = """
@@ -41,9 +41,14 @@ def modules_after(program: str) -> tuple[int, set[str]]:
         ("bootstrap.found_cli", ["init", "--yes", "/"], 2),
         ("bootstrap.tools_cli", ["--help"], 0),
         ("bootstrap.tools_cli", ["status", "--help"], 0),
+        ("bootstrap.tools_cli", ["dashboard", "--help"], 0),
+        ("bootstrap.tools_cli", ["dashboard"], 2),
+        ("bootstrap.tools_cli", ["watch"], 2),
+        ("node.cli", ["--dashboard", "here"], 2),
+        ("bootstrap.found_cli", ["--dashboard", "here"], 2),
         ("bootstrap.tools_cli", ["plan", "--picture", "no.jpg"], 2),
         ("bootstrap.tools_cli", ["eval"], 2),
-        ("bootstrap.tools_cli", ["doctor"], 2),
+        ("bootstrap.tools_cli", ["doctor", "--port", "high"], 2),
         ("bootstrap.tools_cli", ["doctor", "--self", "/nowhere"], 1),
         ("bootstrap.tools_cli", ["generate", "--tokens", "0"], 2),
         ("bootstrap.tools_cli", ["manifest", "check"], 2),

@@ -50,14 +50,16 @@ def test_a_switch_in_the_environment(text: str, value: bool) -> None:
     ("flags", "environment", "named"),
     [
         ({"port": 70_000}, {}, "--port"),
-        ({}, {"NOLOCO_PORT": "http"}, "--port"),
+        ({}, {"NOLOCO_PORT": "http"}, "NOLOCO_PORT"),
+        ({}, {"NOLOCO_STAGE": "first"}, "NOLOCO_STAGE"),
+        ({"stage": -2}, {"NOLOCO_STAGE": "1"}, "--stage"),
         ({"stage": -2}, {}, "--stage"),
         ({"max_minutes": -1.0}, {}, "--max-minutes"),
         ({"checkpoint_minutes": 0.0}, {}, "--checkpoint-minutes"),
-        ({}, {"NOLOCO_RELAY": "perhaps"}, "--relay"),
+        ({}, {"NOLOCO_RELAY": "perhaps"}, "NOLOCO_RELAY"),
     ],
 )
-def test_a_bad_setting_is_named_as_its_flag(
+def test_a_bad_setting_is_named_as_it_was_given(
     flags: dict[str, Any], environment: dict[str, str], named: str
 ) -> None:
     with pytest.raises(UserError, match=f"{named}: "):
@@ -70,8 +72,24 @@ def test_all_bad_settings_are_told_at_once() -> None:
 
 
 def test_an_unknown_setting_in_the_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--prot"):
+    with pytest.raises(UserError, match=r"prot in \S+node\.toml: .* Did you mean port\?"):
         build_config({}, {}, settings_file(tmp_path, "prot = 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("NOLOCO_JION", "NOLOCO_JION is not a setting. Did you mean NOLOCO_JOIN?"),
+        ("NOLOCO_QQQQ", "NOLOCO_QQQQ is not a setting. noloco-node --help lists all of them."),
+    ],
+)
+def test_a_mistyped_variable_is_not_ignored(variable: str, told: str) -> None:
+    with pytest.raises(UserError) as refused:
+        build_config({}, {variable: "x"})
+    assert str(refused.value) == told
+    assert (
+        build_config({}, {"NOLOCO_PRESET": "tiny", "HOME": "/"}) == NodeConfig()
+    )  # of a compose file, and others
 
 
 def test_a_broken_file_is_named_with_the_place(tmp_path: Path) -> None:

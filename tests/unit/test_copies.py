@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
 
 from node.model.replica import Replica
 from node.model.stage_work import CudaTransfer, DeviceTransfer, PendingResult, StageWork, copies_of
-from protocol.codec import Encoded, as_read
+from protocol.codec import Encoded, as_read, encode
+from protocol.errors import NonFinite, Refused
 from protocol.manifest import Manifest, load_preset
+from protocol.messages import Message
+from protocol.rpc import Request
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -26,6 +31,12 @@ class LateCopies(DeviceTransfer):
 
     def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
         return PendingResult(fetch, at_once=False)
+
+
+class EncodingCopies(LateCopies):
+    """As a GPU: what is sent and received is encoded and decoded where it was computed."""
+
+    encodes_there = True
 
 
 def manifest(codec: str) -> Manifest:
@@ -63,6 +74,98 @@ def test_results_that_arrive_later_are_the_same(codec: str) -> None:
     for one, other in zip(gradients, late_gradients, strict=True):
         assert torch.equal(one, other)
         assert float(one.abs().max()) > 0
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
+def test_what_a_device_encodes_and_decodes_is_the_same(codec: str) -> None:
+    losses, gradients = asyncio.run(microbatches(codec, DeviceTransfer(CPU)))
+    there, gradients_there = asyncio.run(microbatches(codec, EncodingCopies(CPU)))
+    assert there == losses
+    for one, other in zip(gradients, gradients_there, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_what_a_device_rotates_is_the_same_but_for_values_at_a_bound() -> None:
+    losses, gradients = asyncio.run(microbatches("eden4", DeviceTransfer(CPU)))
+    there, gradients_there = asyncio.run(microbatches("eden4", EncodingCopies(CPU)))
+    assert there == pytest.approx(losses, abs=1e-4)
+    for one, other in zip(gradients, gradients_there, strict=True):
+        assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.9999
+
+
+def second_stage(copies: DeviceTransfer, codec: str) -> StageWork:
+    return StageWork(manifest(codec), Replica(manifest(codec), 1).passes, copies)
+
+
+def asked(activations: torch.Tensor, codec: str) -> Request[Message]:
+    """A microbatch of one sequence for the second stage, as it comes."""
+    labels = torch.arange(activations.shape[1], dtype=torch.int32)[None] % 256
+    tensors = [encode(activations, codec), encode(labels, "int32")]
+    request: Any = SimpleNamespace(encoded=lambda: [Encoded(t.codec, t.shape, t.buffers) for t in tensors])
+    return cast(Request[Message], request)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8", "eden4", "int32"])
+def test_received_activations_are_read_the_same_on_a_device(codec: str) -> None:
+    tiny = load_preset("tiny")
+    shape = 1, tiny.data.sequence_tokens, tiny.model.hidden_size
+    activations = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3
+    if codec == "int32":  # no codec that a run has for them, and no mistake either
+        activations = activations.to(torch.int32)
+    (here, labels), (there, labels_there) = (
+        second_stage(copies(CPU), codec if codec != "int32" else "fp32").decoded(asked(activations, codec))
+        for copies in (DeviceTransfer, EncodingCopies)
+    )
+    assert torch.equal(labels, labels_there)
+    assert here.dtype == there.dtype == torch.float32
+    assert torch.allclose(here, there, rtol=0, atol=1e-5 if codec == "eden4" else 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("copies", [DeviceTransfer, EncodingCopies])
+def test_received_activations_that_are_not_finite_are_refused(
+    copies: type[DeviceTransfer], bad: float
+) -> None:
+    tiny = load_preset("tiny")
+    activations = torch.zeros(1, tiny.data.sequence_tokens, tiny.model.hidden_size)
+    activations[0, 3, 5] = bad
+    for codec in ("fp32", "bf16"):
+        with pytest.raises(Refused, match="NaN or infinity"):
+            second_stage(copies(CPU), codec).decoded(asked(activations, codec))
+
+
+@pytest.mark.parametrize("copies", [DeviceTransfer, EncodingCopies])
+@pytest.mark.parametrize(
+    ("codec", "value", "overflows"),
+    [("fp32", math.nan, ""), ("bf16", math.inf, ""), ("fp16", math.nan, ""), ("fp16", 1e5, "fp16"),
+     ("int8", math.nan, ""), ("eden4", 1e36, "eden4")],
+)  # fmt: skip
+def test_what_cannot_be_sent_is_told_with_its_cause(
+    copies: type[DeviceTransfer], codec: str, value: float, overflows: str
+) -> None:
+    """An embedding of `value`, through no layer."""
+    replica = Replica(manifest(codec), 0)
+    replica.stage.layers.clear()
+    with torch.no_grad():
+        replica.stage.embed_tokens.weight.fill_(value)
+    work = StageWork(manifest(codec), replica.passes, copies(CPU))
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    with pytest.raises(NonFinite) as refusal:
+        asyncio.run(sent(work, tokens))
+    assert refusal.value.overflows == overflows
+
+
+async def sent(work: StageWork, tokens: torch.Tensor) -> list[Encoded]:
+    return await work.forward(lambda: (tokens, tokens))[2].landed()
+
+
+def test_without_memory_to_encode_there_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    expected, _ = asyncio.run(microbatches("int8", DeviceTransfer(CPU)))
+    monkeypatch.setattr("node.model.stage_work.packed", fails)
+    assert asyncio.run(microbatches("int8", EncodingCopies(CPU)))[0] == expected
 
 
 def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:

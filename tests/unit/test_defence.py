@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import node.rounds.defence
-from node.membership.view import OFFENCES, QUARANTINE_SECONDS
+from node.membership.ledger import OFFENCES, QUARANTINE_SECONDS
 from node.model.flat import layout
-from node.rounds.defence import FAR, GROWTH, VOTES, Defence, Finding, History, blocks_of
+from node.rounds.defence import FAR, GROWTH, VOTES, Defence, Examination, PartnerHistory, blocks_of
 from protocol.transport.base import PeerId
 
 GAMMA = BETA = 0.7
@@ -48,12 +48,12 @@ class Swarm:
     def own_z(self) -> torch.Tensor:
         return GAMMA * self.phi + BETA * self.progress()
 
-    def meet(self, defence: Defence, peer: object, partners: torch.Tensor | None = None) -> Finding:
+    def meet(self, defence: Defence, peer: object, partners: torch.Tensor | None = None) -> Examination:
         return self.look(defence, peer, self.own_z(), self.z() if partners is None else partners)[0]
 
     def look(
         self, defence: Defence, peer: object, own: torch.Tensor, partners: torch.Tensor
-    ) -> tuple[Finding, torch.Tensor]:
+    ) -> tuple[Examination, torch.Tensor]:
         """What the defence finds, and the pull that it leaves."""
         pull, progress = partners / 2 - own / 2, own - GAMMA * self.phi
         finding = defence.examine(PeerId(str(peer)), pull, progress.__getitem__, now=0.0)
@@ -84,7 +84,7 @@ def test_honest_partners_are_hardly_ever_clipped_and_never_offend() -> None:
     findings = [swarm.meet(defence, number % 19) for number in range(300)]
     assert sum(finding.clipped for finding in findings) / len(findings) < 0.01
     assert all(finding.offence is None for finding in findings)
-    assert not any(defence.quarantine.holds(PeerId(str(number)), 0.0) for number in range(19))
+    assert not any(defence.ledger.holds(PeerId(str(number)), 0.0) for number in range(19))
 
 
 def test_what_is_not_clipped_stays_the_same_bit_for_bit() -> None:
@@ -245,7 +245,7 @@ def test_whatever_comes_the_result_is_finite_and_within_the_radius(
     )
 )
 def test_the_usual_ratio_stays_within_the_bounds_of_the_votes(votes: list[tuple[int, float]]) -> None:
-    history = History(np.array([2.0]))
+    history = PartnerHistory(np.array([2.0]))
     cast = [2.0]
     for peer, ratio in votes:
         limit = CLIP * history.usual_ratios()
@@ -261,7 +261,7 @@ def test_the_usual_ratio_stays_within_the_bounds_of_the_votes(votes: list[tuple[
 def test_chunks_give_what_the_whole_gives(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Swarm], torch.Tensor]
 ) -> None:
-    def look(chunk: int) -> tuple[Finding, torch.Tensor]:
+    def look(chunk: int) -> tuple[Examination, torch.Tensor]:
         monkeypatch.setattr(node.rounds.defence, "CHUNK", chunk)
         swarm = Swarm()
         defence = experienced(swarm)
@@ -289,6 +289,6 @@ def test_gross_and_malformed_contributions_lead_to_quarantine() -> None:
     defence = experienced(swarm)
     for _ in range(OFFENCES - 1):
         assert not swarm.meet(defence, "bad", swarm.z() + 1.0).quarantined
-    assert defence.quarantine.note(PeerId("bad"), True, 0.0)
-    assert defence.quarantine.holds(PeerId("bad"), 1.0)
-    assert not defence.quarantine.holds(PeerId("bad"), QUARANTINE_SECONDS)
+    assert defence.ledger.note(PeerId("bad"), True, 0.0)
+    assert defence.ledger.holds(PeerId("bad"), 1.0)
+    assert not defence.ledger.holds(PeerId("bad"), QUARANTINE_SECONDS)

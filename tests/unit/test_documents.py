@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.data.batches import Position, TokenisingTally, packed_once, sequences
+from node.data.batches import Position, TokenisingTally, packed_once, sequences, shuffled
 from node.data.documents import DocumentOrder, Split, StoredDocuments, content_hash, cut, stored_documents
 from node.data.opening import DataPlan, open_data
 from node.data.tokenizer import ByteTokenizer, identity_of, load_tokenizer
@@ -198,8 +199,40 @@ def test_stopping_and_going_on_anywhere_gives_the_same_sequences() -> None:
     assert parts[:1_000] == [(ids.tolist(), after) for ids, after in whole]
 
 
+def test_the_sequences_of_a_step_are_of_many_documents(tmp_path: Path) -> None:
+    documents = [f"{number:04} " * 400 for number in range(40)]  # of 2,000 bytes: 62 sequences each
+    manifest = run_with(inner__sequences=16)
+    data = open_data(manifest, plan(tmp_path, corpora.as_jsonl(tmp_path / "a.jsonl", documents)), None)
+    line = data.batches("run", "peer", manifest, Position(data.identity))
+    for (inputs, _), _ in islice(line, 20):
+        numbers = {bytes(row.tolist()).decode().split()[1] for row in inputs}
+        assert len(numbers) > 8
+
+
+def test_shuffling_loses_nothing_and_goes_on_from_any_position() -> None:
+    documents, most = DOCUMENTS[:15], 37
+
+    def shuffled_from(position: Position) -> Iterator[tuple[list[int], Position]]:
+        line = line_from(replace(position, drawn=0), documents=documents)
+        return ((ids.tolist(), after) for ids, after in shuffled(line, position, ("run", "peer"), most))
+
+    whole = list(islice(shuffled_from(Position("c")), 1_000))
+    assert whole[-1][1].epoch >= 2
+    plain = [ids.tolist() for ids, _ in islice(line_from(Position("c"), documents=documents), 1_000)]
+    assert [ids for ids, _ in whole[:most]] != plain[:most]
+    epoch = next(number for number, (_, after) in enumerate(whole) if after.epoch) + 1
+    assert epoch % most  # the last block of an epoch is shorter
+    assert sorted(ids for ids, _ in whole[:epoch]) == sorted(plain[:epoch])
+    rng, parts, position = random.Random(3), list[tuple[list[int], Position]](), Position("c")
+    while len(parts) < 1_000:
+        part = list(islice(shuffled_from(position), rng.randint(1, 90)))
+        position = part[-1][1]
+        parts += part
+    assert parts[:1_000] == whole
+
+
 def test_a_position_survives_being_kept_and_nonsense_is_none() -> None:
-    position = Position("corpus", 1, 2, 3)
+    position = Position("corpus", 1, 2, 3, 4)
     assert Position.of(position.facts()) == position
     for nonsense in (None, 3, {}, {**position.facts(), "token": -1}, {**position.facts(), "epoch": "1"}):
         assert Position.of(nonsense) is None
@@ -215,15 +248,19 @@ def test_text_of_a_tokenizer_comes_back_from_the_packed_tokens(tmp_path: Path) -
     tokenizer = load_tokenizer(bpe(), manifest)
     data = open_data(manifest, plan(tmp_path, corpora.as_jsonl(tmp_path / "a.jsonl", DOCUMENTS)), bpe())
     tokens: list[int] = []
-    for (inputs, labels), position in data.batches("run", "peer", manifest, Position(data.identity)):
-        assert inputs[:, 1:].equal(labels[:, :-1])
-        tokens += inputs.flatten().tolist()
+    inputs, labels = next(data.batches("run", "peer", manifest, Position(data.identity)))[0]
+    assert inputs[:, 1:].equal(labels[:, :-1])
+    trained = stored_documents((str(tmp_path / "a.jsonl"),), "text", 16_384, Split(0.05), tmp_path / "cache")
+    ordered = list(trained.training(("run", "peer"), 0, 0))
+    for ids, position in sequences(
+        lambda epoch, first: iter(ordered), tokenizer, 32, Position("c"), TokenisingTally()
+    ):
+        tokens += ids[:-1].tolist()
         if position.epoch == 1:
             break
     ends = [place for place, token in enumerate(tokens) if token == tokenizer.end_of_text]
     texts = [text_of(tokens[a + 1 : b], bpe()) for a, b in zip([-1, *ends], ends, strict=False)]
-    trained = stored_documents((str(tmp_path / "a.jsonl"),), "text", 16_384, Split(0.05), tmp_path / "cache")
-    assert texts == list(trained.training(("run", "peer"), 0, 0))
+    assert texts == ordered
 
 
 def test_a_few_sequences_to_validate_on_are_spread_over_many_documents(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ def chosen(*rounds: int) -> list[int]:
     [
         ((14, 0, 13, 14), [13, 14, 14]),
         ((14, 0), [14]),
-        ((14, 0, 1, 2, 0), [14]),  # a half that started again, while one of the old is left
+        ((14, 13, 0, 1), [13, 14]),  # a half that started again
+        ((14, 0, 1, 2, 0), [0, 0, 1, 2]),  # most did, or the one says what it likes
+        ((2, 1, 10**6, 1), [1, 1, 2]),
+        ((50, 20, 90, 10**6, 10**6), [90]),  # none of them near another
         ((0, 1, 0), [0, 0, 1]),
         ((14, 13, 10**6), [13, 14]),
         ((86, 18, 18, 17), [17, 18, 18]),
@@ -44,6 +47,8 @@ def test_a_piece_must_follow_what_its_donor_told() -> None:
     told = DonorProgress(140, 14)
     assert follows(DonorProgress(140, 14), told, 0.0, LIMITS)
     assert follows(DonorProgress(165, 16), told, 1.0, LIMITS)
+    assert follows(DonorProgress(136, 14), told, 1.0, LIMITS), "as it was saved earlier in the round"
+    assert not follows(DonorProgress(80, 14), told, 1.0, LIMITS), "no round is so long"
     assert not follows(DonorProgress(130, 13), told, 1.0, LIMITS), "it started again"
     assert not follows(DonorProgress(0, 0), told, 100.0, LIMITS)
     assert not follows(DonorProgress(10**6, 10**5), told, 60.0, LIMITS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.model.outer import OuterSettings, stationary_variance
-from node.rounds.round_statistics import SpreadModel
+from node.rounds.round_statistics import SpreadModel, spread_from_variances, variance_from_distance
 
 SETTINGS = OuterSettings(0.5, 0.7, 0.7)
 
@@ -57,3 +57,44 @@ def test_the_prediction_agrees_with_pairs_of_noisy_replicas() -> None:
         predicted = model.round_ended(replicas, seen, is_settled=False)
     true = math.sqrt(np.square(phi - phi.mean(0)).mean())
     assert predicted == pytest.approx(true, rel=0.1)
+
+
+def after_a_falling_rate(seed: int) -> tuple[float, float, float]:
+    """Mean squared deviations of φ: as it is, as estimated, and the mean of the last meetings' distances."""
+    rng = np.random.default_rng(seed)
+    replicas, size = 16, 2000
+    phi, delta, kept = np.zeros((replicas, size)), np.zeros((replicas, size)), np.zeros((replicas, size))
+    model, variances, past = SpreadModel(SETTINGS), list[tuple[float, float]](), list[float]()
+    for noise in np.geomspace(0.1, 0.01, 30):
+        kept = 0.5 * kept + rng.standard_normal(
+            (replicas, size)
+        )  # each replica's progress resembles its last
+        progress = kept * noise
+        order = rng.permutation(replicas)
+        one, other = order[:2]
+        before = model.variance
+        distance = float(np.square(phi[one] - phi[other]).mean())
+        for i, j in order.reshape(-1, 2):
+            z = SETTINGS.beta * progress[[i, j]] + SETTINGS.gamma * phi[[i, j]]
+            for replica in (i, j):
+                delta[replica] = SETTINGS.alpha * delta[replica] + z.mean(0) - SETTINGS.gamma * phi[replica]
+        phi += delta
+        model.round_ended(replicas, float(np.square(progress[one] - progress[other]).mean()), False)
+        past = [*past[-7:], distance]
+        variances = [*variances[-7:], (variance_from_distance(distance, replicas), before)]
+    estimate = spread_from_variances(variances, model.variance)
+    assert estimate is not None
+    return float(np.square(phi - phi.mean(0)).mean()), estimate**2, sum(past) / len(past) / 2
+
+
+def test_while_the_learning_rate_falls_the_meetings_of_before_are_not_those_of_now() -> None:
+    """The noise falls tenfold in thirty rounds, and each replica's progress resembles its last."""
+    true, estimated, past = np.sqrt(np.mean([after_a_falling_rate(seed) for seed in range(12)], axis=0))
+    assert estimated == pytest.approx(true, rel=0.1)
+    assert past > 1.3 * true
+
+
+def test_replicas_that_always_meet_are_as_far_as_they_were_found() -> None:
+    assert spread_from_variances([], 1.0) is None
+    assert spread_from_variances([(4.0, 0.0), (16.0, 0.0)], 0.0) == pytest.approx(math.sqrt(10))
+    assert spread_from_variances([(4.0, 2.0), (8.0, 4.0)], 1.0) == pytest.approx(math.sqrt(2))

@@ -120,7 +120,7 @@ def test_blocks_of_zeros_and_of_next_to_nothing_become_zeros(codec: str) -> None
     read = as_read(encode(tensor, codec))
     assert not read[: 2 * BLOCK].any()
     assert torch.allclose(read[2 * BLOCK :], torch.ones(3), atol=1.5)
-    there = eden.rotated_there(tensor, codec)
+    *there, _ = eden.rotated_there(tensor, codec)
     for part, other in zip(eden.rotated(tensor, codec), there, strict=True):
         assert torch.allclose(part.float(), other.float())
     assert not as_read(encode(torch.zeros(5), codec)).any()
@@ -134,8 +134,7 @@ def test_values_that_are_not_finite_or_too_large_are_refused(codec: str, bad: fl
     tensor[position] = bad
     with pytest.raises(CodecError, match=codec):
         encode(tensor, codec)
-    with pytest.raises(CodecError, match=codec):
-        eden.rotated_there(tensor, codec)
+    assert not eden.rotated_there(tensor, codec)[2]
 
 
 @pytest.mark.parametrize("codec", ERRORS)
@@ -169,7 +168,7 @@ def test_whatever_bytes_come_are_read_as_finite_when_their_scales_pass(
 def test_the_compiled_loops_give_what_torch_gives_on_another_device(codec: str, size: int) -> None:
     flat = heavy_tailed(400).view(-1)[:size]
     scales, codes = eden.rotated(flat, codec)
-    scales_there, codes_there = eden.rotated_there(flat, codec)
+    scales_there, codes_there, _ = eden.rotated_there(flat, codec)
     differing = (codes != codes_there).sum().item()
     assert differing <= 1 + 1e-4 * len(codes)  # values within rounding of a bound
     assert (~torch.isclose(scales, scales_there, rtol=1e-5)).sum().item() <= differing

@@ -17,6 +17,18 @@ Limit = Callable[[int], None]
 
 
 @pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Path]:
+    """The log file of a process that logs as the daemon does."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield tmp_path / "node.log"
+    for handler in root.handlers:
+        if handler not in before[0]:
+            handler.close()
+    root.handlers[:], root.level = before
+
+
+@pytest.fixture
 def file_size() -> Iterator[Limit]:
     """Sets how large a file may get: writing more fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -46,19 +58,36 @@ def test_a_full_disk_costs_events_and_nothing_else(
 
 
 def test_a_full_disk_fills_no_terminal_with_tracebacks(
-    tmp_path: Path, file_size: Limit, capfd: pytest.CaptureFixture[str]
+    logged: Path, file_size: Limit, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    set_up_logging(verbose=False, file=tmp_path / "node.log")
-    made = root.handlers[:]
-    try:
-        logging.getLogger("noloco").info("room")
-        file_size((tmp_path / "node.log").stat().st_size)
-        made[1].handle(logging.LogRecord("noloco", logging.INFO, "", 0, "no room", None, None))
-    finally:
-        file_size(1 << 20)
-        for handler in made:
-            handler.close()
-        root.handlers[:], root.level = before
+    set_up_logging(verbose=False, file=logged)
+    logging.getLogger("noloco").info("room")
+    file_size(logged.stat().st_size)
+    into_file = logging.getLogger().handlers[1]
+    into_file.handle(logging.LogRecord("noloco", logging.INFO, "", 0, "no room", None, None))
+    file_size(1 << 20)
     assert "Logging error" not in capfd.readouterr().err
+
+
+def test_a_log_does_not_grow_without_end(logged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.watch.events.LOG_BYTES", 10_000)
+    set_up_logging(verbose=True, file=logged)
+    for number in range(1_000):
+        logging.getLogger("node").debug("line %d of what a developer has asked for", number)
+    files = sorted(logged.parent.glob("node.log*"))
+    assert [file.name for file in files] == ["node.log", "node.log.1"]
+    assert sum(file.stat().st_size for file in files) <= 20_000
+    assert "line 999 of" in logged.read_text()
+
+
+def test_both_the_terminal_and_the_log_show_so_many_lines_a_minute(
+    logged: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(verbose=False, file=logged)
+    for _ in range(1_000):
+        try:
+            raise KeyError("what a peer has sent")
+        except KeyError:
+            logging.getLogger("protocol.answering").exception("Failed to answer %s", "predict")
+    for text in (logged.read_text(), capfd.readouterr().err):
+        assert text.count("Traceback") == text.count("Failed to answer predict") == 20

@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from node.model.replica import Replica
+from node.rounds.exchange import PIECES_PER_JOB
 from node.rounds.meeting import Pair
 from protocol.codec import encode
+from protocol.manifest import Manifest
 from protocol.messages.training import Contribute
 from tests.swarm.micro import run_swarm
+from tests.unit.test_copies import EncodingCopies
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, mean_delta, mean_phi, two_ends, whole_round
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -41,6 +44,71 @@ def test_the_pairs_mean_of_phi_moves_as_the_formula_says(overlap: str, gossip: s
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
+
+
+class AtOnce(Replica):
+    """Encodes and takes outer steps as on a GPU, uncompiled."""
+
+    def __init__(self, manifest: Manifest, stage: int) -> None:
+        super().__init__(manifest, stage)
+        self.steps_at_once = True
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize(("gossip", "progress"), [("fp32", "fp32"), ("int8", "bf16"), ("bf16", "int8")])
+def test_a_step_in_one_launch_is_that_in_pieces(
+    overlap: str, gossip: str, progress: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a partner, and then alone."""
+    monkeypatch.setattr("node.model.outer.fused_on", lambda _: None)
+    monkeypatch.setattr("node.rounds.contribution.AT_ONCE", 3000)
+    results: list[list[torch.Tensor]] = []
+
+    async def main(kind: type[Replica]) -> None:
+        wire: dict[str, Any] = {"wire__gossip": gossip, "wire__progress": progress}
+        a, b = await two_ends(kinds=(kind, kind), outer__overlap=overlap, **wire)
+        assert a.replica.pieces > 2 * PIECES_PER_JOB
+        await whole_round(a, b, 0)  # in a second one a last digit might be a step of int8
+        a.train(7)
+        a.replica.finish_round_alone()
+        results.append([a.replica.phi, a.replica.delta, a.replica.flat.values, b.replica.phi])
+        assert a.context.counters.spread is not None
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main(Replica))
+    monkeypatch.setattr("node.rounds.exchange.copies_of", EncodingCopies)
+    run_swarm(main(AtOnce))
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=2e-7)
+        assert float(one.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_without_memory_for_all_of_it_the_step_is_taken_in_pieces(
+    overlap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.model.outer.fused_on", lambda _: None)
+    original, calls = torch.zeros_like, iter(range(10**6))
+
+    def zeros_like(tensor: torch.Tensor, **given: Any) -> torch.Tensor:
+        if given.get("device") is not None:
+            next(calls)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(tensor, **given)
+
+    results = []
+
+    async def main(kind: type[Replica]) -> None:
+        a, b = await two_ends(kinds=(kind, kind), outer__overlap=overlap, wire__gossip="int8")
+        await whole_round(a, b, 0)
+        results.append(a.replica.phi)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main(Replica))
+    monkeypatch.setattr(torch, "zeros_like", zeros_like)
+    run_swarm(main(AtOnce))
+    assert next(calls) == 4  # both sides tried twice
+    assert torch.equal(*results)
 
 
 def test_phi_sent_early_in_float32_gives_the_same_step_as_z() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
-from node.model.execution import COMPILERS, USABLE, Execution, choose_execution, described
+from node.model.execution import (
+    USABLE,
+    USABLE_OF_GPU,
+    Execution,
+    by_formula,
+    choose,
+    choose_execution,
+    described,
+    ways,
+)
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.replica import Replica
 from node.model.resources import GIB
@@ -39,21 +46,10 @@ def test_recomputed_activations_give_the_same_gradients(manifest: Manifest) -> N
     assert torch.allclose(recomputed, gradients, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler here")
-def test_compiled_the_gradients_are_the_same(manifest: Manifest) -> None:
-    short = manifest.model_copy(update={"model": manifest.model.model_copy(update={"layers": 1})})
-    loss, gradients = gradients_of(short, Execution())
-    compiled, same = gradients_of(short, Execution(compiles=True))
-    assert compiled == pytest.approx(loss, abs=1e-5)
-    assert torch.allclose(same, gradients, rtol=1e-3, atol=1e-6)
-
-
 def test_without_a_compiler_a_volunteer_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="apt-get install"):
-        choose_execution(LARGE, 1, CPU, 1000 * GIB, compiles=True)
+        choose_execution(LARGE, 1, CPU, 1000 * GIB, compile="on")
 
 
 def test_recomputation_keeps_less(manifest: Manifest) -> None:
@@ -143,3 +139,52 @@ def test_a_gpu_without_bf16_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(UserError, match="--precision fp32"):
         choose_execution(LARGE, 1, torch.device("cuda"), 1000 * GIB, precision="bf16")
+
+
+# --- on a GPU, by its numbers -------------------------------------------------------------------
+
+H100 = int(79.1 * GIB)  # free on an 80 GB card before a program computes on it
+
+
+def on_h100(preset: str, stages: int, stage: int, free: int = H100) -> Execution:
+    manifest = load_preset(preset).model_copy(update={"stages": stages})
+    return choose_execution(manifest, stage, torch.device("cuda:0"), free, "bf16")
+
+
+@pytest.fixture
+def bf16_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.model.execution.has_bf16", lambda _: True)
+
+
+@pytest.mark.usefixtures("bf16_everywhere")
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("preset", ["llama-125m", "llama-1.3b"])
+def test_a_whole_microbatch_is_computed_at_once_where_it_fits(preset: str, stages: int) -> None:
+    """2.1 billion parameters in one stage take 48 GiB with their gradients and momenta, and leave room enough."""
+    for stage in range(stages):
+        chosen = on_h100(preset, stages, stage)
+        assert (chosen.recomputes, chosen.at_once) == (False, 0)
+
+
+@pytest.mark.usefixtures("bf16_everywhere")
+def test_what_fits_is_asked_for_before_the_replica_is_made() -> None:
+    """Afterwards its weights and momenta would be subtracted twice."""
+    manifest = load_preset("llama-1.3b").model_copy(update={"stages": 1})
+    chosen = on_h100("llama-1.3b", 1, 0, free=H100 - memory_of_state(manifest, 0))
+    assert chosen.recomputes
+
+
+@pytest.mark.usefixtures("bf16_everywhere")
+def test_a_part_of_a_gpu_is_no_reason_to_recompute_when_it_is_enough() -> None:
+    for stage in range(4):
+        chosen = on_h100("llama-125m", 4, stage, free=H100 // 3)
+        assert (chosen.recomputes, chosen.at_once) == (False, 0)
+
+
+def test_a_large_gpu_takes_the_whole_microbatch_of_a_whole_model_without_computing_it_twice() -> None:
+    """By formula, with bf16 copies and a chunk of logits counted: 1.3 billion parameters on 80 GB."""
+    whole = LARGE.model_copy(update={"stages": 1})
+    room = 79 * 10**9 - memory_of_state(whole, 0, "bf16")
+    chosen = choose(whole, 0, list(ways(whole, 0)), by_formula(whole, 0, "bf16"), room, USABLE_OF_GPU)
+    assert chosen is not None
+    assert (chosen.way.recomputes, chosen.way.at_once) == (False, 0)

@@ -10,7 +10,16 @@ import pytest
 from node.machine.limits import optional
 from protocol.errors import UserError
 
-OPTIONAL = ("networkx", "matplotlib", "datasets", "pyarrow")
+OPTIONAL = (
+    "networkx",
+    "matplotlib",
+    "datasets",
+    "pyarrow",
+    "starlette",
+    "uvicorn",
+    "prometheus_client",
+    "tensorboard",
+)
 # scipy is not among them: hivemind imports it
 BLOCKED = """
 import sys
@@ -54,6 +63,26 @@ def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
             "data",
             "from pathlib import Path; from node.data.sources import _parquet_rows; "
             "list(_parquet_rows(Path('none.parquet'), 'text'))",
+        ),
+        *(
+            (
+                package,
+                "dashboard",
+                "from node.dashboard_process import dashboard_beside; "
+                "import asyncio; asyncio.run(dashboard_beside('127.0.0.1:0', list).__aenter__())",
+            )
+            for package in ("starlette", "uvicorn", "prometheus_client")
+        ),
+        (
+            "tensorboard",
+            "tensorboard",
+            "from pathlib import Path; from bootstrap.dashboard.watching import to_tensorboard; "
+            "to_tensorboard(Path('curves')).__enter__()",
+        ),
+        (
+            "wandb",
+            "wandb",
+            "from bootstrap.dashboard.watching import to_wandb; to_wandb('project').__enter__()",
         ),
         (
             "datasets",

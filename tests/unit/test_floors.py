@@ -18,6 +18,7 @@ FLOORS = (
     "watch",
     "data",
     "model",
+    "giving",
     "links",
     "membership",
     "context",

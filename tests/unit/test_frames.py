@@ -20,26 +20,39 @@ from protocol.frames import MAGIC, MAX_HEADER_BYTES, MAX_TENSORS, Frame, FrameTy
 from protocol.identity import Identity
 from protocol.messages import Done, Message, Progress, peers, training
 from protocol.messages.peers import (
+    GetHistory,
+    GetReceipts,
+    GetRevoked,
     GetStateIndex,
     GetStatePiece,
+    GetStateSample,
     GetStats,
     GetTokenizer,
     Hello,
+    History,
+    HistoryPoint,
+    Introduce,
     NodeStats,
     Probe,
     Probed,
+    ReceiptList,
+    Revoked,
+    SignReceipt,
     StateIndex,
     StatePiece,
+    StateSample,
     TokenizerPiece,
     Welcome,
 )
 from protocol.messages.training import (
     Accept,
     Assemble,
+    Backlog,
     Contribute,
     Evaluate,
     Evaluated,
     Forward,
+    GetBacklog,
     Gradient,
     Predict,
     Predicted,
@@ -52,23 +65,30 @@ from protocol.messages.training import (
     RollCall,
     SitOut,
 )
+from protocol.receipts import signed_receipt
 from protocol.transport.base import Buffer, Stream
 
 T = TypeVar("T")
 
 LIMIT = 4096
 PREFIX = struct.Struct(">4sBIQ")
+SIGNER = Identity.from_seed("signer")
 PEER = Identity.from_seed("a peer").peer_id
 
 TIMES = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
 EXAMPLES: list[Message] = [
     Hello(port=31337),
     Welcome(run_id="abc", time=1.7e9, role="seed", manifest=b"\x00\xff"),
+    Introduce(stage=3, record=b"sealed", expires=1.7e9),
+    GetRevoked(issued=1.7e9),
+    Revoked(sealed=b"a list"),
     GetStats(),
     Probe(nonce=bytes(8)),
     Probed(digest=bytes(range(16))),
     NodeStats(stage=1, state="serving", step=2, round=3, loss=4.5, partners={PEER: 6}, sent={PEER: 2**40}),
     Forward(microbatch="7-0-abcdef", stage=1),
+    GetBacklog(stage=1),
+    Backlog(seconds=0.75),
     Return(microbatch="7-0-abcdef", home=PEER, draw="7-0"),
     Gradient(loss=2.5, queue=3, step=4, seconds=0.25),
     Progress(state="queued", ahead=3, done=7),
@@ -83,7 +103,7 @@ EXAMPLES: list[Message] = [
     SitOut(stage=0, **TIMES),
     Contribute(pair="p", part="progress", offset=2**40, total=2**41),
     Assemble(),
-    RollCall(name="a", members=["p", "q"]),
+    RollCall(name="a", members=[PEER, PEER]),
     Reduce(offset=2**40, total=2**41, name="a"),
     Reduced(members=3),
     Done(),
@@ -91,6 +111,13 @@ EXAMPLES: list[Message] = [
     StateIndex(stage=0, step=1, round=2, parameters=3, piece_parameters=4),
     GetStatePiece(stage=1, index=5, moments=True),
     StatePiece(index=5, step=6, round=7, digest=bytes(32)),
+    SignReceipt(name="me"),
+    GetReceipts(),
+    ReceiptList(receipts=[signed_receipt("run", PEER, SIGNER.peer_id, (10, 2), "me", SIGNER.sign)]),
+    GetHistory(),
+    History(points=[HistoryPoint(1.5, 1, 10, 2.5, None, 1e-3, None)]),
+    GetStateSample(stage=1, index=5, positions=[0, 2**18 - 1]),
+    StateSample(step=6, round=7, sizes=[0.0, 1e-3, 1e-3], largest=[1.0, 0.1]),
     GetTokenizer(offset=2**17),
     TokenizerPiece(total=2**20, contents=b"{}"),
 ]

@@ -18,8 +18,9 @@ vectors = hnp.arrays(np.float32, st.integers(1, 3 * kernels.BLOCK), elements=num
 @given(values=vectors)
 def test_quantising_on_the_cpu_gives_the_bytes_that_another_device_gives(values: np.ndarray) -> None:
     flat = torch.from_numpy(values)
-    there = codec._quantise_there(flat)
-    assert [bytes(part) for part in codec._quantise(flat)] == [bytes(part) for part in there]
+    *there, is_fine = codec.quantised_there(flat)
+    assert is_fine
+    assert [bytes(part) for part in codec._quantise(flat)] == [part.numpy().tobytes() for part in there]
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])

@@ -12,6 +12,7 @@ import pytest
 from node.config import build_config
 from node.machine.limits import _cgroup_rooms, host_room, parse_size, size, taken
 from protocol.errors import UserError
+from protocol.identity import Identity
 
 MIB, GIB = 2**20, 2**30
 
@@ -112,7 +113,13 @@ def test_ulimits_are_read() -> None:
 )
 def test_a_limit_below_the_program_itself_is_told_before_it_is_loaded(kind: int, name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "node.cli", "--join", "/ip4/127.0.0.1/tcp/1/p2p/12D3KooW"],
+        [
+            sys.executable,
+            "-m",
+            "node.cli",
+            "--join",
+            f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import LONGEST, Bounds, Meeting, RoundProgress
+from node.rounds.meeting import LONGEST, Bounds, Meeting, PartnerSearch, RoundProgress
+from protocol.transport.base import PeerId
 
 K20 = Bounds.of(20, 0.25)
 
@@ -105,3 +108,20 @@ def test_both_sides_come_to_the_same_whatever_they_tell(one: Meeting, other: Mee
 )
 def test_nonsense_is_recognised(nonsense: Meeting) -> None:
     assert not nonsense.is_possible
+
+
+# --- who is asked ---------------------------------------------------------------------------------
+
+
+def test_each_that_may_agree_is_as_likely_to_be_asked() -> None:
+    search, rng = PartnerSearch(), random.Random(0)
+    peers = [PeerId(name) for name in "abcdefgh"]
+    for barred in peers[1:6]:
+        search.bar(barred)
+    chosen = Counter(search.choose(peers, peers[0], 0, rng) for _ in range(2000))
+    assert set(chosen) == set(peers[6:])
+    assert min(chosen.values()) > 900
+    search.bar(peers[6])
+    search.bar(peers[7], 3)
+    assert search.choose(peers, peers[0], 2, rng) is None
+    assert search.choose(peers, peers[0], 3, rng) == peers[7]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.membership.ledger import ACQUAINTED_SECONDS, OFTEN_WRONG, PROOFS, thinned
 from node.membership.view import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
 from protocol.announcement import Announcement, State
 from protocol.errors import RecordError
@@ -62,8 +65,8 @@ def test_a_record_that_ran_out_counts_no_more_and_is_dropped_once() -> None:
     view = view_of(a=announced(), b=announced())
     view.update(B, announced(), expires=200.0)
     assert view.serving(0, now=100.0) == [B]
-    assert view.expire(now=100.0) == [A]
-    assert view.expire(now=100.0) == []
+    assert [member.peer for member in view.expire(now=100.0)] == [A]
+    assert [member.peer for member in view.expire(now=100.0)] == []
 
 
 def test_the_record_that_expires_last_counts() -> None:
@@ -117,8 +120,8 @@ def test_a_wall_clock_that_jumps_makes_nobody_gone_before_records_are_read_again
     view = view_of(a=announced())
     view.clock_jumped(3600.0)
     assert view.serving(0, now=3600.0 + 99.0) == [A]
-    assert view.expire(now=3600.0 + 99.0) == []
-    assert view.expire(now=3600.0 + 100.0) == [A]
+    assert [member.peer for member in view.expire(now=3600.0 + 99.0)] == []
+    assert [member.peer for member in view.expire(now=3600.0 + 100.0)] == [A]
     view.update(B, announced(), expires=3700.0)
     view.clock_jumped(-3600.0)
     assert view.serving(0, now=99.0) == [B]
@@ -172,3 +175,41 @@ def test_an_announcement_survives_the_dht() -> None:
 def test_a_malformed_announcement_is_a_record_error_and_nothing_worse(value: bytes) -> None:
     with pytest.raises(RecordError):
         Announcement.read(Record(A, value, 9.0))
+
+
+# --- networks ---------------------------------------------------------------------------------
+
+
+def at(address: str) -> Announcement:
+    return Announcement(stage=0, state="serving", since=0.0, addresses=[address])
+
+
+def test_where_a_connection_comes_from_counts_and_not_what_the_record_says() -> None:
+    view = view_of(
+        a=at("/ip4/9.9.9.1/tcp/4000"), b=at("/ip4/9.9.9.2/tcp/4000"), c=at("/ip4/8.8.8.1/tcp/4000")
+    )
+    assert view.group_of(A) == view.group_of(B) != view.group_of(C)
+    view.met_at(C, ["/ip4/9.9.9.77/tcp/51234"])
+    assert view.group_of(C) == view.group_of(A)
+    view.update(C, at("/ip4/7.7.7.1/tcp/4000"), expires=200.0)
+    view.met_at(C, [])
+    assert view.group_of(C) == view.group_of(A)
+
+
+def test_who_has_proved_its_work_for_an_hour_counts_for_itself() -> None:
+    clock = Clock()
+    view = view_of(clock, a=at("/ip4/9.9.9.1/tcp/4000"), b=at("/ip4/9.9.9.2/tcp/4000"))
+    for _ in range(PROOFS):
+        view.ledger.checked(A, True, clock(), OFTEN_WRONG)
+    assert view.group_of(A) == view.group_of(B)
+    clock.now = ACQUAINTED_SECONDS
+    assert view.group_of(A) == A
+    assert view.shares([A, B]).of_peer == {A: 0.5, B: 0.5}
+
+
+def test_of_a_crowded_network_as_many_are_kept_as_twice_the_others() -> None:
+    peers = [PeerId(f"{number:03}") for number in range(520)]
+    kept = thinned(peers, lambda peer: peer if int(peer) < 20 else "crowd", random.Random(1))
+    assert len(kept) == 22
+    assert kept == sorted(kept)
+    assert thinned(peers, lambda peer: "all", random.Random(1)) == peers

@@ -7,9 +7,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap.checking.devices import DEVICES, GB, Device, measured_here
+from bootstrap.checking.devices import measured_here
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.report import AssumedLinks, fit_of, memory_figures, report_of, report_on
+from node.machine.devices import DEVICES, GB, Device
 from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
 from protocol.manifest import load_preset

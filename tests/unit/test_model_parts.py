@@ -23,6 +23,7 @@ from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
 from protocol.errors import DataError, TokenizerError, UserError
 from protocol.manifest import PRESETS, as_toml, load_preset, manifest_from
+from protocol.receipts import Contribution
 from protocol.transport.base import PeerId
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
@@ -186,6 +187,21 @@ def test_the_model_card_says_where_the_model_comes_from() -> None:
     card = model_card(Facts("0123", manifest, sources, 20, "bf16", tokens=1_234_567, training_loss=2.5))
     for words in ("`0123`", "1,234,567", "2.5000", "`third`", "bfloat16", "the mean of several", "[inner]"):
         assert words in card
+    assert "Contributors" not in card
     front, manifest_text = card.split("---\n")[1], card.split("```toml\n")[1].split("```")[0]
     assert "library_name: transformers" in front
     assert manifest_from(tomllib.loads(manifest_text)) == manifest
+
+
+def test_the_model_card_names_contributors_whatever_they_call_themselves() -> None:
+    manifest, sources = micro_manifest(), [Source(0, 10, (donor("first", 3),))]
+    some = [
+        Contribution(PeerId("ann's"), "Ann | **B**\n", 900, 3, 2),
+        Contribution(PeerId("bob's"), "", 100, 1, 1),
+    ]
+    many = [Contribution(PeerId(f"peer {n}"), "x", 10, 0, 1) for n in range(60)]
+    card = model_card(Facts("0123", manifest, sources, 20, "bf16", contributions=some))
+    assert "| Ann &#124; &#42;&#42;B&#42;&#42;&#10; | `ann's` | 900 |\n| - | `bob's` | 100 |" in card
+    assert "| and 10 more | | 100 |" in model_card(
+        Facts("0123", manifest, sources, 20, "bf16", contributions=many)
+    )

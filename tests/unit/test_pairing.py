@@ -71,6 +71,23 @@ def test_proposals_in_a_ring_end_with_at_most_one_partner_each() -> None:
         assert propose(member, proposal.pair.partner)  # it may be asked again at once
 
 
+def test_one_that_several_have_refused_takes_whoever_asks_and_gives_its_own_proposal_up() -> None:
+    a, b, c = pairing(A), pairing(B), pairing(C)
+    p, q, r, s, t, u = (PeerId(name) for name in "pqrstu")
+    for asked, partner_ in ((p, q), (r, s), (t, u)):
+        ours = propose(a, asked)
+        assert deliver(propose(pairing(D), A), pairing(D), a) == Refusal("busy")
+        answer(ours, a, Refusal("engaged", partner_))
+    late = propose(a, B)
+    offer = propose(c, A)
+    assert answer(offer, c, deliver(offer, c, a))
+    assert (partner(a), partner(c)) == (C, A)
+    accepted = deliver(late, a, b)
+    assert isinstance(accepted, Meeting)
+    assert not answer(late, a, accepted), "b must be told"
+    assert partner(a) == C
+
+
 def test_an_engaged_replica_names_its_partner_and_neither_is_asked_again_for_this_round() -> None:
     a, b, c = pairing(A), pairing(B), pairing(C)
     agreed(a, b)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from bootstrap.placement.scenario import MAX_DEVICES, read_scenario, scenario_from
+from bootstrap.placement.region_file import MAX_DEVICES
+from bootstrap.placement.scenario import read_scenario, scenario_from
 from protocol.errors import ScenarioError
 from tests.placement_cases import GIVEN, SCENARIOS
 

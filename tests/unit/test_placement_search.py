@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from bootstrap.placement import METHOD_NAMES
+from bootstrap.placement.chains import improve
 from bootstrap.placement.dtfm import DtfmProblem, dtfm_problem
 from bootstrap.placement.methods import (
     METHODS,
     anneal,
     genetic,
-    improve,
     in_best_order,
     lifted,
     near_neighbours,
@@ -56,7 +56,8 @@ def test_annealing_is_no_worse_than_the_published_medians(name: str) -> None:
 def test_on_irregular_links_annealing_is_clearly_better(name: str) -> None:
     problem = dtfm_problem(perturbed(given_scenario(name), 7), 8, 8)
     published = run_search(problem, genetic, Budget(evaluations=2000), 0).cost
-    assert run_search(problem, anneal, Budget(evaluations=20_000), 0).cost < 0.98 * published
+    costs = [run_search(problem, anneal, Budget(evaluations=20_000), seed).cost for seed in range(3)]
+    assert median(costs) < 0.98 * published
 
 
 def test_stages_come_into_the_order_of_their_regions() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from node.membership.view import MAX_PEERS, OFFENCES, QUARANTINE_SECONDS, Quarantine
+from node.membership.ledger import MAX_PEERS, OFFENCES, QUARANTINE_SECONDS, Ledger
 from protocol.transport.base import PeerId
 
 
 def test_repeated_offences_mean_quarantine_that_ends_and_lasts_longer_the_next_time() -> None:
-    quarantine, peer = Quarantine(), PeerId("x")
+    quarantine, peer = Ledger(), PeerId("x")
     now = 100.0
     for expected in (QUARANTINE_SECONDS, 2 * QUARANTINE_SECONDS, 4 * QUARANTINE_SECONDS):
         began = [quarantine.note(peer, True, now) for _ in range(OFFENCES)]
@@ -18,16 +18,16 @@ def test_repeated_offences_mean_quarantine_that_ends_and_lasts_longer_the_next_t
 
 
 def test_rare_offences_are_forgiven() -> None:
-    quarantine, peer = Quarantine(), PeerId("x")
+    quarantine, peer = Ledger(), PeerId("x")
     assert not any(quarantine.note(peer, number % 3 == 0, 0.0) for number in range(60))
 
 
 def test_a_quarantine_is_for_one_peer_and_memory_is_bounded() -> None:
-    quarantine = Quarantine()
+    quarantine = Ledger()
     for number in range(MAX_PEERS + 10):
         quarantine.note(PeerId(str(number)), True, 0.0)
         quarantine.note(PeerId(f"honest {number}"), False, 0.0)
-    assert len(quarantine._records) == MAX_PEERS
+    assert len(quarantine._offences) == MAX_PEERS
     for _ in range(OFFENCES):
         quarantine.note(PeerId("bad"), True, 0.0)
     assert quarantine.holds(PeerId("bad"), 1.0)

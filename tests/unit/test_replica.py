@@ -190,11 +190,11 @@ def test_evaluation_uses_the_slow_weights_and_changes_nothing() -> None:
     carry([replica], tokens, labels)
     before = replica.flat.gradients.clone()
     assert torch.equal(replica.passes.evaluate(tokens), at_start)  # θ has moved, φ has not
-    assert not torch.equal(replica.passes.forward(tokens)[1].detach(), at_start)
+    assert not torch.equal(replica.stage(tokens).detach(), at_start)
     assert torch.equal(replica.flat.gradients, before)
     replica.finish_round_alone()
     assert not torch.equal(replica.passes.evaluate(tokens), at_start)
-    assert torch.equal(replica.passes.evaluate(tokens), replica.passes.forward(tokens)[1].detach())
+    assert torch.equal(replica.passes.evaluate(tokens), replica.stage(tokens).detach())
 
 
 def test_what_comes_back_in_a_ring_teaches_the_head_only_when_it_is_to_learn() -> None:

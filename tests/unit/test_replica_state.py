@@ -11,9 +11,12 @@ import torch
 import node.model.replica
 from node.model.flat import StageState
 from node.model.replica import Replica, digest_of
+from node.model.stage_work import copies_of
 from node.rounds.contribution import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from tests.unit.replicas import MICROBATCHES, batch, carry, manifest_cut, replicas_of, train_step
+
+CPU = torch.device("cpu")
 
 
 def trained(stages: int = 1, index: int = 0) -> Replica:
@@ -68,7 +71,9 @@ def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
         with pytest.raises(Refused, match="NaN or infinity"):
             replica.read_piece(0, moments)
     for wire in ({}, {"gossip": "fp16"}, {"gossip": "bf16"}, {"gossip": "int8"}):
-        offer = OutgoingUpdate(replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire))
+        offer = OutgoingUpdate(
+            replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire), copies_of(CPU)
+        )
         with pytest.raises(CodecError):
             offer.encode("z", [0])
 

@@ -77,7 +77,7 @@ async def life(folder: Path, settings: dict[str, Any], restart: int | None) -> l
     return states
 
 
-@pytest.mark.long_but("none-int8-tokens")
+@pytest.mark.long
 @pytest.mark.parametrize("settings", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_a_pair_started_again_at_any_step_of_a_round_has_the_trajectory_of_one_that_never_was(
     tmp_path: Path, settings: dict[str, Any]

@@ -14,10 +14,12 @@ from protocol.errors import (
     Refused,
     WireError,
 )
+from protocol.identity import Identity
 from protocol.messages import Done
 from protocol.messages.training import Forward, Gradient, Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES, MOST
-from protocol.rpc import Answer, Request, Traffic
+from protocol.rpc import IDLE_SECONDS, Answer, Request, Rpc, Traffic
+from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
 from tests.unit.two_peers import after, forward, gradient, in_virtual_time, say_done, two_peers
@@ -168,3 +170,25 @@ async def test_an_answer_of_another_kind_is_malformed_and_counts() -> None:
             with pytest.raises(WireError, match="expected done, got gradient"):
                 await two.ask()
         assert two.caller.is_banned(two.address)
+
+
+@in_virtual_time
+async def test_streams_do_not_add_up_to_all_peers_ever_met() -> None:
+    async with two_peers() as two:
+        caller, others = two.caller, list[Rpc]()
+        for number in range(60):
+            transport = MemoryTransport(two.network, Identity.from_seed(f"other {number}"))
+            await transport.start()
+            others.append(Rpc(transport))
+            await others[-1].start()
+            others[-1].handle(Ready.answered_by(say_done, Traffic.GOSSIP))
+            await caller.transport.connect(transport.addresses(), 5.0)
+            await caller.call(transport.peer_id, Ready(pair="p"), deadline=5.0, traffic=Traffic.GOSSIP)
+            await asyncio.sleep(30)
+        assert len(caller._channels) <= IDLE_SECONDS / 30 + 1
+        again = others[0].transport.peer_id  # one that was closed is opened again
+        await caller.call(again, Ready(pair="p"), deadline=5.0, traffic=Traffic.GOSSIP)
+        assert sum(len(other._streams_from) for other in others) == len(caller._channels)
+        for other in others:
+            await other.close()
+            await other.transport.close()

@@ -8,8 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.membership.capacity import Peer
+from node.membership.capacity import Peer, peer_of, surveyed
 from node.membership.stage_choice import Arrival, better_stage, choose_stage
+from node.membership.view import Member
+from protocol.announcement import Announcement
 from protocol.transport.base import PeerId
 
 counts = st.lists(st.integers(0, 6), min_size=1, max_size=6)
@@ -131,3 +133,43 @@ def test_who_came_for_the_links_stays_while_its_stage_is_as_poor_as_any() -> Non
     peers = [*replicas([15, 14]), Peer(ME, 0, since=1.0, is_serving=False)]
     assert better_stage(peers, [1.0, 1.0], ME, range(2), by_links=True) is None
     assert better_stage(peers, [1.0, 1.0], ME, range(2)) == 1
+
+
+# --- records that lie -------------------------------------------------------------------------
+
+
+def announced(stage: int, address: str, capacity: float | None = 1.0) -> Announcement:
+    return Announcement(stage=stage, state="serving", since=0.0, capacity=capacity, addresses=[address])
+
+
+def all_choose(members: list[Member], count: int = 10) -> Counter[int]:
+    newcomers = newcomers_of(count, same_moment=False)
+    return Counter(
+        choose_stage(surveyed(map(peer_of, members)), [1.0] * 2, newcomers, me, range(2)) for me in newcomers
+    )
+
+
+def test_a_forged_capacity_does_not_send_everybody_to_the_other_stage() -> None:
+    """Failed before: ten newcomers of ten chose the same one."""
+    honest = [Member(PeerId(f"m{n}"), announced(n % 2, f"/ip4/9.9.{n}.1/tcp/4000"), 10.0) for n in range(10)]
+    liar = Member(PeerId("liar"), announced(0, "/ip4/9.8.1.1/tcp/4000", capacity=1e9), 10.0)
+    taken = all_choose([*honest, liar])
+    print(f"of ten newcomers {taken[0]} went to the liar's stage and {taken[1]} to the other")
+    assert taken[0] >= 3
+
+
+def test_five_hundred_identities_of_one_network_do_not_send_everybody_to_the_other_stage() -> None:
+    honest = [Member(PeerId(f"m{n}"), announced(n % 2, f"/ip4/9.9.{n}.1/tcp/4000"), 10.0) for n in range(20)]
+    sybils = [
+        Member(PeerId(f"s{n}"), announced(0, f"/ip4/9.8.7.{n % 250}/tcp/4000"), 10.0) for n in range(500)
+    ]
+    taken = all_choose([*honest, *sybils])
+    print(f"of ten newcomers {taken[0]} went to the stage that the 500 claim and {taken[1]} to the other")
+    assert taken[0] >= 3
+
+
+def test_replicas_that_are_all_of_one_network_count_for_what_they_are() -> None:
+    here = [
+        Member(PeerId(f"m{n}"), announced(n % 2, f"/ip4/127.0.0.1/tcp/{4000 + n}"), 10.0) for n in range(9)
+    ]
+    assert {p.share for p in surveyed(map(peer_of, here))} == {1.0}

@@ -31,6 +31,24 @@ def state(tmp_path: Path) -> Iterator[StateDirectory]:
     directory.close()
 
 
+def test_what_is_kept_is_for_the_volunteer_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        (tmp_path / "state").mkdir(mode=0o777)  # of an earlier version
+        state = StateDirectory(tmp_path / "state")
+        state.open()
+        state.identity()
+        state.save_token("noloco-secret")
+        state.save_peer_book(["/ip4/192.0.2.1/tcp/1"])
+        state.save_checkpoint(RUN, checkpoint())
+        state.close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    for name in ("identity.key", "token", "peers.json", "checkpoint.safetensors"):
+        assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o600, name
+
+
 def checkpoint(step: int = 7, stage: int = 1, size: int = 1000) -> Checkpoint:
     generator = torch.Generator().manual_seed(step)
     tensors = torch.randn(5, size, generator=generator).unbind()

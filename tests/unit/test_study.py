@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bootstrap.simulation.simulate_cli import app, wires
+from bootstrap.simulation.simulate_cli import app, changes, wires
 from bootstrap.simulation.study import one_setting, read_outcomes, rows, run_study
 from protocol.errors import DataError
 from protocol.manifest import load_preset
@@ -54,7 +54,13 @@ def test_methods_side_by_side_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert (noloco["method"], all_reduce["method"]) == ("noloco", "all-reduce")
     assert 4.5 < noloco["loss"] < 6
     assert all_reduce["spread"] == 0
-    assert noloco["bytes_per_token"] < all_reduce["bytes_per_token"]
+    assert (
+        all_reduce["share"] == 1
+    )  # of what a ring of two sends in bf16: as much as z in float32 every second step
+    assert noloco["share"] == pytest.approx(
+        noloco["bytes_per_token"] / all_reduce["bytes_per_token"], abs=1e-4
+    )
+    assert 0.5 < noloco["share"] < 1.1  # a round without a partner sends nothing
     assert plot.read_text(encoding="utf-8").startswith("<?xml")
 
 
@@ -86,6 +92,38 @@ def test_the_codecs_between_stages_are_facts_and_an_outcome_is_found_by_its_sett
     ]
 
 
+@pytest.mark.long
+def test_settings_of_the_manifest_make_rows_with_intervals_and_differences_seed_by_seed() -> None:
+    given = ["--seeds", "0,1", "--set", "inner.optimizer=adamw,muon", "--set", "outer.clip=1.5", "--json"]
+    result = CliRunner().invoke(app, [*SHORT, *given], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    plain, muon = json.loads(result.stdout[result.stdout.index("{") :])["results"]
+    assert (plain["inner.optimizer"], muon["inner.optimizer"]) == ("adamw", "muon")
+    assert "outer.clip" not in plain  # all have it
+    one, other = plain["loss_by_seed"].values()
+    assert plain["loss_interval"] == pytest.approx(12.706 * abs(one - other) / 2, abs=2e-3)
+    assert plain["difference"] == 0
+    apart = [muon["loss_by_seed"][seed] - plain["loss_by_seed"][seed] for seed in ("0", "1")]
+    assert muon["difference"] == pytest.approx(sum(apart) / 2, abs=2e-4)
+    assert muon["difference_interval"] == pytest.approx(12.706 * abs(apart[0] - apart[1]) / 2, abs=2e-3)
+
+
+def test_a_seed_draws_the_first_weights_too() -> None:
+    assert short(seed=0).manifest.model.seed == load_preset("tiny").model.seed
+    assert short(seed=1).manifest.model.seed != short(seed=0).manifest.model.seed
+
+
+def test_any_setting_can_be_listed_and_combined() -> None:
+    assert changes(["outer.clip=0,1.5", "inner.optimizer=muon"]) == [
+        {"outer.clip": 0, "inner.optimizer": "muon"},
+        {"outer.clip": 1.5, "inner.optimizer": "muon"},
+    ]
+    made = short(chosen={"outer.clip": 1.5, "model.layers": 3, "routing": "fixed"})
+    assert (made.manifest.outer.clip, made.manifest.model.layers) == (1.5, 3)
+    assert made.facts()["model.layers"] == 3
+    assert made.key != short(chosen={"outer.clip": 1.5}).key
+
+
 def test_a_list_of_codecs_gives_a_setting_for_each() -> None:
     assert wires("--codecs", "bf16,int8/eden4") == [
         {"activations": "bf16", "gradients": "bf16"},
@@ -102,6 +140,9 @@ def test_a_list_of_codecs_gives_a_setting_for_each() -> None:
         (["--stages", "9"], "exceeds model.layers"),
         (["--seeds", ""], "--seeds"),
         (["--codecs", "int8/int32"], "choose from"),
+        (["--set", "outer.clap=1"], "outer.clap"),
+        (["--set", "outer=1"], "outer"),
+        (["--set", "outer.clip"], "outer.clip=1.5"),
     ],
 )
 def test_a_wrong_option_gets_one_line(options: list[str], words: str) -> None:

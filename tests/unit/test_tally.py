@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import cast
 
 import msgpack
+import torch
 
 from node.context import Context, Counters, Throughput, statistics
 from node.links.links import Links
+from node.machine.duty import Duty
 from node.membership.view import View
 from node.model.replica import Replica
 from node.watch.counting import MAX_COUNTED, Tally
@@ -17,6 +19,7 @@ from protocol.frames import MAX_HEADER_BYTES
 from protocol.identity import Identity
 from protocol.messages.peers import MOST_TOLD_PEERS, NodeStats
 from protocol.transport.base import PeerId
+from tests.swarm.micro import micro_manifest
 
 PEERS = [Identity.from_seed("met", number).peer_id for number in range(5_000)]
 
@@ -42,11 +45,12 @@ async def test_the_numbers_of_a_node_that_met_thousands_of_peers_can_be_read() -
         counters=counters,
         throughput=Throughput(),
         stage=0,
+        manifest=micro_manifest(),
         links=Links(),
-        compute=SimpleNamespace(busy=busy),
+        compute=SimpleNamespace(busy=busy, duty=Duty()),
         view=View(),
     )
-    replica = SimpleNamespace(step=7, round=1)
+    replica = SimpleNamespace(step=7, round=1, device=torch.device("cpu"))
     since = asyncio.get_running_loop().time()
     stats = statistics(cast(Context, context), cast(Replica, replica), "serving", since)
     packed = msgpack.packb(stats.model_dump())

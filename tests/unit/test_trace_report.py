@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from bootstrap.tools_cli import app
-from bootstrap.traces import Idle, common, length, merged, time_of_nodes, without
+from bootstrap.traces import time_of_nodes
+from node.watch.spans import common, length, merged, without
+from node.watch.time_use import Idle
 from node.watch.trace import TraceFile, Track
 from protocol.errors import StateError
 

@@ -40,6 +40,7 @@ class Agreed:
         self._next: Pair | None = None
         self._began = began
         self.standing = Standing(1.0)
+        self.search_seconds: float | None = None
 
     def is_expected(self, name: str, peer: PeerId) -> bool:
         return Pair(peer, name) in (self.pair, self._next)
@@ -92,9 +93,9 @@ class End:
         self._finish = self.replica.finish_round_with
         self.replica.finish_round_with = self._remember  # type: ignore[method-assign]
 
-    def _remember(self, pull: Pieces) -> None:
+    def _remember(self, pull: Pieces, whole: Callable[[], torch.Tensor]) -> None:
         self.pulls.append(whole_of(pull, self.replica))
-        self._finish(pull)
+        self._finish(pull, whole)
 
     async def start(self) -> None:
         await self.transport.start()

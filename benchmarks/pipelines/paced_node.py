@@ -1,0 +1,48 @@
+"""`noloco-node` on a device of a given speed: each piece of work takes so long, whatever else the cores do.
+
+Seconds of a microbatch, forward and backward, are in the environment as PACED_SECONDS; forward takes a third of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from node import cli, service
+from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
+
+T = TypeVar("T")
+
+SECONDS = float(os.environ.get("PACED_SECONDS", "1"))
+FORWARD_SHARE = 1 / 3
+
+
+def _paced(seconds: float, work: Callable[[], T]) -> T:
+    ends = time.monotonic() + seconds
+    result = work()
+    time.sleep(max(0.0, ends - time.monotonic()))
+    return result
+
+
+class PacedStageWork(StageWork):
+    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, PendingResult[Any]]:
+        return _paced(FORWARD_SHARE * SECONDS, lambda: super(PacedStageWork, self).forward(load))
+
+    def backward(
+        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> PendingResult[Any]:
+        work = super().backward
+        return _paced((1 - FORWARD_SHARE) * SECONDS, lambda: work(leaf, outputs, gradient))
+
+    def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
+        """Both passes in one piece."""
+        return _paced(SECONDS, lambda: super(PacedStageWork, self).last_stage(load))
+
+
+if __name__ == "__main__":
+    service.StageWork = PacedStageWork  # type: ignore[misc, attr-defined]
+    cli.main()

@@ -1,0 +1,199 @@
+"""Does `noloco simulate swarm` tell the truth: six real processes on shaped links, and the same as events.
+
+Two stages of three `noloco-node` and a seed peer, each in a network namespace of its own, links of `--mbit` each way
+and `--one-way` ms. Devices of a given speed: each piece of work takes its time, whatever else the cores do. Needs
+root. Ratios, simulated by real, means over the seeds: `throughput`, by the ideal; `activations`, `gradients` and
+`rounds`, bytes of a peer and minute; `pairing` and `questions`, messages of a peer and minute; `search`, the median
+time from the first proposal of a round to the yes. `worst` is the one furthest from 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from pipelines.chain import Chain, ChainFailed
+from pipelines.purposes import PURPOSES, SMALL, activation_bytes, contribution_bytes, modelled, purpose_of
+from reporting.report import Report, arguments_of, parser_of, run
+from shaping.links import LinksUnavailable, Shape, ShapedLinks, why_unavailable
+
+from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.simulated_swarm.swarm_scenario import swarm_scenario
+from bootstrap.simulated_swarm.swarm_world import simulate_swarm
+from bootstrap.simulation.study import as_they_end
+from node.watch.trace import Track
+from protocol.manifest import Manifest, load_preset, manifest_from
+
+REPLICAS, STAGES = 3, 2
+BATCH, INNER_STEPS, LIFETIME = 4, 12, 45.0
+HIDDEN, TOKENS = 256, 256
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one swarm."""
+
+    throughput: float  # by the ideal
+    search: float  # seconds, median
+    sent: dict[str, float]  # of a peer and minute, bytes by purpose; of small messages how many
+
+
+@dataclass(frozen=True)
+class Order:
+    """One real swarm to run."""
+
+    seed: int
+    minutes: float
+    warm_up: float  # minutes
+    mbit: float
+    one_way: float  # ms
+    hop: float  # seconds of a microbatch at a stage
+
+
+def manifest_of(seed: int) -> Manifest:
+    contents = load_preset("tiny").model_dump()
+    contents["stages"] = STAGES
+    contents["model"] |= {
+        "hidden_size": HIDDEN, "layers": STAGES, "heads": 4, "intermediate_size": HIDDEN, "seed": seed,
+    }  # fmt: skip
+    contents["data"] |= {"sequence_tokens": TOKENS}
+    contents["inner"] |= {
+        "microbatches": BATCH, "sequences": 1, "total_steps": 100_000, "staleness": 1, "optimizer": "adamw",
+        "muon_learning_rate": None,
+    }  # fmt: skip
+    contents["outer"] |= {"inner_steps": INNER_STEPS}
+    contents["limits"] |= {
+        "record_lifetime": LIFETIME, "microbatch_deadline": 30.0, "gossip_deadline": 30.0,
+    }  # fmt: skip
+    return manifest_from(contents)
+
+
+class Swarm(Chain):
+    """Replicas of each stage, on devices of a given speed."""
+
+    program = (str(Path(__file__).parent / "pipelines" / "paced_node.py"),)
+
+    def stages(self) -> list[int]:
+        return [stage for stage in range(STAGES) for _ in range(REPLICAS)]
+
+
+def really(order: Order) -> tuple[Order, Seen]:
+    """As processes. Takes the minutes and the warm-up, and half a minute to start."""
+    os.environ["PACED_SECONDS"] = str(order.hop)
+    manifest = manifest_of(order.seed)
+    with ShapedLinks(1 + REPLICAS * STAGES, Shape(order.mbit, order.one_way / 1e3)) as links:
+        places = [(links.address(peer), links.prefix(peer)) for peer in range(1 + REPLICAS * STAGES)]
+        with Swarm(manifest, places, traced=True) as swarm:
+            nodes = range(REPLICAS * STAGES)
+            swarm.wait_for(lambda: all(swarm.events("step", node) for node in nodes))
+            began = time.time() + 60 * order.warm_up
+            ends = began + 60 * order.minutes
+            while time.time() < ends:
+                swarm.require_alive()
+                time.sleep(1.0)
+            swarm.stop()
+            return order, Seen(
+                throughput=fmean(_microbatches_a_second(swarm, node, began, ends) for node in range(REPLICAS))
+                * order.hop,
+                search=median(_searches(swarm, nodes, began, ends)),
+                sent=_sent(swarm, nodes, began, ends),
+            )
+
+
+def _microbatches_a_second(swarm: Swarm, node: int, began: float, ends: float) -> float:
+    times = [event["time"] for event in swarm.events("step", node) if began <= event["time"] <= ends]
+    return (len(times) - 1) * BATCH / (times[-1] - times[0])
+
+
+def _searches(swarm: Swarm, nodes: Sequence[int], began: float, ends: float) -> list[float]:
+    rounds = [event for node in nodes for event in swarm.events("round", node)]
+    found = [event["search_seconds"] for event in rounds if began <= event["time"] <= ends]
+    return [seconds for seconds in found if seconds is not None]
+
+
+def _sent(swarm: Swarm, nodes: Sequence[int], began: float, ends: float) -> dict[str, float]:
+    """Bytes of a peer and minute, by purpose; of small messages how many there were."""
+    offset = time.time() - time.monotonic()  # traces have the second clock
+    sums = Counter[str]()
+    for node in nodes:
+        told: list[dict[str, Any]] = json.loads(swarm.traces[node].read_text())
+        names = {event["tid"]: event["args"]["name"] for event in told if event["name"] == "thread_name"}
+        for event in told:
+            purpose = purpose_of(event["name"])
+            is_sent = names.get(event.get("tid"), "").startswith(Track.SEND)
+            if purpose and is_sent and began <= event["ts"] / 1e6 + offset <= ends:
+                sums[purpose] += 1 if purpose in SMALL else event["args"]["bytes"]
+    return {purpose: total * 60 / (ends - began) / len(nodes) for purpose, total in sums.items()}
+
+
+def simulated(order: Order) -> Seen:
+    """As events."""
+    manifest = manifest_of(order.seed)
+    sizes = {
+        "activation_bytes": activation_bytes(manifest),
+        "state_bytes": contribution_bytes(manifest),
+    }
+    run_ = sizes | {
+        "stages": STAGES, "inner_steps": INNER_STEPS, "microbatches": BATCH, "record_lifetime": LIFETIME,
+        "seed": order.seed, "minutes": order.minutes + order.warm_up, "warm_up": order.warm_up,
+    }  # fmt: skip
+    kind = {
+        "name": "equal", "count": STAGES * REPLICAS, "speed": 1 / order.hop, "spread": 0, "uplink": order.mbit,
+    }  # fmt: skip
+    region = {"name": "here", "share": 1, "latency": [order.one_way]}
+    network = {"loss": 0, "jitter": 0, "regions": [region]}
+    world = simulate_swarm(swarm_scenario({"run": run_, "peers": [kind], "network": network}, "this"))
+    outcome = SwarmOutcome.of(world)
+    return Seen(
+        throughput=outcome.throughput or 0.0,
+        search=(outcome.pairing_median or 0.0) * world.network.round_trip,
+        sent=modelled(outcome.bytes),
+    )
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--warm-up", type=float, default=1.0, help="minutes")
+    parser.add_argument("--mbit", type=float, default=20.0)
+    parser.add_argument("--one-way", type=float, default=20.0, help="ms")
+    parser.add_argument("--hop", type=float, default=1.0, help="seconds of a microbatch at a stage")
+    parser.add_argument("--jobs", type=int, default=3, help="real swarms at a time; each takes some 3 GB")
+    arguments = arguments_of(parser, seeds=1, minutes=0.7, warm_up=0.3, hop=0.25)
+    reason = why_unavailable()
+    if reason:
+        raise LinksUnavailable(reason)
+    report = Report("reality", arguments.json)
+    orders = [
+        Order(seed, arguments.minutes, arguments.warm_up, arguments.mbit, arguments.one_way, arguments.hop)
+        for seed in range(arguments.seeds)
+    ]
+    pairs = []
+    for order, real in as_they_end(really, orders, arguments.jobs):
+        pairs.append((real, simulated(order)))
+        for name, seen in zip(("real", "simulated"), pairs[-1], strict=True):
+            report.tell_row({"seed": order.seed, "as": name} | numbers(seen))
+    both = [[numbers(seen) for seen in side] for side in zip(*pairs, strict=True)]
+    real, simulation = ({what: fmean(row[what] for row in side) for what in side[0]} for side in both)
+    # without a ratio: what real nodes never did, as asking where the question takes long beside the work
+    ratios = {what: round(simulation[what] / real[what], 3) for what in real if real[what]}
+    ratios["worst"] = max(ratios.values(), key=lambda ratio: abs(math.log(ratio)))
+    report.conclude(ratios, [asdict(seen) for pair in pairs for seen in pair], f"means of {len(pairs)}")
+
+
+def numbers(seen: Seen) -> dict[str, float]:
+    facts = {"throughput": seen.throughput, "search": seen.search}
+    return facts | {purpose: seen.sent.get(purpose, 0.0) for purpose in PURPOSES}
+
+
+if __name__ == "__main__":
+    run(main, ChainFailed, LinksUnavailable)

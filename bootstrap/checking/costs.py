@@ -1,0 +1,240 @@
+"""What a run costs its volunteers: seconds of a step, hours in all, bytes, money; what limits, what would help.
+
+An inner step of M microbatches is taken as the way of one through all stages, there and back, and M − 1 times what
+the slowest part needs for one: a stage's device or its link. On a full link the two directions take turns, since
+what one needs of flow control waits behind the other's data, the longer, the slower the link
+(docs/experiments/wan.md). With a staleness of one the ways of the next step's microbatches overlap it. At the end of
+a round all wait for what is averaged then, which is spread over its steps. Replicas are equal, so that each gets as
+many microbatches as it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bootstrap.checking.report import AssumedLinks, averaging_bytes, fit_of, speed_of
+from node.machine.devices import Device
+from node.model.memory_model import backward_bytes, forward_bytes
+from node.model.stage import parameter_count
+from protocol.errors import ManifestError
+from protocol.manifest import Manifest, manifest_from
+
+FRAMING = 1.05  # of a byte: headers of TCP and IP in packets of 1,500 bytes, and of Noise and yamux
+# of the quicker direction's time on a full link, what does not overlap the slower one's: less on a quicker link.
+# Fitted to the table in docs/experiments/wan.md, which ends at 10 Mbit/s
+TURNS_AT, LEAST_TURNS, MOST_TURNS = 6e6 / 8, 0.4, 1.4
+HELPS = 1.05  # times the speed: less is not worth a change
+SHORTER = {"fp32": "bf16", "fp16": "int8", "bf16": "int8", "int8": "eden4"}
+MOST_ADVICE = 3
+
+
+class Limit(StrEnum):
+    """What takes most of a step."""
+
+    COMPUTE = "computing"
+    UPLINK = "the uplink"
+    DOWNLINK = "the downlink"
+    LATENCY = "the way of a microbatch at each step's start"
+    AVERAGING = "waiting for what is averaged"
+
+
+@dataclass(frozen=True)
+class WireBytes:
+    """Bytes of one replica of a stage per token: `up` and `down` in training, `blocking` at the end of a round."""
+
+    up: float
+    down: float
+    blocking: float
+
+    @property
+    def sent(self) -> float:
+        return self.up + self.blocking
+
+    @property
+    def received(self) -> float:
+        return self.down + self.blocking
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of an inner step: its whole, and the parts that do not overlap."""
+
+    slowest_part: float
+    way: float
+    averaging: float
+    stage: int  # whose part is the slowest
+    of_stage: Limit
+
+    @property
+    def whole(self) -> float:
+        return self.slowest_part + self.way + self.averaging
+
+    @property
+    def limit(self) -> Limit:
+        parts = {self.of_stage: self.slowest_part, Limit.LATENCY: self.way, Limit.AVERAGING: self.averaging}
+        return max(parts, key=lambda limit: parts[limit])
+
+
+@dataclass(frozen=True)
+class SettingChange:
+    """A setting, its new value, and the tokens a second that a replica would then train."""
+
+    setting: str
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A run of so many replicas of each stage on such devices and links. Bytes are of one volunteer's whole part."""
+
+    device: str
+    tokens: int  # of all replicas
+    tokens_per_second: float  # of one replica
+    compute_tokens_per_second: float  # the same, were links nothing
+    link_tokens_per_second: float  # and were computing nothing
+    hours: float
+    uploaded: tuple[float, ...]  # by stage
+    downloaded: tuple[float, ...]
+    money: float  # of all volunteers together
+    limit: Limit
+    stage: int  # which limits, where one does
+    helps: tuple[SettingChange, ...]
+
+
+def cost_of(
+    manifest: Manifest, device: Device, links: AssumedLinks, replicas: int, price: float
+) -> Cost | None:
+    """`price` is one device's for an hour. None when a stage does not fit the device."""
+    if any(fit_of(manifest, stage, device) == "no" for stage in range(manifest.stages)):
+        return None
+    step = step_time(manifest, device, links, replicas)
+    tokens = _tokens(manifest)
+    rate = tokens / step.whole
+    total = tokens * manifest.inner.total_steps
+    traffic = [traffic_of(manifest, stage, replicas) for stage in range(manifest.stages)]
+    hours = total / rate / 3600
+    computing = [speed_of(manifest, stage, device).tokens_per_second for stage in range(manifest.stages)]
+    return Cost(
+        device=device.name,
+        tokens=total * replicas,
+        tokens_per_second=rate,
+        compute_tokens_per_second=min(computing),
+        link_tokens_per_second=min(_link_speed(each, links) for each in traffic),
+        hours=hours,
+        uploaded=tuple(each.sent * FRAMING * total for each in traffic),
+        downloaded=tuple(each.received * FRAMING * total for each in traffic),
+        money=price * hours * replicas * manifest.stages,
+        limit=step.limit,
+        stage=step.stage,
+        helps=tuple(what_helps(manifest, device, links, replicas, rate)),
+    )
+
+
+def _tokens(manifest: Manifest) -> int:
+    """Of an inner step of one replica."""
+    return manifest.inner.microbatches * manifest.tokens_per_microbatch
+
+
+def traffic_of(manifest: Manifest, stage: int, replicas: int) -> WireBytes:
+    tokens, ring = manifest.tokens_per_microbatch, manifest.is_ring
+    forward, back = forward_bytes(manifest) / tokens, backward_bytes(manifest) / tokens
+    sends_on, gets_more = stage < manifest.stages - 1 or ring, stage > 0 or ring
+    sent, blocking = averaging_bytes(manifest, parameter_count(manifest, stage), replicas)
+    round_tokens = _tokens(manifest) * manifest.outer.inner_steps
+    early = (sent - blocking) / round_tokens
+    return WireBytes(
+        up=forward * sends_on + back * gets_more + early,
+        down=back * sends_on + forward * gets_more + early,
+        blocking=blocking / round_tokens,
+    )
+
+
+def _link_seconds(traffic: WireBytes, links: AssumedLinks) -> tuple[float, float]:
+    """For a token, up and down."""
+    return traffic.up * FRAMING / links.up(), traffic.down * FRAMING / links.down()
+
+
+def _together(up: float, down: float, links: AssumedLinks) -> float:
+    """Seconds of both directions, which partly take turns."""
+    turns = min(MOST_TURNS, max(LEAST_TURNS, TURNS_AT / links.slower()))
+    return max(up, down) + turns * min(up, down)
+
+
+def _link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
+    """Tokens a second; without an end where nothing travels."""
+    seconds = _together(*_link_seconds(traffic, links), links)
+    return 1 / seconds if seconds else float("inf")
+
+
+def step_time(manifest: Manifest, device: Device, links: AssumedLinks, replicas: int) -> StepTime:
+    """Of one replica of each stage."""
+    tokens, microbatches = manifest.tokens_per_microbatch, manifest.inner.microbatches
+    parts: list[tuple[float, int, Limit]] = []  # seconds for a microbatch
+    blocked = 0.0
+    for stage in range(manifest.stages):
+        traffic = traffic_of(manifest, stage, replicas)
+        up, down = _link_seconds(traffic, links)
+        parts += [
+            (tokens / speed_of(manifest, stage, device).tokens_per_second, stage, Limit.COMPUTE),
+            (tokens * _together(up, down, links), stage, Limit.UPLINK if up >= down else Limit.DOWNLINK),
+        ]
+        if traffic.blocking:
+            nbytes = traffic.blocking * FRAMING * _tokens(manifest)
+            each_round = links.latency / manifest.outer.inner_steps
+            blocked = max(blocked, nbytes / links.slower() + each_round)
+    slowest, stage, limit = max(parts)
+    computing = sum(seconds for seconds, _, kind in parts if kind is Limit.COMPUTE)
+    nbytes = (forward_bytes(manifest) + backward_bytes(manifest)) * FRAMING
+    hop = 2 * links.latency + nbytes / links.slower()
+    way = computing + (manifest.hops - 1) * hop
+    if manifest.inner.staleness:  # the next step's are under way, too
+        return StepTime(max(slowest * microbatches, way / 2), 0.0, blocked, stage, limit)
+    return StepTime(slowest * microbatches, max(0.0, way - slowest), blocked, stage, limit)
+
+
+# --- what would help ------------------------------------------------------------------------------
+
+
+def what_helps(
+    manifest: Manifest, device: Device, links: AssumedLinks, replicas: int, rate: float
+) -> list[SettingChange]:
+    """The changes that make a replica clearly faster, the best first."""
+    changes = []
+    for setting, other in _changed(manifest):
+        if all(fit_of(other, stage, device) != "no" for stage in range(other.stages)):
+            faster = _tokens(other) / step_time(other, device, links, replicas).whole
+            # a device in more stages does less of each: what counts is the swarm's speed for each device
+            faster *= manifest.stages / other.stages
+            if faster >= HELPS * rate:
+                changes.append(SettingChange(setting, faster))
+    return sorted(changes, key=lambda change: -change.tokens_per_second)[:MOST_ADVICE]
+
+
+def _changed(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
+    """One change each, of those that make sense for a manifest."""
+    wire, inner, outer = manifest.wire, manifest.inner, manifest.outer
+    batch, rounds = 2 * inner.microbatches, 2 * outer.inner_steps
+    changes: list[tuple[str, dict[str, object]]] = [
+        (f"inner.microbatches {batch}", {"inner": {"microbatches": batch}}),
+        (f"outer.inner_steps {rounds}", {"outer": {"inner_steps": rounds}}),
+    ]
+    if manifest.stages > 1 and (codec := SHORTER.get(wire.activations)):
+        both = {"activations": codec, "gradients": codec}
+        changes.append((f'wire.activations and gradients "{codec}"', {"wire": both}))
+    if not inner.staleness and not manifest.is_ring:
+        changes.append(("inner.staleness 1", {"inner": {"staleness": 1}}))
+    if outer.averages_pairs and outer.overlap == "none":
+        changes.append(('outer.overlap "phi-early"', {"outer": {"overlap": "phi-early"}}))
+    for stages in (manifest.stages // 2, 2 * manifest.stages):
+        if stages and stages <= manifest.model.layers and manifest.start is None:
+            changes.append((f"stages {stages}", {"stages": stages}))
+    for setting, change in changes:
+        settings = manifest.model_dump()
+        for section, value in change.items():
+            settings[section] = {**settings[section], **value} if isinstance(value, dict) else value
+        try:
+            yield setting, manifest_from(settings)
+        except ManifestError:  # these do not go together
+            continue

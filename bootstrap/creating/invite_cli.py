@@ -1,0 +1,88 @@
+"""`noloco-bootstrap invite`, `delegate` and `revoke`: who may come into a private run, and who may not any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootstrap.model_options import Join
+from node.command import fail, run_async
+from protocol.errors import NolocoError
+from protocol.tokens import MAX_USES
+
+Directory = Annotated[Path, typer.Option("--dir", help="The run's, with run.key and manifest.")]
+Days = Annotated[float, typer.Option(min=0.001, help="Days until it expires.")]
+
+
+def invite(
+    uses: Annotated[int, typer.Option(min=1, max=MAX_USES, help="Number of peers that may use it.")] = 1,
+    days: Days = 30.0,
+    delegate_file: Annotated[
+        Path | None, typer.Option("--delegate", help="Sign with this delegate's file instead of run.key.")
+    ] = None,
+    directory: Directory = Path("noloco-run"),
+) -> None:
+    """Make a token for a private run and print it; its holder joins with --token. Keep it as secret as a key.
+
+    Example: noloco-bootstrap invite --uses 5 --days 30
+    """
+    from bootstrap.creating.inviting import Issuer
+
+    try:
+        issuer = Issuer.delegate(delegate_file) if delegate_file else Issuer.owner(directory)
+        token = issuer.invite(uses, days)
+    except NolocoError as error:
+        fail(error)
+    print(token.to_text())
+    typer.echo(
+        f"For {uses} peer{'s' if uses > 1 else ''} and {days:g} days. To take it back: "
+        f"noloco-bootstrap revoke {token.invitation.serial.hex()}",
+        err=True,
+    )
+
+
+def delegate(
+    file: Annotated[Path, typer.Argument(help="The file to write, for whoever is to invite others.")],
+    days: Days = 90.0,
+    directory: Directory = Path("noloco-run"),
+) -> None:
+    """Let somebody else make tokens until it expires; revoking the file ends all of them.
+
+    Example: noloco-bootstrap delegate friend.delegate
+    """
+    from bootstrap.creating.inviting import write_delegate
+
+    try:
+        named = write_delegate(directory, file, days)
+    except NolocoError as error:
+        fail(error)
+    print(f"Wrote {file}. Its holder makes tokens: noloco-bootstrap invite --delegate {file}")
+    print(f"To take it back: noloco-bootstrap revoke {named}")
+
+
+def revoke(
+    named: Annotated[list[str], typer.Argument(help="Tokens, their numbers, or peer ids.")],
+    join: Join = None,
+    directory: Directory = Path("noloco-run"),
+) -> None:
+    """Shut out whoever came with these tokens, or these peers; members know within a minute.
+
+    A seed peer that runs from the same --dir tells the members; otherwise name one with --join.
+
+    Example: noloco-bootstrap revoke 12D3KooW…
+    """
+    from bootstrap.creating.inviting import publish, revoked_with
+
+    try:
+        sealed = revoked_with(directory, named)
+    except NolocoError as error:
+        fail(error)
+    if join:
+        run_async(publish(directory, join, sealed))
+        print("Revoked, and told to the run.")
+    else:
+        print(
+            "Revoked. The seed peer of this --dir tells the run, if it is up; otherwise do it again with --join."
+        )

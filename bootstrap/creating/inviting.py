@@ -1,0 +1,122 @@
+"""Signing tokens, delegations and lists of revocations with a run's key."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from bootstrap.creating.run import MANIFEST, REVOKED, RUN_KEY
+from bootstrap.display import writing
+from bootstrap.inspect.observer import visit
+from node.membership.discovery import DHT_DEADLINE
+from protocol.errors import JoinError, RecordError, StateError, TokenError
+from protocol.identity import Identity, is_peer_id, public_key_of
+from protocol.records import MAX_LIFETIME
+from protocol.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
+from protocol.signed_manifest import SignedManifest
+from protocol.tokens import SERIAL_BYTES, Delegation, Token
+
+DAY = 86_400.0
+VISIT_DAYS = 0.01  # of the token by which the owner comes in to tell what it has revoked
+
+
+@dataclass(frozen=True)
+class Issuer:
+    """A key that signs invitations to a run: the owner's, or a delegate's."""
+
+    run_id: str
+    key: Identity
+    delegation: Delegation | None = None
+
+    @classmethod
+    def owner(cls, directory: Path) -> Issuer:
+        """Raises `StateError` where the key or the manifest is not, `TokenError` for a run that is open."""
+        signed = manifest_in(directory)
+        if not signed.manifest.access.private:
+            raise TokenError(
+                f"Run '{signed.manifest.name}' is open: everybody may join it. A private one is founded with "
+                "access.private in its manifest."
+            )
+        return cls(signed.run_id, Identity.load(directory / RUN_KEY))
+
+    @classmethod
+    def delegate(cls, file: Path) -> Issuer:
+        """Raises `StateError` for a file that `write_delegate` has not written."""
+        try:
+            match msgpack.unpackb(file.read_bytes()):
+                case [str(run_id), bytes(seed), float(expires), bytes(signature)] if len(seed) == 32:
+                    key = Identity(seed)
+                    return cls(run_id, key, Delegation(key.public_key, expires, signature))
+        except (OSError, ValueError, msgpack.UnpackException) as error:
+            raise StateError(f"Cannot read the delegate's file {file} ({error}).") from None
+        raise StateError(f"{file} is no delegate's file. Ask the run's owner for it again.")
+
+    def invite(self, uses: int, days: float) -> Token:
+        return Token.issue(self.run_id, self.key, self.delegation, uses, time.time() + days * DAY)
+
+
+def manifest_in(directory: Path) -> SignedManifest:
+    try:
+        return SignedManifest.from_bytes((directory / MANIFEST).read_bytes())
+    except OSError as error:
+        raise StateError(
+            f"Cannot read {directory / MANIFEST} ({error.strerror}). Name the run's directory with --dir."
+        ) from None
+
+
+def write_delegate(directory: Path, file: Path, days: float) -> str:
+    """By what the delegate can be revoked. The file is readable by its owner only."""
+    issuer, seed = Issuer.owner(directory), os.urandom(32)
+    key, expires = Identity(seed), time.time() + days * DAY
+    given = Delegation.sign(issuer.key, issuer.run_id, key.public_key, expires)
+    with writing(file, "Choose another file."):
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as output:
+            output.write(msgpack.packb([issuer.run_id, seed, expires, given.signature]))
+    return mark_of(key.public_key).hex()
+
+
+def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
+    """The run's list with these, too, signed and written to the directory. Raises `StateError` or `TokenError`."""
+    signed, key = manifest_in(directory), Identity.load(directory / RUN_KEY)
+    place, known = directory / REVOKED, Revocations()
+    if place.exists():
+        try:
+            known = Revocations.read(place.read_bytes(), signed.run_id, signed.public_key)
+        except RecordError as error:
+            raise StateError(f"{place} cannot be used ({error}). Restore it from a copy.") from None
+    entries = known.entries | {_entry(name) for name in named}
+    if len(entries) > MOST_REVOKED:
+        raise TokenError(
+            f"A list holds {MOST_REVOKED} entries. Found a new run and invite anew who is to stay."
+        )
+    sealed = Revocations(max(time.time(), known.issued + 1e-3), entries).sign(signed.run_id, key)
+    with writing(place, "Check --dir."):
+        place.write_bytes(sealed)
+    return sealed
+
+
+def _entry(named: str) -> bytes:
+    if is_peer_id(named):
+        return mark_of(public_key_of(named))
+    try:
+        if len(named) == 2 * SERIAL_BYTES:
+            return bytes.fromhex(named)
+    except ValueError:
+        pass
+    return Token.from_text(named).invitation.serial
+
+
+async def publish(directory: Path, join: Sequence[str], sealed: bytes) -> None:
+    """Bring a list to a member. Raises `JoinError` when nobody answers or takes it."""
+    signed = manifest_in(directory)
+    token = Issuer.owner(directory).invite(1, VISIT_DAYS).to_text() if signed.manifest.access.private else ""
+    async with visit(join, token) as observer:
+        key = revoked_key(signed.run_id)
+        if not await observer.transport.put(key, sealed, MAX_LIFETIME, DHT_DEADLINE):
+            raise JoinError("No peer has taken the list. Try again, with the address of another member.")

@@ -1,0 +1,150 @@
+"""Asks a run's members for their numbers, one after another, and keeps the board up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bootstrap.dashboard.board import Board
+from bootstrap.dashboard.recalling import recalled
+from bootstrap.dashboard.rows import asked_next, sent_per_second
+from bootstrap.inspect.observer import Observer, Sighting
+from node.membership.discovery import read_stage
+from node.membership.view import Member
+from protocol.errors import NolocoError
+from protocol.messages.peers import GetHistory, GetStats, HistoryPoint, NodeStats
+from protocol.supervision import Supervisor, all_of
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+ASKED_EACH_LOOK = (
+    120  # of a swarm of thousands each is asked every ten seconds or so: a thirtieth of a core of theirs
+)
+ASKED_AT_ONCE = 320
+ANSWER_DEADLINE = 3.0
+HISTORY_DEADLINE = 10.0
+MOST_HISTORIES = 128  # members that are asked for theirs, of 15 kB each
+RECORD_SECONDS = 5.0  # between two readings of the records
+STAGES_AT_ONCE = 8
+SILENCES = 2  # requests without an answer that make a member "silent"; one may be lost
+
+
+@dataclass
+class _Asked:
+    """Mutable state: what a member answered last and when, by the loop's clock, and the failures since then."""
+
+    when: float = float("-inf")
+    stats: NodeStats | None = None
+    answered: float = 0.0
+    failures: int = 0
+    silent: float | None = None  # wall clock of the first failure
+    is_waited_for: bool = False
+
+
+class Collector:
+    """Mutable state: the members known, and what each of them was asked.
+
+    Records are read through the observer's transport. A member that does not answer is shown by its record until
+    that runs out. Nothing is asked of anybody more often than every `LOOK_SECONDS`.
+    """
+
+    def __init__(self, observer: Observer, board: Board, supervisor: Supervisor) -> None:
+        self._observer = observer
+        self._board = board
+        self._supervisor = supervisor
+        self._asked: dict[PeerId, _Asked] = {}
+        self._members: dict[PeerId, Member] = {}
+        self._began = observer.transport.now()
+        self._histories: dict[PeerId, Sequence[HistoryPoint]] = {}  # empty for who is asked, or has none
+        self._heard_more = False  # a history came since the curves were last recalled
+
+    def start(self) -> None:
+        self._supervisor.keep("reading records", self._read_for_ever, "Joins and leaves are not seen.")
+        self._supervisor.keep("asking members", self._ask_for_ever, "What is shown is old.")
+
+    async def _read_for_ever(self) -> None:
+        lifetime = self._observer.manifest.limits.record_lifetime
+        while True:
+            await self.read()
+            await asyncio.sleep(min(RECORD_SECONDS, lifetime / 3) if self._members else LOOK_SECONDS)
+
+    async def read(self) -> None:
+        """Bring the members up to date with the records. Takes a DHT deadline for some stages together at most."""
+        observer, slots = self._observer, asyncio.Semaphore(STAGES_AT_ONCE)
+
+        async def one(stage: int) -> None:
+            async with slots:
+                await read_stage(observer.transport, observer.signed.run_id, stage, observer.view)
+
+        try:
+            await all_of(*(one(stage) for stage in range(observer.manifest.stages)))
+        except NolocoError as problem:
+            logger.debug("Records could not be read: %s", problem)
+        self._note_members()
+
+    def _note_members(self) -> None:
+        observer = self._observer
+        now = observer.transport.now()
+        observer.view.expire(now)
+        stages = range(observer.manifest.stages)
+        self._members = {m.peer: m for stage in stages for m in observer.view.members(stage, now)}
+        self._asked = {peer: self._asked.get(peer, _Asked()) for peer in self._members}
+        self._board.keep_only(self._members, now)
+
+    async def _ask_for_ever(self) -> None:
+        while True:
+            self.ask()
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._heard_more:
+                self._board.recall(recalled(self._histories, self._began))
+                self._heard_more = False
+            self._board.conclude(self._observer.transport.now())
+
+    def ask(self) -> None:
+        """Ask those whose turn it is, in the background."""
+        now = asyncio.get_running_loop().time()
+        free = {peer: asked.when for peer, asked in self._asked.items() if not asked.is_waited_for}
+        places = ASKED_AT_ONCE - (len(self._asked) - len(free))
+        # a little less than a look, which may begin late and then on time
+        for peer in asked_next(free, now, 0.9 * LOOK_SECONDS, max(0, min(ASKED_EACH_LOOK, places))):
+            asked = self._asked[peer]
+            asked.when, asked.is_waited_for = now, True
+            self._supervisor.spawn(self._ask(self._members[peer], asked), "asking a member")
+
+    async def _ask(self, member: Member, asked: _Asked) -> None:
+        observer, loop, to = self._observer, asyncio.get_running_loop(), dict[str, float]()
+        try:
+            stats, _ = await observer.rpc.call(member.peer, GetStats(), deadline=ANSWER_DEADLINE)
+        except NolocoError:  # it is still joining, or gone
+            asked.failures += 1
+            if asked.failures < SILENCES:
+                asked.when = float("-inf")  # again at the next look, before all others
+            # a node that is joining answers once it has its stage's state
+            if asked.failures >= SILENCES and asked.silent is None and member.announcement.state != "joining":
+                asked.silent = observer.transport.now()
+        else:
+            to = sent_per_second(asked.stats, stats, loop.time() - asked.answered)
+            asked.stats, asked.answered, asked.failures, asked.silent = stats, loop.time(), 0, None
+            self._recall(member.peer)
+        finally:
+            asked.is_waited_for = False
+        if member.peer in self._members:
+            self._board.see(Sighting(member, asked.stats), observer.transport.now(), asked.silent, to)
+
+    def _recall(self, peer: PeerId) -> None:
+        """Ask a member, once, how it went before anybody watched here."""
+        if peer not in self._histories and len(self._histories) < MOST_HISTORIES:
+            self._histories[peer] = ()
+            self._supervisor.spawn(self._ask_history(peer), "asking for a history")
+
+    async def _ask_history(self, peer: PeerId) -> None:
+        try:
+            history, _ = await self._observer.rpc.call(peer, GetHistory(), deadline=HISTORY_DEADLINE)
+        except NolocoError:  # an earlier version, or it is gone
+            return
+        self._histories[peer] = history.points
+        self._heard_more = True

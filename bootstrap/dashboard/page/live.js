@@ -1,0 +1,139 @@
+// What the page knows of the run, and how it hears of changes. Everything in it was written by strangers.
+
+const MOST_POINTS = 2000;
+const MOST_HAPPENINGS = 300;
+
+export const state = {
+  run: { name: "", id: "", stages: 0, steps: 0, replay: false },
+  rows: new Map(),
+  remarks: [],
+  now: null,
+  points: [],
+  happenings: [],
+  pictures: [0, 0, 0],
+  version: 0,
+  past: null, // the picture that is shown instead of the present
+};
+
+const POINT = ["time", "tokens", "loss", "rate", "spread", "expected", "members"];
+const named = (values) => Object.fromEntries(POINT.map((name, i) => [name, values[i]]));
+
+export function apply(change) {
+  if (change.whole) {
+    state.rows.clear();
+    state.points = [];
+    state.happenings = [];
+  }
+  for (const id of change.gone) state.rows.delete(id);
+  for (const row of change.rows) state.rows.set(row.id, row);
+  state.points.push(...change.points.map(named));
+  state.points.sort((a, b) => a.time - b.time);
+  while (state.points.length > MOST_POINTS) state.points = state.points.filter((_, i) => i % 2 === 0);
+  for (const [time, kind, peer, stage] of change.happenings) state.happenings.push({ time, kind, peer, stage });
+  state.happenings.sort((a, b) => a.time - b.time);
+  state.happenings.splice(0, Math.max(0, state.happenings.length - MOST_HAPPENINGS));
+  state.remarks = change.remarks.map(([level, text]) => ({ level, text }));
+  state.now = named(change.now);
+  state.pictures = change.pictures;
+  state.version = change.version;
+}
+
+// The members, the numbers and the verdict of the moment that is shown.
+export function shown() {
+  if (state.past) return state.past;
+  return { rows: [...state.rows.values()].sort(byStage), remarks: state.remarks, now: state.now };
+}
+
+const byStage = (a, b) => a.stage - b.stage || (a.id < b.id ? -1 : 1);
+
+export async function begin(changed, connection) {
+  const answer = await fetch("state");
+  const whole = await answer.json();
+  state.run = whole.run;
+  apply(whole);
+  changed();
+  if (state.run.replay) return connection("replay");
+  const source = new EventSource(`live?since=${state.version}`);
+  source.onopen = () => connection("live");
+  source.onerror = () => connection("lost");
+  source.onmessage = (message) => {
+    apply(JSON.parse(message.data));
+    connection("live");
+    changed();
+  };
+}
+
+export async function lookBack(time) {
+  const answer = await fetch(`picture?time=${time}`);
+  if (!answer.ok) return;
+  const picture = await answer.json();
+  state.past = {
+    time: picture.time,
+    rows: picture.rows.sort(byStage),
+    remarks: picture.remarks.map(([level, text]) => ({ level, text })),
+    now: named(picture.now),
+  };
+}
+
+// --- words and numbers ---------------------------------------------------------------------------
+
+export const end = (id) => id.slice(-6);
+
+export function amount(value, digits = 3) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  for (const [unit, factor] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e4]])
+    if (size >= factor) return `${(value / (unit === "k" ? 1e3 : factor)).toPrecision(digits)} ${unit}`;
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  return Number.isInteger(value) ? String(value) : value.toPrecision(digits);
+}
+
+export const fixed = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+
+export function duration(seconds) {
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+}
+
+export function clock(time, span = 0) {
+  const options = span > 86400 ? { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" }
+    : { hour: "2-digit", minute: "2-digit", second: span < 1200 ? "2-digit" : undefined };
+  return new Date(time * 1000).toLocaleString("en-GB", options);
+}
+
+// Make the children of `parent` those of `items`, and keep the elements of those that stay.
+export function sync(parent, items, key, create, update) {
+  const old = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const name = String(key(item));
+    let element = old.get(name);
+    old.delete(name);
+    if (!element) {
+      element = create(item);
+      element.dataset.key = name;
+    }
+    if (element === place) place = place.nextElementSibling;
+    else parent.insertBefore(element, place);
+    update(element, item);
+  }
+  for (const element of old.values()) element.remove();
+}
+
+export function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+export function drawn(name, attributes = {}) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+export const text = (node, words) => {
+  if (node.textContent !== words) node.textContent = words;
+};

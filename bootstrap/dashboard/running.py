@@ -1,0 +1,71 @@
+"""`noloco dashboard`: a visitor of a run, and the web server that shows what it finds."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bootstrap.dashboard.board import Board, facts_of
+from bootstrap.dashboard.collector import Collector
+from bootstrap.dashboard.wording import Wording
+from bootstrap.inspect.observer import Observer, visit
+from node.dashboard_process import PACKAGES
+from node.machine.limits import optional
+from node.machine.listening import address_of, is_for_this_machine_alone, listen_at
+from node.machine.processes import on_interrupt
+from protocol.supervision import Supervisor
+
+
+@asynccontextmanager
+async def watched(observer: Observer) -> AsyncIterator[Board]:
+    """The board of the run that `observer` visits, kept up to date while the block runs."""
+    board = Board(facts_of(observer.manifest, observer.signed.run_id), Wording(observer.manifest.stages))
+    supervisor = Supervisor()
+    collector = Collector(observer, board, supervisor)
+    collector.start()
+    try:
+        yield board
+    finally:
+        await supervisor.close()
+
+
+async def show_dashboard(join: Sequence[str], host: str, port: int) -> None:
+    """Show a running swarm on a page until told to stop.
+
+    Raises `ResourceError` when the port is taken, `JoinError` when nobody answers, `UserError` without the extra.
+    """
+    leaving = asyncio.Event()
+    on_interrupt(lambda _: leaving.set())
+    with _listening(host, port) as listening:
+        async with visit(join) as observer, watched(observer) as board:
+            await _show(board, listening, leaving, is_replay=False)
+
+
+async def replay(files: Sequence[Path], host: str, port: int) -> None:
+    """Show a run that is over, from its nodes' events.jsonl. Raises `StateError` for files that hold none."""
+    from bootstrap.dashboard.replaying import board_of
+
+    leaving = asyncio.Event()
+    on_interrupt(lambda _: leaving.set())
+    with _listening(host, port) as listening:
+        await _show(board_of(files), listening, leaving, is_replay=True)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    for package in PACKAGES:
+        optional(package, "dashboard")
+    return listen_at(host, port, "--listen")
+
+
+async def _show(board: Board, listening: socket.socket, leaving: asyncio.Event, *, is_replay: bool) -> None:
+    from bootstrap.dashboard.server import Pages, serve
+
+    host = listening.getsockname()[0]
+    print(f"Dashboard of run '{board.run['name']}': {address_of(listening)}", flush=True)
+    if not is_for_this_machine_alone(host):
+        told = "Anybody who reaches this machine at that port can read it; nobody can change anything by it."
+        print(told, flush=True)
+    await serve(Pages(board, is_replay), listening, leaving)

@@ -1,0 +1,186 @@
+"""The web server of the dashboard: one page and what it shows, for anybody who reaches it. Nothing can be changed.
+
+Everything that members wrote leaves here as JSON, which the page puts into text, never into markup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bootstrap.dashboard.board import Board
+from bootstrap.dashboard.link_matrix import matrix_of
+from bootstrap.dashboard.metrics import exposition
+from protocol.supervision import all_of
+
+MOST_READERS = 64  # streams at once
+MOST_CONNECTIONS = 256
+UPDATE_SECONDS = 0.25  # between two looks for news
+SILENCE_SECONDS = 10.0  # a comment after that, so that a connection which has died is noticed
+CLOSING_SECONDS = 1
+PAGE = {
+    "": ("index.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    **{
+        name: (name, "text/javascript")
+        for name in ("page.js", "live.js", "chart.js", "stages.js", "lists.js")
+    },
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+class Pages:
+    """What is answered. Mutable state: how many streams are open, and whether they are to end."""
+
+    def __init__(self, board: Board, is_replay: bool = False) -> None:
+        self._board = board
+        self._is_replay = is_replay
+        self._readers = 0
+        self.closing = asyncio.Event()
+
+    def app(self) -> Starlette:
+        files = [Route(f"/{path}", self._file(*entry)) for path, entry in PAGE.items()]
+        answers: dict[str, Callable[[Request], object]] = {
+            "/state": self.state,
+            "/live": self.live,
+            "/picture": self.picture,
+            "/links": self.links,
+            "/metrics": self.metrics,
+        }
+        routes = [Route(path, answer) for path, answer in answers.items()]
+        return Starlette(
+            routes=[*files, *routes], middleware=[Middleware(_Headers), Middleware(GZipMiddleware)]
+        )
+
+    def _file(self, name: str, kind: str) -> Callable[[Request], object]:
+        contents = resources.files("bootstrap.dashboard").joinpath("page", name).read_bytes()
+
+        async def answer(request: Request) -> Response:
+            return Response(contents, media_type=kind)
+
+        return answer
+
+    async def state(self, request: Request) -> Response:
+        """Everything, to begin with."""
+        return _json({"run": {**self._board.run, "replay": self._is_replay}, **self._board.change_since(0)})
+
+    async def live(self, request: Request) -> Response:
+        """Server-sent events: what has changed since the version that the browser has."""
+        if self._readers >= MOST_READERS:
+            return PlainTextResponse("Too many browsers look at this dashboard. Close one.", 503)
+        asked = request.headers.get("last-event-id") or request.query_params.get("since", "")
+        since = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else 0
+        return StreamingResponse(self._changes(since), media_type="text/event-stream")
+
+    async def _changes(self, since: int) -> AsyncIterator[str]:
+        self._readers += 1
+        quiet = 0.0
+        try:
+            while not self.closing.is_set():
+                if self._board.version != since:
+                    change = self._board.change_since(since)
+                    since, quiet = change["version"], 0.0
+                    yield f"id: {since}\ndata: {_packed(change)}\n\n"
+                elif quiet >= SILENCE_SECONDS:
+                    quiet = 0.0
+                    yield ": still here\n\n"
+                await asyncio.sleep(UPDATE_SECONDS)
+                quiet += UPDATE_SECONDS
+        finally:
+            self._readers -= 1
+
+    async def picture(self, request: Request) -> Response:
+        """The run as it was at ?time=, wall clock."""
+        try:
+            time = float(request.query_params.get("time", ""))
+        except ValueError:
+            time = math.nan
+        if not math.isfinite(time):
+            return PlainTextResponse("Ask for ?time=SECONDS, since 1970.", 400)
+        kept = self._board.picture(time)
+        if kept is None:
+            return PlainTextResponse("Nothing is kept yet.", 404)
+        return Response(kept, media_type="application/json")
+
+    async def links(self, request: Request) -> Response:
+        return _json(matrix_of(self._board.sightings()))
+
+    async def metrics(self, request: Request) -> Response:
+        text, kind = exposition(self._board)
+        return Response(text, headers={"content-type": kind})
+
+
+def _packed(contents: object) -> str:
+    return json.dumps(contents, allow_nan=False, separators=(",", ":"))
+
+
+def _json(contents: object) -> Response:
+    return Response(_packed(contents), media_type="application/json")
+
+
+class _Headers:
+    """Adds `HEADERS` to every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the command that runs it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(pages: Pages, listening: socket.socket, leaving: asyncio.Event) -> None:
+    """Answer browsers on `listening` until `leaving` is set; then streams end, within a second or two."""
+    config = uvicorn.Config(
+        pages.app(),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=CLOSING_SECONDS,
+    )
+    server = _Server(config)
+
+    async def end() -> None:
+        await leaving.wait()
+        pages.closing.set()
+        server.should_exit = True
+
+    await all_of(server.serve([listening]), end())

@@ -1,0 +1,57 @@
+"""`noloco contributors`: who has given how much to a run, by what others have signed for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.markup import escape
+
+from bootstrap.display import plain_table
+from bootstrap.inspect.observer import ASKED_AT_ONCE, Observer, Sighting, visit
+from protocol.errors import NolocoError
+from protocol.messages.peers import GetReceipts
+from protocol.receipts import Contribution, Receipt, added_up
+from protocol.supervision import all_of
+from protocol.transport.base import PeerId
+
+DEADLINE = 10.0
+
+
+async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> list[Contribution]:
+    """Of present and former members, as far as somebody among those seen has a receipt, or signs one."""
+    slots = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def ask(peer: PeerId) -> list[Receipt]:
+        async with slots:
+            try:
+                reply, _ = await observer.rpc.call(peer, GetReceipts(), deadline=DEADLINE)
+            except NolocoError:  # gone, or of an older version
+                return []
+            return list(reply.receipts)
+
+    told = await all_of(*(ask(sighting.member.peer) for sighting in sightings))
+    return added_up(observer.signed.run_id, [receipt for receipts in told for receipt in receipts])
+
+
+async def show_contributors(join: Sequence[str], as_json: bool) -> None:
+    """Raises `JoinError` when nobody answers."""
+    async with visit(join) as observer:
+        found = await contributions(observer, await observer.survey())
+        if as_json:
+            print(json.dumps([asdict(one) for one in found], indent=2))
+            return
+        total = sum(one.tokens for one in found) or 1
+        headings = ("who", "peer", "tokens", "share", "rounds shared", "signed by")
+        table = plain_table(
+            f"contributions to run '{observer.manifest.name}'", headings, left=("who", "peer")
+        )
+        for one in found:
+            counts = f"{one.tokens:,}", f"{one.tokens / total:.1%}", f"{one.rounds:,}", f"{one.signers:,}"
+            table.add_row(escape(one.name) or "-", f"…{one.peer[-8:]}", *counts)
+        Console().print(table)
+        if not found:
+            print("Nobody has signed for anything yet: receipts are there a minute after training has begun.")

@@ -1,0 +1,240 @@
+"""`noloco status`: what a run's numbers mean, how far it is, its stages and nodes; once, again and again, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from bootstrap.display import plain_table
+from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all, visit
+from bootstrap.inspect.table import (
+    PICTURE_WIDTH,
+    Picture,
+    headline,
+    name_of,
+    node_table,
+    percent,
+    save_svg,
+)
+from bootstrap.inspect.verdict import Finding, Seen, Severity, tokens_per_second, verdict
+from node.watch.words import duration
+from protocol.manifest import Manifest
+from protocol.version import own_version
+
+WATCH_SECONDS = 5.0
+SIGNS = {
+    Severity.ALARM: ("!!", "bold red"),
+    Severity.WARNING: ("! ", "yellow"),
+    Severity.FINE: ("  ", "green"),
+}
+
+
+@dataclass(frozen=True)
+class HowFar:
+    """How far a run is: inner steps of its median first-stage replica; None where it stands still or is complete."""
+
+    step: int
+    total_steps: int
+    seconds_left: float | None
+
+    def described(self) -> str:
+        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
+        return f"step {self.step:,} of {self.total_steps:,}{left}"
+
+
+def progress_of(seen: Seen, manifest: Manifest) -> HowFar:
+    inner = manifest.inner
+    tokens = inner.microbatches * manifest.tokens_per_microbatch
+    replicas = seen.stats(0)
+    step = int(median(stats.step for stats in replicas)) if replicas else 0
+    rates = [stats.tokens_per_second for stats in seen.serving(0) if stats.tokens_per_second]
+    is_going = rates and not seen.empty and not seen.is_complete
+    left = max(0, inner.total_steps - step) * tokens / fmean(rates) if is_going else None
+    return HowFar(step, inner.total_steps, left)
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run as an observer has just seen it."""
+
+    run_id: str
+    manifest: Manifest
+    seen: Seen
+    spreads: Mapping[int, float] = field(default_factory=dict)  # by stage, on a sample of the weights
+
+    @property
+    def findings(self) -> list[Finding]:
+        return verdict(self.seen)
+
+    @property
+    def progress(self) -> HowFar:
+        return progress_of(self.seen, self.manifest)
+
+    def picture(self) -> Picture:
+        uptime = max((stats.uptime for stats in self.seen.stats()), default=0.0)
+        spread = spread_of_all(self.manifest, self.spreads)
+        return Picture(
+            "nodes", uptime, self.seen.sightings, stages=self.manifest.stages, sampled_spread=spread
+        )
+
+
+def shown(status: RunStatus, width: int) -> Group:
+    """The verdict, then a line for each stage, then one for each node."""
+    picture, manifest = status.picture(), status.manifest
+    versions = sorted({stats.version for stats in status.seen.stats() if stats.version})
+    of = f"  version {', '.join(versions)}" if versions else ""
+    said = [
+        Text(f"run '{manifest.name}'  {status.run_id}{of}", style="bold"),
+        Text(status.progress.described()),
+    ]
+    for finding in status.findings:
+        sign, style = SIGNS[finding.severity]
+        said.append(Text(f"{sign} {finding.sentence}.", style=style))
+    stages = stage_table(status.seen, status.spreads)
+    return Group(*said, Text(), stages, Text(), node_table(picture, width), Text(), Text(headline(picture)))
+
+
+def stage_table(seen: Seen, spreads: Mapping[int, float]) -> Table:
+    headings = ("stage", "replicas", "joining", "step", "round", "loss", "tok/s", "busy", "spread", "theory")
+    table = plain_table("stages", headings, is_dense=True)
+    for stage in range(seen.stages):
+        table.add_row(str(stage), *_stage_row(seen, stage, spreads.get(stage)))
+    return table
+
+
+def _stage_row(seen: Seen, stage: int, spread: float | None) -> list[str]:
+    everybody = seen.stats(stage)
+    replicas = [stats for stats in everybody if stats.state in ("serving", "finished")]
+    counts = [str(len(replicas)), str(len(everybody) - len(replicas))]
+    if not replicas:
+        return [*counts, "-", "-", "-", "stands still", "-", "-", "-"]
+    rate = 0.0 if seen.empty else sum(stats.tokens_per_second for stats in replicas)
+    return [
+        *counts,
+        _span([stats.step for stats in replicas]),
+        _span([stats.round for stats in replicas]),
+        _number([stats.loss for stats in replicas], ".3f"),
+        f"{rate:,.0f}" if rate or not seen.empty else "stands still",
+        percent(_mean([stats.recent_compute_fraction for stats in replicas])),
+        _number([stats.spread for stats in replicas] if spread is None else [spread], ".2g"),
+        _number([stats.expected_spread for stats in replicas], ".2g"),
+    ]
+
+
+def _span(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,}-{most:,}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _number(values: Sequence[float | None], form: str) -> str:
+    mean = _mean(values)
+    return "-" if mean is None else format(mean, form)
+
+
+def as_json(status: RunStatus) -> dict[str, object]:
+    """Everything that is shown, for programs."""
+    progress = status.progress
+    nodes = [
+        {
+            "peer": sighting.member.peer,
+            "stage": sighting.member.announcement.stage,
+            "addresses": sighting.member.announcement.addresses,
+            "answers": sighting.stats is not None,
+            **({} if sighting.stats is None else sighting.stats.model_dump()),
+        }
+        for sighting in status.seen.sightings
+    ]
+    return {
+        "run": {"name": status.manifest.name, "id": status.run_id, "stages": status.manifest.stages},
+        "version": status.seen.version,
+        "verdict": [
+            {"severity": f.severity.name.lower(), "kind": f.kind, "stage": f.stage, "sentence": f.sentence}
+            for f in status.findings
+        ],
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "seconds_left": progress.seconds_left,
+        "tokens_per_second": tokens_per_second(status.seen),
+        "spread_by_stage": {str(stage): spread for stage, spread in status.spreads.items()},
+        "nodes": nodes,
+    }
+
+
+class Watching:
+    """One observer's looks. Mutable state: since when it has seen nobody at a stage."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._empty_since: dict[int, float] = {}
+
+    async def look(self, *, is_first: bool = False) -> RunStatus:
+        observer, now = self._observer, asyncio.get_running_loop().time()
+        sightings = await (observer.survey() if is_first else observer.look())
+        seen = Seen(observer.manifest.stages, sightings, version=own_version())
+        self._empty_since = {stage: self._empty_since.get(stage, now) for stage in seen.empty}
+        empty_for = {stage: now - since for stage, since in self._empty_since.items()}
+        spreads = await sampled_spreads(observer, random.SystemRandom())
+        seen = replace(seen, empty_for=empty_for)
+        return RunStatus(observer.signed.run_id, observer.manifest, seen, spreads)
+
+
+async def show_status(
+    join: Sequence[str], token: str, file: Path | None, *, watch: bool, is_json: bool
+) -> None:
+    """Print a running swarm's verdict, stages, nodes and addresses; with `watch` again and again until Ctrl-C.
+
+    With `file`, also save the table of nodes as a picture. Raises `JoinError` when nobody answers, `StateError` when
+    the picture cannot be written.
+    """
+    async with visit(join, token) as observer:
+        watching = Watching(observer)
+        status = await watching.look(is_first=True)
+        if file is not None:
+            save_svg(file, status.picture())
+        if is_json or not watch:
+            await _print_all(watching, status, watch=watch, is_json=is_json)
+            return
+        console = Console()
+        with Live(shown(status, console.width), console=console, auto_refresh=False) as live:
+            while True:
+                live.update(shown(status, console.width), refresh=True)
+                await asyncio.sleep(WATCH_SECONDS)
+                status = await watching.look()
+
+
+async def _print_all(watching: Watching, status: RunStatus, *, watch: bool, is_json: bool) -> None:
+    """Once, or as JSON one line for each look."""
+    while True:
+        if is_json:
+            print(json.dumps(as_json(status)), flush=True)
+        else:
+            _print(status)
+        if not watch:
+            return
+        await asyncio.sleep(WATCH_SECONDS)
+        status = await watching.look()
+
+
+def _print(status: RunStatus) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PICTURE_WIDTH)
+    console.print(shown(status, console.width))
+    for sighting in status.seen.sightings:
+        for address in sighting.member.announcement.addresses[:1]:  # where others dial it
+            print(f"{name_of(sighting, {})}  {address}")

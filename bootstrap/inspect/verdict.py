@@ -1,0 +1,239 @@
+"""What a swarm's numbers mean, in sentences: what stands still, what is at risk, whether it learns. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from node.watch.loss_history import CERTAIN
+from node.watch.words import duration
+from protocol.errors import legible
+
+if TYPE_CHECKING:  # it imports torch
+    from bootstrap.inspect.observer import Sighting
+    from protocol.messages.peers import LossTrend, NodeStats
+
+SLOW = 1.5  # times what the poorest stage can do, all others can: they wait for it
+IDLE = 0.8  # of the time at most they compute then
+# Estimates of the spread rest on eight meetings for each replica, and the theory takes their progress for
+# independent: a third to three times as far apart as it says is usual.
+SPREAD_BAND = (1 / 3, 3.0)
+ENOUGH_ROUNDS = 8  # before that an estimate rests on fewer meetings, and says nothing yet
+LEAST_RISE = 0.005  # of the loss: less is nothing to worry about
+
+
+class Severity(IntEnum):
+    FINE = 0
+    WARNING = 1  # at risk, or slower than it could be
+    ALARM = 2  # nothing is trained, or in vain
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`sentence` has no capital letter and no full stop, so that it can stand in a list."""
+
+    severity: Severity
+    kind: str  # for programs: "stage-empty", "one-replica", …
+    sentence: str
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an observer has of a run with so many `stages`.
+
+    `empty_for`: for how many seconds whoever has watched for longer has seen nobody at a stage; what the nodes
+    themselves say counts, too. `version` is the observer's own.
+    """
+
+    stages: int
+    sightings: Sequence[Sighting]
+    empty_for: Mapping[int, float] = field(default_factory=dict)
+    version: str = ""
+
+    def stats(self, stage: int | None = None) -> list[NodeStats]:
+        """Of the nodes that answer."""
+        told = [s.stats for s in self.sightings if s.stats is not None]
+        return [stats for stats in told if stage is None or stats.stage == stage]
+
+    def serving(self, stage: int) -> list[NodeStats]:
+        """Of the replicas that take part in training."""
+        return [stats for stats in self.stats(stage) if stats.state == "serving"]
+
+    @property
+    def is_complete(self) -> bool:
+        """A first stage has ended, and none trains on."""
+        return not self.serving(0) and any(stats.state == "finished" for stats in self.stats(0))
+
+    @property
+    def empty(self) -> list[int]:
+        """Stages for lack of which nothing is trained."""
+        if self.is_complete:
+            return []
+        return [stage for stage in range(self.stages) if not self.serving(stage)]
+
+
+def verdict(seen: Seen) -> list[Finding]:
+    """All that is to be said, the worst first; at least one sentence."""
+    if seen.is_complete:
+        found = [Finding(Severity.FINE, "complete", "the run is complete; its nodes serve the model")]
+        return _by_severity([*found, *_versions(seen), *_silent(seen)])
+    found = [*_empty_stages(seen), *_last_replicas(seen), *_spreads(seen), *_versions(seen), *_silent(seen)]
+    if not seen.empty:
+        found += [*_slow_stage(seen), *_losses(seen)]
+        if not any(finding.kind in ("learning", "loss-rises") for finding in found):
+            found.append(_trains(seen))
+    return _by_severity(found)
+
+
+def _by_severity(found: Iterable[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda finding: -finding.severity)
+
+
+def tokens_per_second(seen: Seen) -> float:
+    """Of the whole run: what its first stage trains, 0 where a stage has nobody."""
+    return 0.0 if seen.empty else sum(stats.tokens_per_second for stats in seen.serving(0))
+
+
+def _empty_stages(seen: Seen) -> list[Finding]:
+    if not seen.stats():
+        return [Finding(Severity.ALARM, "nobody", "no node of this run answers: nobody trains")]
+    return [_empty_stage(seen, stage) for stage in seen.empty]
+
+
+def _empty_stage(seen: Seen, stage: int) -> Finding:
+    seconds = max(seen.empty_for.get(stage, 0.0), _unserved(seen, stage))
+    since = f" for {duration(seconds)}" if seconds else ""
+    sentence = f"stage {stage}: nobody{since}, training stands still"
+    if coming := sum(stats.state == "joining" for stats in seen.stats(stage)):
+        sentence += f"; {coming} {'is' if coming == 1 else 'are'} joining it"
+    return Finding(Severity.ALARM, "stage-empty", sentence, stage)
+
+
+def _unserved(seen: Seen, stage: int) -> float:
+    """Seconds for which the stage before has looked for somebody, or else since anybody's last step."""
+    looking = max((stats.no_peer_seconds for stats in seen.stats(stage - 1)), default=0.0)
+    ages = [stats.step_age for stats in seen.stats() if stats.step_age is not None]
+    return looking or min(ages, default=0.0)
+
+
+def _last_replicas(seen: Seen) -> list[Finding]:
+    return [
+        Finding(Severity.WARNING, "one-replica", f"stage {stage} has one replica left", stage)
+        for stage in range(seen.stages)
+        if len(seen.serving(stage)) == 1
+    ]
+
+
+def _slow_stage(seen: Seen) -> list[Finding]:
+    """One that can do far less than all others, while they stand idle for part of the time."""
+    if seen.stages < 2:
+        return []
+    able = [_capacity(seen.serving(stage)) for stage in range(seen.stages)]
+    busy = [_mean(stats.recent_compute_fraction for stats in seen.serving(s)) for s in range(seen.stages)]
+    known = [capacity for capacity in able if capacity is not None]
+    if len(known) < seen.stages:
+        return []
+    slow = known.index(min(known))
+    others = [stage for stage in range(seen.stages) if stage != slow]
+    idle = [busy[stage] or 0.0 for stage in others]
+    if any(known[stage] < SLOW * known[slow] for stage in others) or max(idle) > IDLE:
+        return []
+    times = min(known[stage] for stage in others) / known[slow]
+    sentence = f"everyone waits for stage {slow}, which is slow: every other stage could do {times:.1f} times as much"
+    return [Finding(Severity.WARNING, "slow-stage", sentence, slow)]
+
+
+def _capacity(replicas: Sequence[NodeStats]) -> float | None:
+    """Microbatches per second of a stage; replicas that do not know count as the mean of those that do."""
+    known = [1 / stats.seconds_per_microbatch for stats in replicas if stats.seconds_per_microbatch]
+    return fmean(known) * len(replicas) if known else None
+
+
+def _losses(seen: Seen) -> list[Finding]:
+    trends = [stats.trend for stats in seen.stats() if stats.trend is not None]
+    if not trends:
+        return []
+    before, now = fmean(t.before for t in trends), fmean(t.now for t in trends)
+    error = math.sqrt(sum(t.error**2 for t in trends)) / len(trends)
+    digits = 2 if abs(now - before) > 0.01 else 4
+    change = f"{before:.{digits}f} → {now:.{digits}f} in the last {_span(trends)}"
+    certain = abs(now - before) > CERTAIN * error
+    if certain and now - before > LEAST_RISE * abs(before):
+        return [Finding(Severity.ALARM, "loss-rises", f"the loss rises: {change}")]
+    if certain and now < before:
+        return [Finding(Severity.FINE, "learning", f"learning: {change}")]
+    return [Finding(Severity.FINE, "learning", f"the loss does not change for certain: {change}")]
+
+
+def _span(trends: Sequence[LossTrend]) -> str:
+    seconds = fmean(trend.seconds for trend in trends)
+    return "hour" if abs(seconds - 3600) < 300 else duration(seconds)
+
+
+def _spreads(seen: Seen) -> list[Finding]:
+    found = []
+    for stage in range(seen.stages):
+        pairs = [
+            (stats.spread, stats.expected_spread)
+            for stats in seen.serving(stage)
+            if stats.spread is not None and stats.expected_spread and stats.round >= ENOUGH_ROUNDS
+        ]
+        if not pairs:
+            continue
+        times = median(spread / expected for spread, expected in pairs)  # one replica may have met few
+        if SPREAD_BAND[0] <= times <= SPREAD_BAND[1]:
+            continue
+        apart = f"{times:.2g} times as far apart as the theory says"
+        sentence = f"stage {stage}: the spread is out of its band, replicas are {apart}"
+        severity = Severity.ALARM if times > 1 else Severity.WARNING
+        found.append(Finding(severity, "spread", sentence, stage))
+    return found
+
+
+def _versions(seen: Seen) -> list[Finding]:
+    told = [stats.version for stats in seen.stats()]
+    newest = max([*told, seen.version], key=_in_order, default="")
+    old = [version for version in told if _in_order(version) < _in_order(newest)]
+    if not old:
+        return []
+    known = ", ".join(legible(version) for version in sorted(set(old), key=_in_order) if version)
+    which = f"version {known}" if known else "a version that does not tell its number"
+    nodes = f"{len(old)} node{'s run' if len(old) > 1 else ' runs'}"
+    sentence = f"{nodes} {which}, older than {legible(newest)}: ask for an upgrade"
+    return [Finding(Severity.WARNING, "old-version", sentence)]
+
+
+def _in_order(version: str) -> tuple[int, ...]:
+    """The numbers of "1.2.3"; what follows them does not count, and no version comes before all."""
+    numbers = []
+    for part in version.split("."):
+        if not (part.isascii() and part.isdigit() and len(part) < 10):
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _silent(seen: Seen) -> list[Finding]:
+    silent = sum(sighting.stats is None for sighting in seen.sightings)
+    if not silent or not seen.stats():
+        return []
+    nodes = "1 node does not answer" if silent == 1 else f"{silent} nodes do not answer"
+    return [Finding(Severity.FINE, "silent", f"{nodes}: just joined, or gone a moment ago")]
+
+
+def _trains(seen: Seen) -> Finding:
+    rate = tokens_per_second(seen)
+    if rate:
+        sentence = f"training at {rate:,.0f} tokens/s; too early to say whether it learns"
+        return Finding(Severity.FINE, "training", sentence)
+    return Finding(Severity.FINE, "training", "every stage has somebody; no speed is known yet")
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -1,0 +1,38 @@
+"""`noloco simulate swarm` from its options to its exit code: simulate, show, check."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from bootstrap.display import bars
+from bootstrap.simulated_swarm.swarm_checks import broken, checks_of
+from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.simulated_swarm.swarm_page import write_page
+from bootstrap.simulated_swarm.swarm_report import as_json, show
+from bootstrap.simulated_swarm.swarm_scenario import SwarmScenario
+from bootstrap.simulated_swarm.swarm_world import simulate_swarm
+
+
+def run_scenario(scenario: SwarmScenario, is_json: bool, page: Path | None) -> int:
+    """The exit code: 1, and a sentence for each, when a bound is broken. Raises `StateError` for the page."""
+    minutes, began = scenario.run.minutes, time.process_time()
+    with bars() as shown:
+
+        def tell(done: float) -> None:
+            shown.update("virtual minutes", int(done), max(1, int(minutes)))
+
+        world = simulate_swarm(scenario, tell=tell)
+    seconds = time.process_time() - began
+    outcome = SwarmOutcome.of(world)
+    checks = checks_of(world, outcome)
+    if is_json:
+        print(as_json(outcome, checks, seconds))
+    else:
+        show(outcome, checks, seconds)
+    if page is not None:
+        write_page(page, world, outcome, checks)
+    for check in broken(checks):
+        print(check.sentence, file=sys.stderr)
+    return int(bool(broken(checks)))

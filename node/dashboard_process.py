@@ -1,0 +1,75 @@
+"""`--dashboard`: a page about the run beside a peer, in a process of its own.
+
+Whoever looks at the page shares neither the event loop that answers partners nor the memory of what trains: the page
+is a visitor of the run like any other, that joins it through this peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from node.machine.limits import optional
+from node.machine.listening import listen_at, parse_listen
+from node.machine.processes import Children
+from protocol.errors import TransportDown, UserError
+from protocol.supervision import Supervisor, Tell
+from protocol.transport.base import Transport
+
+FLAG = "--dashboard"
+PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+POLL_SECONDS = 0.5
+
+
+@asynccontextmanager
+async def dashboard_beside(
+    listen: str, addresses: Callable[[], Sequence[str]], tell: Tell | None = None
+) -> AsyncIterator[None]:
+    """While the block runs, a page at `listen`, HOST:PORT; none where that is empty.
+
+    `addresses` are those at which this peer can be joined, none as long as it cannot. The page is started again when
+    it ends. Raises `UserError` when a package is missing, `ResourceError` when the port is taken.
+    """
+    if not listen:
+        yield
+        return
+    for package in PACKAGES:
+        optional(package, "dashboard")
+    listen_at(*parse_listen(listen), FLAG).close()
+    supervisor = Supervisor(tell)
+    supervisor.keep("the dashboard", lambda: _run(listen, addresses), "Nobody can look at it.")
+    try:
+        yield
+    finally:
+        await supervisor.close()
+
+
+async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
+    """One life of the page, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
+    own = addresses()
+    while not own:
+        await asyncio.sleep(POLL_SECONDS)
+        own = addresses()
+    joins = [f"--join={address}" for address in own]
+    command = [sys.executable, "-m", "bootstrap.tools_cli", "dashboard", f"--listen={listen}", *joins]
+    children = Children()
+    try:
+        await children.start("dashboard", command, dict(os.environ))
+        await children.all[0].process.wait()
+    finally:
+        children.interrupt(signal.SIGTERM)
+    raise UserError("its process ended; what it said is above")
+
+
+def own_addresses(transport: Transport, port: int = 0) -> list[str]:
+    """Where a process on this machine joins through `transport`, which listens on `port`; 0 is not known."""
+    try:
+        announced = transport.addresses()
+    except TransportDown:
+        return []
+    here = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{transport.peer_id}"] if port else []
+    return list(dict.fromkeys([*here, *announced]))

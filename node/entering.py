@@ -1,0 +1,44 @@
+"""Into the run: what a node shows of itself, whom it greets, and that it hears of who is not to be there any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from node.membership.entry import enter
+from node.membership.joining import serve_greeting
+from node.membership.revoking import Revoking
+from node.node_resources import NodeResources
+from protocol.errors import NodeFailed
+
+
+async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFailed], None]) -> None:
+    """Into the run, if it has rules of access, and greet others. Raises `TokenError` with what to do.
+
+    `revoked` is the owner's list as others gave it; `end` is called when this node comes to be on it.
+    """
+    rpc, state, signed = member.rpc, member.surroundings.state, member.signed
+    token = member.config.token or (state.token() if state is not None else "")
+    known = state.revoked() if state is not None else b""
+    admission = member.admission = await enter(rpc, signed, revoked or known, token)
+    serve_greeting(
+        rpc,
+        rpc.transport,
+        signed,
+        is_seed=False,
+        revoked=lambda: admission.sealed if admission is not None else b"",
+    )
+    if admission is None:
+        return
+    if state is not None and token:
+        state.save_token(token)
+
+    def kept(sealed: bytes) -> bytes:
+        return state.revoked(sealed) if state is not None else b""
+
+    view = member.view
+    revoking = Revoking(rpc, admission, view.peers, member.random(), view.forget, kept)
+    member.supervisor.keep(
+        "looking for revocations",
+        lambda: revoking.run(lambda sentence: end(NodeFailed(sentence))),
+        "Who is not to be in the run any more goes on here.",
+    )

@@ -1,0 +1,1 @@
+"""What a volunteer gives of a machine, and when."""

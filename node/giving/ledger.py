@@ -1,0 +1,128 @@
+"""Who did how much for whom: what this node has had from others, which it signs for, and what others signed for it.
+
+Kept in the state directory, over all lives of the node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.identity import is_peer_id
+from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
+from protocol.transport.base import PeerId
+
+MOST_PEERS = 4_096  # of each kind; whoever did least makes room
+MOST_OWING = 256
+
+
+@dataclass
+class Had:
+    """Mutable state: what was had from one peer, and the name that it goes by."""
+
+    tokens: int = 0
+    rounds: int = 0
+    name: str = ""
+
+
+class ContributionLedger:
+    """Mutable state: what was had from each peer, the receipts of others, and who owes this node one."""
+
+    def __init__(self) -> None:
+        self.had = dict[PeerId, Had]()
+        self.receipts = dict[PeerId, Receipt]()  # by signer
+        self.owing = dict[PeerId, None]()  # in order
+
+    # --- as it happens ------------------------------------------------------------------------
+
+    def note_tokens(self, worker: PeerId, tokens: int) -> None:
+        """A peer has carried so many through its stage for this one, or has drawn them."""
+        self._of(worker).tokens += tokens
+
+    def note_round(self, partner: PeerId) -> None:
+        """The two have averaged: each for the other."""
+        self._of(partner).rounds += 1
+        self.note_given(partner)
+
+    def note_given(self, peer: PeerId) -> None:
+        """Something was done for this peer, who is to sign for it."""
+        self.owing[peer] = None
+        if len(self.owing) > MOST_OWING:
+            del self.owing[next(iter(self.owing))]
+
+    def _of(self, peer: PeerId) -> Had:
+        if peer not in self.had and len(self.had) >= MOST_PEERS:
+            del self.had[min(self.had, key=lambda one: (self.had[one].tokens, self.had[one].rounds))]
+        return self.had.setdefault(peer, Had())
+
+    # --- signing and being signed for -----------------------------------------------------------
+
+    def signed(
+        self,
+        run_id: str,
+        worker: PeerId,
+        signer: PeerId,
+        sign: Callable[[bytes], bytes],
+        name: str | None = None,
+    ) -> Receipt | None:
+        """For what a peer did, under a new name if one is given; None when it did nothing."""
+        had = self.had.get(worker)
+        if had is None:
+            return None
+        if name is not None:
+            had.name = name
+        return signed_receipt(run_id, worker, signer, (had.tokens, had.rounds), had.name, sign)
+
+    def largest(self, most: int) -> list[PeerId]:
+        """From whom most was had."""
+        return sorted(self.had, key=lambda peer: (-self.had[peer].tokens, -self.had[peer].rounds, peer))[
+            :most
+        ]
+
+    def keep(self, receipt: Receipt) -> None:
+        """A genuine one for this node; an older one of the same signer goes."""
+        known = self.receipts.get(PeerId(receipt.signer))
+        if known is None or (known.tokens, known.rounds) <= (receipt.tokens, receipt.rounds):
+            self.receipts[PeerId(receipt.signer)] = receipt
+        if len(self.receipts) > MOST_PEERS:
+            del self.receipts[min(self.receipts, key=lambda one: self.receipts[one].tokens)]
+
+    @property
+    def tokens(self) -> int:
+        """That others have signed for."""
+        return sum(receipt.tokens for receipt in self.receipts.values())
+
+    # --- on disk --------------------------------------------------------------------------------
+
+    def as_json(self) -> str:
+        had = {peer: [one.tokens, one.rounds, one.name] for peer, one in self.had.items()}
+        receipts = [[*receipt[:-1], receipt.signature.hex()] for receipt in self.receipts.values()]
+        return json.dumps({"had": had, "receipts": receipts})
+
+    @classmethod
+    def read(cls, path: Path) -> ContributionLedger:
+        """An empty one for a file that is missing or damaged."""
+        ledger = cls()
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            ledger.had = {
+                PeerId(peer): _had(*entry) for peer, entry in saved["had"].items() if is_peer_id(peer)
+            }
+            for entry in saved["receipts"]:
+                ledger.keep(_receipt(entry))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return cls()
+        return ledger
+
+
+def _had(tokens: int, rounds: int, name: str) -> Had:
+    return Had(int(tokens), int(rounds), str(name)[:NAME_CHARACTERS])
+
+
+def _receipt(entry: Sequence[str | int]) -> Receipt:
+    worker, signer, tokens, rounds, name, signature = entry
+    return Receipt(
+        str(worker), str(signer), int(tokens), int(rounds), str(name), bytes.fromhex(str(signature))
+    )

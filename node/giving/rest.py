@@ -1,0 +1,47 @@
+"""Who wants a node to rest, and why: its volunteer, a limit that the volunteer set, or both."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from protocol.supervision import until_event
+
+Asker = Literal["volunteer", "limits"]
+
+
+class Rest:
+    """Mutable state: the reasons, in words; `asked` is set while there are any, `over` while there are none, and the
+    node rests while it `lasts`.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[Asker, str] = {}
+        self.asked = asyncio.Event()
+        self.over = asyncio.Event()
+        self.over.set()
+        self.lasts = False
+
+    @property
+    def reason(self) -> str:
+        """Empty when nobody asks for it."""
+        return " ".join(self._reasons.values())
+
+    def ask(self, asker: Asker, reason: str) -> None:
+        """One sentence. May be repeated with another one."""
+        self._reasons[asker] = reason
+        self.over.clear()
+        self.asked.set()
+
+    async def last(self, leaving: asyncio.Event) -> None:
+        """Until nobody asks for it any more, or the node is to leave."""
+        self.lasts = True
+        await until_event(self.over.wait(), leaving)
+        self.lasts = False
+
+    def lift(self, asker: Asker) -> None:
+        """Others may still ask for it. May be repeated."""
+        self._reasons.pop(asker, None)
+        if not self._reasons:
+            self.asked.clear()
+            self.over.set()

@@ -1,0 +1,67 @@
+"""Devices by name, with the numbers that their makers publish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Of the published arithmetic, what training a Llama reaches: an assumption, not a measurement of ours. Megatron-LM
+# reports 44 to 52 % (arXiv 2104.04473, table 1) with long tuning; unfused kernels and small microbatches reach less.
+EFFICIENCY = 0.35
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class Device:
+    """`tflops` of bf16 with float32 sums, without sparsity; gigabytes a second; gigabytes; a GPU has its own."""
+
+    name: str
+    tflops: float
+    bandwidth: float
+    memory: float
+    is_gpu: bool = True
+    efficiency: float = EFFICIENCY
+
+
+# NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10 and RTX A6000, halved where they count with sparsity, and
+# the white papers of GA102 and Ada for 3090, 4080 and 4090. The processor: 8 cores at 3 GHz, 32 float32 operations a
+# cycle each (two AVX2 units), and two channels of DDR4-3200.
+DEVICES = {
+    device.name: device
+    for device in (
+        Device("a100", 312, 2039, 80),
+        Device("a100-40", 312, 1555, 40),
+        Device("h100", 989, 3350, 80),
+        Device("h200", 989, 4800, 141),
+        Device("l40s", 362, 864, 48),
+        Device("l4", 121, 300, 24),
+        Device("a10", 125, 600, 24),
+        Device("a6000", 155, 768, 48),
+        Device("4090", 165, 1008, 24),
+        Device("4080", 97.5, 717, 16),
+        Device("3090", 71, 936, 24),
+        Device("cpu", 0.77, 51, 32, is_gpu=False),
+    )
+}
+
+# What drivers call them. Exactly these: an "H100 PCIe" or a part of an A100 is another device, and slower.
+DRIVERS_NAMES = {
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100 80GB PCIe": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100-40",
+    "NVIDIA A100-PCIE-40GB": "a100-40",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA L4": "l4",
+    "NVIDIA A10": "a10",
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA GeForce RTX 4090": "4090",
+    "NVIDIA GeForce RTX 4080": "4080",
+    "NVIDIA GeForce RTX 3090": "3090",
+}
+
+
+def peak_of(name: str) -> float | None:
+    """Published operations a second of the device that a driver calls so; None of an unknown one."""
+    known = DRIVERS_NAMES.get(name)
+    return None if known is None else DEVICES[known].tflops * 1e12

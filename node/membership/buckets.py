@@ -1,0 +1,81 @@
+"""How large a stage is, and which of its records this node reads: decided from a sample, alike by everybody. Pure.
+
+Records of a large stage lie in buckets (`protocol.announcement`). Everybody writes to one and reads a few, another
+one at each look, so that views stay random and nobody reads all. The sample under the stage's own key tells how many
+replicas there are: a record of level l is in it with probability 2^-l, so it stands for 2^l of them (Horvitz and
+Thompson 1952). All read the same sample, and so agree on the level without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from protocol.announcement import MOST_LEVEL
+
+WANTED = 64  # records in a bucket, and in the sample
+LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
+GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
+SAMPLE_EVERY = 4  # looks; the others read a bucket alone
+
+
+def level_of(replicas: float, level: int) -> int:
+    """For a stage of so many `replicas`, which are in 2^level buckets at present."""
+    if (level == 0 and replicas <= MOST) or LEAST <= replicas / 2**level <= MOST:
+        return level
+    return min(MOST_LEVEL, max(0, round(math.log2(max(replicas, 1.0) / WANTED))))
+
+
+@dataclass
+class StageSize:
+    """Mutable state: what the last sample showed of a stage, and how many looks there were."""
+
+    estimate: float = 0.0  # replicas
+    level: int = 0  # at which a replica should announce itself
+    shares: dict[int, float] = field(
+        default_factory=dict
+    )  # replicas by the level at which they announce themselves
+    looks: int = 0
+
+    def sampled(self, levels: Iterable[int]) -> None:
+        """The levels of all records under the stage's own key."""
+        self.shares = {}
+        for level in levels:
+            self.shares[level] = self.shares.get(level, 0.0) + 2.0**level
+        self.estimate = sum(self.shares.values())
+        self.level = level_of(self.estimate, self.level)
+
+    @property
+    def is_sample_due(self) -> bool:
+        return not self._levels or self.looks % SAMPLE_EVERY == 0
+
+    @property
+    def _levels(self) -> list[int]:
+        """Those of buckets: level 0 is the stage's own key."""
+        return [level for level in self.shares if level]
+
+    def next_bucket(self, reader: str) -> tuple[int, int] | None:
+        """The level and number of the bucket that `reader` reads at this look; None where there are no buckets.
+
+        A reader goes through the buckets in an order of its own. While replicas change from one level to another,
+        each level has its turn as often as it has replicas.
+        """
+        self.looks += 1
+        if not self._levels:
+            return None
+        digest = hashlib.sha256(reader.encode()).digest()
+        start, stride = int.from_bytes(digest[:8]), int.from_bytes(digest[8:16]) | 1
+        level = self._level_at((self.looks * GOLDEN) % 1.0)
+        return level, (start + self.looks * stride) % 2**level
+
+    def _level_at(self, place: float) -> int:
+        """By the replicas of each; `place` is between 0 and 1."""
+        levels = self._levels
+        left = place * sum(self.shares[level] for level in levels)
+        for level in levels:
+            left -= self.shares[level]
+            if left < 0:
+                break
+        return level

@@ -1,0 +1,180 @@
+"""A stage's layers as compiled code, made before the node serves.
+
+First one layer is compiled, whose code serves all layers of its kind: seconds. On a GPU with room for one microbatch
+more the stage is then compiled whole. Each kind of inputs has code of its own, which is made when they come first and
+run once, there and back, on zeros. What fails leaves the stage as it was.
+
+Not beside training: while torch traces, it replaces how modules are called, in all threads.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import torch
+
+from node.model.head_loss import chunks_of, plain_softmax
+from node.model.resources import is_out_of_memory
+from node.model.stage import Stage, layer_outputs
+
+T = TypeVar("T")
+Body: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+NOT_COMPILED = "not-compiled"  # the event of a failure
+MOST_KINDS = 4  # of inputs; torch keeps eight versions of one function
+
+
+def nobody(sentence: str, event: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """What whoever trains the stage decides: `tell` gets a sentence and an event's name, from the compute thread.
+
+    `whole_bytes` are what a microbatch takes at its peak: with so much left on a GPU the stage is compiled whole.
+    """
+
+    tell: Callable[[str, str], None] = nobody
+    whole_bytes: int = 0  # never
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What code is made for."""
+
+    shape: tuple[int, ...]
+    learns: bool  # a graph is kept
+    recomputes: bool
+    is_bf16: bool
+
+
+class CompiledBody:
+    """The stage's body, compiled for the kinds of inputs that come first. Called by the compute thread.
+
+    Mutable state: the code that is ready, by kind of inputs, what was asked for, and whether compilation has failed.
+    """
+
+    def __init__(self, stage: Stage, compiling: Compiling, head: Callable[[], torch.Tensor | None]) -> None:
+        """`head` gives what logits are made with now, None where none are."""
+        self._stage = stage
+        self._head = head
+        self.compiling = compiling
+        self._ready: dict[Kind, Body] = {}
+        self._asked: set[Kind] = set()
+        self._has_failed = False
+        self._layers = torch.compile(layer_outputs, dynamic=False)
+        self._softmax = torch.compile(plain_softmax, dynamic=False)
+        self._ready_logits: set[torch.Size] = set()
+        # torch's own tracer looks at what it warns of
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        kind = Kind(
+            tuple(inputs.shape),
+            torch.is_grad_enabled(),
+            self._stage.recomputes,
+            torch.is_autocast_enabled(inputs.device.type),
+        )
+        self._ask(kind, inputs.device)
+        code = None if self._has_failed else self._ready.get(kind)
+        if code is None:
+            return self._stage.body(inputs)
+        return self._or_else(lambda: code(inputs), lambda: self._stage.body(inputs))
+
+    def softmax(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`Softmax` of a chunk."""
+        if self._has_failed or logits.shape not in self._ready_logits:
+            return plain_softmax(logits, labels)
+        return self._or_else(lambda: self._softmax(logits, labels), lambda: plain_softmax(logits, labels))
+
+    def _or_else(self, compiled: Callable[[], T], plain: Callable[[], T]) -> T:
+        try:
+            return compiled()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self._give_up(error)
+            return plain()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether passes take compiled code."""
+        return not self._has_failed and bool(self._ready)
+
+    def _ask(self, kind: Kind, device: torch.device) -> None:
+        if self._has_failed or kind in self._asked or len(self._asked) == MOST_KINDS:
+            return
+        self._asked.add(kind)
+        try:
+            self._make_layers(kind, device)
+            if kind.learns and not kind.recomputes and self._has_room(device):
+                self._make_whole(kind, device)
+        except Exception as error:  # noqa: BLE001  compilers fail in many ways, and training needs none
+            if not is_out_of_memory(error):  # which leaves this kind as it is
+                self._give_up(error)
+
+    def _make_layers(self, kind: Kind, device: torch.device) -> None:
+        def layers(inputs: torch.Tensor) -> torch.Tensor:
+            return self._stage.body(inputs, run_layer=self._layers)
+
+        began = time.monotonic()
+        one_of_each = self._stage.layers_of_each_kind()
+        self._try(kind, device, lambda inputs: self._stage.body(inputs, None, self._layers, one_of_each))
+        self._ready[kind] = layers
+        if kind.learns:
+            self._make_softmax(kind.shape[0] * kind.shape[1], device)
+        self._tell("The layers", kind, began)
+
+    @torch.no_grad()
+    def _make_softmax(self, tokens: int, device: torch.device) -> None:
+        if (weight := self._head()) is None:
+            return
+        for length in {chunk.stop - chunk.start for chunk in chunks_of(tokens, len(weight), device)}:
+            logits = weight.new_zeros(length, len(weight))
+            self._softmax(logits, torch.zeros(length, dtype=torch.long, device=device))
+            self._ready_logits.add(logits.shape)
+
+    def _make_whole(self, kind: Kind, device: torch.device) -> None:
+        began = time.monotonic()
+        whole = torch.compile(self._stage.body, dynamic=False)
+        self._try(kind, device, whole)
+        self._ready[kind] = whole
+        self._tell("The stage", kind, began)
+
+    def _try(self, kind: Kind, device: torch.device, body: Body) -> None:
+        """There and back on zeros, under the same settings as passes have; no parameter gets a gradient."""
+        is_first = self._stage.is_first
+        inputs = torch.zeros(kind.shape, dtype=torch.long if is_first else torch.float32, device=device)
+        if kind.learns and not is_first:
+            inputs.requires_grad_()
+        with torch.set_grad_enabled(kind.learns):
+            with torch.autocast(device.type, torch.bfloat16, enabled=kind.is_bf16):
+                outputs = body(inputs)
+            if kind.learns:
+                some = next(self._stage.layers.parameters())
+                torch.autograd.grad(outputs, [some], torch.ones_like(outputs))
+
+    def _has_room(self, device: torch.device) -> bool:
+        needed = self.compiling.whole_bytes
+        return device.type == "cuda" and 0 < needed < torch.cuda.mem_get_info(device)[0]
+
+    def _tell(self, what: str, kind: Kind, began: float) -> None:
+        seconds = time.monotonic() - began
+        sentence = f"{what} compiled in {seconds:.0f} s, for {kind.shape[0]} sequences at a time."
+        self.compiling.tell(sentence, "compiled")
+
+    def _give_up(self, error: Exception) -> None:
+        if self._has_failed:
+            return
+        self._has_failed = True
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        self.compiling.tell(
+            f"The stage could not be compiled ({lines[0][:200]}). It trains without, more slowly; --compile off "
+            "keeps it from trying.",
+            NOT_COMPILED,
+        )

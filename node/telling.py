@@ -1,0 +1,136 @@
+"""What a node says while it lives: a line every half minute or a panel, and at the end what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from node.config import NodeConfig, arguments_of
+from node.context import Throughput
+from node.model.state_directory import StateDirectory
+from node.service import Service
+from node.watch.panel import LivePanel
+from node.watch.phases import Phases
+from node.watch.pulse import Pulse, farewell, sentence
+from node.watch.time_use import TimeUse
+from node.watch.trace import Track
+from protocol.errors import StateError
+
+logger = logging.getLogger("noloco")
+
+LOOK_SECONDS = 1.0
+LINE_SECONDS = 30.0
+SAVE_SECONDS = 60.0  # between two times that the tokens given are written down
+
+
+class Teller:
+    """Mutable state: what this life has given so far, where its counts stood at the last look, and when was told."""
+
+    def __init__(
+        self, config: NodeConfig, state: StateDirectory, use: TimeUse, phases: Phases, panel: LivePanel | None
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._use = use
+        self._phases = phases
+        self._panel = panel
+        self._before = state.given()  # tokens of earlier lives
+        self._tokens = self._rounds = 0
+        self._of: tuple[Throughput | None, int, int] = (None, 0, 0)  # whose counts, and where they stood
+        self._since = (
+            0.0  # loop time at which a first stage was served; of the last line, and of the last saving
+        )
+        self._told = 0.0
+        self._saved = 0.0
+
+    async def run(self, service: Callable[[], Service | None]) -> None:
+        """Look every second, for as long as the node lives."""
+        now = asyncio.get_running_loop().time
+        while True:
+            self._phases.look()
+            if self._looked(service()) and now() - self._saved >= SAVE_SECONDS:
+                self._saved = now()
+                await asyncio.to_thread(self.save)
+            await asyncio.sleep(LOOK_SECONDS)  # without the service, whose memory may be wanted meanwhile
+
+    def _looked(self, service: Service | None) -> bool:
+        """Whether a stage is served now; if so, it was counted and told of."""
+        if service is None:
+            return False
+        self.count(service)
+        if not self._phases.doing:
+            self._tell(service)
+        return True
+
+    def count(self, service: Service) -> None:
+        """Add what was done since the last look; a stage has counts of its own."""
+        throughput, round_ = service.context.throughput, service.replica.round
+        of, tokens, rounds = self._of
+        if of is throughput:
+            self._tokens += throughput.tokens - tokens
+            self._rounds += max(0, round_ - rounds)
+        self._of = throughput, throughput.tokens, round_
+        self._since = self._since or asyncio.get_running_loop().time()
+
+    def _tell(self, service: Service) -> None:
+        now = asyncio.get_running_loop().time()
+        if service.public_state != "serving":
+            return
+        pulse = self._pulse(service, now)
+        if self._panel is not None:
+            context = service.context
+            self._panel.show(pulse, f"run '{context.manifest.name}' …{context.me[-8:]}")
+        elif not self._told:
+            self._told = now  # the first line in half a minute
+        elif now - self._told >= LINE_SECONDS:
+            self._told = now
+            logger.info(sentence(pulse))
+
+    def _pulse(self, service: Service, now: float) -> Pulse:
+        context, replica = service.context, service.replica
+        counters, manifest = context.counters, context.manifest
+        rate = context.throughput.tokens_per_second(now)
+        return Pulse(
+            stage=context.stage,
+            step=replica.step,
+            total_steps=manifest.inner.total_steps,
+            loss=counters.loss,
+            trend=counters.losses.trend(),
+            tokens_per_second=rate,
+            busy=context.compute.busy.recent_fraction(),
+            idle=self._use.idle(),
+            upload=self._use.bytes_per_second(Track.SEND),
+            download=self._use.bytes_per_second(Track.RECEIVE),
+            given=self._before + self._tokens,
+            seconds_left=self._seconds_left(service, rate, now),
+            no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
+            next_stage=manifest.stage_after(context.stage),
+        )
+
+    def _seconds_left(self, service: Service, rate: float, now: float) -> float | None:
+        """Until the run is complete at this rate, or the volunteer's time is over; None when neither is known."""
+        inner, tokens = service.context.manifest.inner, service.context.manifest.tokens_per_microbatch
+        steps = max(0, inner.total_steps - service.replica.step)
+        ends = [steps * inner.microbatches * tokens / rate] if rate else []
+        if self._config.max_minutes:
+            ends.append(max(0.0, self._since + 60 * self._config.max_minutes - now))
+        return min(ends, default=None)
+
+    def save(self) -> None:
+        """Write down what was given; a disk that is full has been told of by others."""
+        with suppress(StateError):
+            self._state.save_given(self._before + self._tokens)
+
+    def end(self, service: Service | None) -> None:
+        """The last words, if the node has served at all."""
+        if service is not None:
+            self.count(service)
+        if self._panel is not None:
+            self._panel.close()
+        if self._since:
+            self.save()
+            seconds = asyncio.get_running_loop().time() - self._since
+            again = arguments_of(self._config.model_copy(update={"join": ()}), only_changed=True)
+            logger.info(farewell(seconds, self._tokens, self._rounds, again))

@@ -1,0 +1,75 @@
+"""How the training loss went in the last hour, in at most `BUCKETS` numbers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+
+from protocol.messages.peers import LossTrend
+
+HOUR = 3600.0
+BUCKETS = 64
+LEAST = 8  # buckets before there is a trend
+CERTAIN = 3.0  # standard errors of the difference
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """The mean loss of so many steps, the last of which ended at `time`."""
+
+    time: float
+    loss: float
+    steps: int = 1
+
+
+class LossHistory:
+    """Mutable state: buckets of steps one after another, each of about as many steps, at most an hour old."""
+
+    def __init__(self) -> None:
+        self._buckets: list[_Bucket] = []
+        self._size = 1  # steps of a bucket
+
+    def note(self, time: float, loss: float) -> None:
+        """A step ended at `time`, in seconds of any clock that nobody sets."""
+        buckets = self._buckets
+        if buckets and buckets[-1].steps < self._size:
+            buckets[-1] = _together(buckets[-1], _Bucket(time, loss))
+        else:
+            buckets.append(_Bucket(time, loss))
+        while buckets[0].time < time - HOUR:
+            buckets.pop(0)
+        if len(buckets) > BUCKETS:
+            self._buckets = [_together(*buckets[i : i + 2]) for i in range(0, len(buckets), 2)]
+            self._size *= 2
+
+    def trend(self) -> LossTrend | None:
+        """Of the last quarter against the first, or against the lowest if it is higher than that for certain.
+
+        None while there is too little.
+        """
+        if len(self._buckets) < LEAST:
+            return None
+        size = len(self._buckets) // 4
+        *before, last = (self._buckets[i * size : (i + 1) * size or None] for i in range(4))
+        first, lowest = before[0], min(before, key=_mean)
+        from_lowest = _trend(lowest, last)
+        rises = from_lowest.now - from_lowest.before > CERTAIN * from_lowest.error
+        return from_lowest if rises else _trend(first, last)
+
+
+def _trend(some: Sequence[_Bucket], last: Sequence[_Bucket]) -> LossTrend:
+    error = math.sqrt(sum(variance(b.loss for b in part) / len(part) for part in (some, last)))
+    return LossTrend(last[-1].time - some[0].time, _mean(some), _mean(last), error)
+
+
+def _mean(buckets: Sequence[_Bucket]) -> float:
+    return fmean(bucket.loss for bucket in buckets)
+
+
+def _together(one: _Bucket, other: _Bucket | None = None) -> _Bucket:
+    if other is None:
+        return one
+    steps = one.steps + other.steps
+    return _Bucket(other.time, (one.loss * one.steps + other.loss * other.steps) / steps, steps)

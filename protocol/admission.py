@@ -1,0 +1,160 @@
+"""Who may take part in a run: everybody, whoever did some work, or those whom its owner has invited.
+
+The door, the DHT and the records all ask here. What a peer has shown is remembered while it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+
+from protocol.errors import RecordError
+from protocol.identity import public_key_of
+from protocol.peer_limits import PeerTable
+from protocol.revocations import Revocations, mark_of
+from protocol.signed_manifest import SignedManifest
+from protocol.tokens import Credential
+from protocol.transport.base import PeerId
+
+MOST_SHOWN = 1 << 14  # peers whose credentials are kept
+_CHECKED = 4_096  # credentials whose signatures were checked
+_WORK = b"noloco work 1:"
+NONCE_BYTES = 8
+
+
+class Admission:
+    """Mutable state: this peer's own credential, what others have shown, and the owner's last revocations."""
+
+    def __init__(self, signed: SignedManifest, me: PeerId, now: Callable[[], float]) -> None:
+        """`now` is the wall clock."""
+        self.run_id = signed.run_id
+        self.rules = signed.manifest.access
+        self.own = b""
+        self.me = me
+        self.sealed = b""  # the last revocations, as the owner signed them
+        self.revoked = Revocations()
+        self._owner = signed.public_key
+        self._now = now
+        self._shown = PeerTable[Credential](MOST_SHOWN)
+        self._users: dict[bytes, set[PeerId]] = {}  # of each token, by its serial
+        self._read = lru_cache(_CHECKED)(
+            lambda raw, peer: Credential.read(raw, self.run_id, self._owner, peer)
+        )
+
+    @property
+    def is_private(self) -> bool:
+        """Whether strangers learn nothing but the manifest."""
+        return self.rules.private
+
+    # --- asking
+
+    def check(self, peer: PeerId, credential: bytes) -> None:
+        """Remember what `peer` shows, as in its record. Raises `RecordError` when it lets nobody in."""
+        if self._is_revoked(peer):
+            raise RecordError("the run's owner has shut this peer out")
+        if not self.is_private:
+            if not is_work(self.run_id, peer, credential, self.rules.work_bits):
+                raise RecordError(f"the record shows no work of {self.rules.work_bits} bits")
+        elif peer not in self.rules.peers:
+            shown: Credential = self._read(credential, peer)
+            self._check_current(shown)
+            self._count_use(shown, peer)
+            self._shown[peer] = shown
+
+    def admits(self, peer: PeerId, credential: bytes) -> bool:
+        try:
+            self.check(peer, credential)
+        except RecordError:
+            return False
+        return True
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether a peer may be here, by what it has shown before. In an open run all but the revoked may."""
+        if self._is_revoked(peer):
+            return False
+        if not self.is_private or peer == self.me or peer in self.rules.peers:
+            return True
+        shown = self._shown.get(peer)
+        return shown is not None and self._is_current(shown)
+
+    def known(self) -> list[PeerId]:
+        """Those who have shown a credential that holds, without this peer."""
+        return [peer for peer in self._shown if peer != self.me and self.knows(peer)]
+
+    @property
+    def own_ends(self) -> float:
+        """When this peer's own credential is over, once it has been checked; wall clock."""
+        shown = self._shown.get(self.me)
+        return shown.invitation.ends if shown is not None else self._now()
+
+    def shut_out(self) -> list[PeerId]:
+        """Those who have shown what does not hold any more; they are forgotten by this."""
+        gone = [
+            peer
+            for peer, shown in self._shown.items()
+            if not self._is_current(shown) or self._is_revoked(peer)
+        ]
+        for peer in gone:
+            del self._shown[peer]
+        return gone
+
+    # --- revocations
+
+    def adopt(self, sealed: bytes) -> bool:
+        """Take the owner's list of revocations if it is a later one. Raises `RecordError` for anything else."""
+        if sealed == self.sealed:
+            return False
+        revoked = Revocations.read(sealed, self.run_id, self._owner)
+        if revoked.issued <= self.revoked.issued:
+            return False
+        self.revoked, self.sealed = revoked, sealed
+        return True
+
+    def _is_revoked(self, peer: PeerId) -> bool:
+        return bool(self.revoked.entries) and mark_of(public_key_of(peer)) in self.revoked.entries
+
+    # --- what a credential must be beside well signed
+
+    def _check_current(self, shown: Credential) -> None:
+        invitation = shown.invitation
+        if invitation.ends <= self._now():
+            raise RecordError("the invitation has expired")
+        issuer = {mark_of(invitation.delegation.key)} if invitation.delegation else set[bytes]()
+        if self.revoked.entries & {invitation.serial, *issuer}:
+            raise RecordError("the run's owner has revoked the invitation")
+
+    def _is_current(self, shown: Credential) -> bool:
+        try:
+            self._check_current(shown)
+        except RecordError:
+            return False
+        return True
+
+    def _count_use(self, shown: Credential, peer: PeerId) -> None:
+        """The first ones that came here with a token are those that it is for."""
+        invitation = shown.invitation
+        users = self._users.setdefault(invitation.serial, set())
+        if peer not in users and len(users) >= invitation.uses:
+            raise RecordError("as many others as the invitation is for have used it")
+        users.add(peer)
+
+
+def is_work(run_id: str, peer: str, nonce: bytes, bits: int) -> bool:
+    """Whether SHA-256 over run, peer and nonce begins with that many zero bits: some 2^bits tries."""
+    if not bits:
+        return True
+    digest = hashlib.sha256(_WORK + run_id.encode() + peer.encode() + nonce).digest()
+    return len(nonce) <= NONCE_BYTES and int.from_bytes(digest, "big") >> (256 - bits) == 0
+
+
+def do_work(run_id: str, peer: str, bits: int) -> bytes:
+    """The nonce that `is_work` asks for; seconds for 20 bits, minutes for 26. For a thread of its own."""
+    begun = hashlib.sha256(_WORK + run_id.encode() + peer.encode())
+    for number in range(2**63):
+        nonce = number.to_bytes(NONCE_BYTES, "big")
+        tried = begun.copy()
+        tried.update(nonce)
+        if int.from_bytes(tried.digest(), "big") >> (256 - bits) == 0:
+            return nonce
+    raise AssertionError("unreachable")

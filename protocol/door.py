@@ -1,0 +1,168 @@
+"""The door: who is answered here, how often, and how a member that the DHT has not shown yet introduces itself.
+
+A member is who has signed a record of this run, and of a private one whoever its owner has invited. Training is for
+members of the right stage. Visitors, who export, evaluate or only look, share what leaves training alone: an
+`Allowance` of requests, few and small ones at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from protocol.admission import Admission
+from protocol.announcement import Announcement, record_key
+from protocol.errors import PeerUnreachable, RecordError, Refused
+from protocol.messages import Answer, Asker, Done, Request, Traffic
+from protocol.messages.peers import Introduce
+from protocol.peer_limits import Allowance, PeerTable, RequestLimiter
+from protocol.records import key_digest, open_record
+from protocol.transport.base import PeerId, Stream
+
+STRANGER = "stranger"  # the refusal; whoever has a record introduces itself then
+VISITOR_BYTES = 64 * 1024  # of a request, beside the tokens of a microbatch
+VISITOR_PLACES = 16  # requests of all visitors together answered at once, in each class of traffic
+VISITOR_STREAMS = 128  # of all visitors together; a new one ends the oldest
+MOST_INTRODUCED = 1_024
+LONGEST_TURN = 10.0  # seconds that a request waits to be allowed
+TURN_PAUSE = 0.25
+# Requests at once and a second, of each and of all together. A small one takes a third of a millisecond: all visitors
+# get a thirtieth of a core. `noloco generate` asks once for each token, a download once for each 16 MB.
+VISITORS = (200, 50), (400, 100)
+MEMBERS = (200, 100), (800, 400)
+
+
+@dataclass(frozen=True)
+class _Introduced:
+    stage: int
+    expires: float  # wall clock
+
+
+class Door:
+    """Mutable state: who introduced itself, what members and visitors may still ask, and visitors' streams."""
+
+    def __init__(
+        self,
+        run_id: str,
+        stages: Mapping[Asker, int],
+        seen: Callable[[PeerId], int | None],
+        now: Callable[[], float],
+        visitor_bytes: int = VISITOR_BYTES,
+        admission: Admission | None = None,
+    ) -> None:
+        """`stages` are those of `REPLICA` and `BEFORE`, `seen` is the stage by a peer's record in the DHT, if there
+        is one, `now` the wall clock; no request of a visitor has more than `visitor_bytes`. Without `admission` the
+        run is open.
+        """
+        self._admission = admission
+        self._run_id = run_id
+        self._stages = stages
+        self._seen = seen
+        self._now = now
+        self._visitor_bytes = visitor_bytes
+        self._introduced = PeerTable[_Introduced](MOST_INTRODUCED)
+        self._visitors, self._members = Allowance(*VISITORS), Allowance(*MEMBERS)
+        self._streams = dict[Stream, None]()  # of visitors, the oldest first
+        self._places = {traffic: RequestLimiter() for traffic in Traffic}
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether it is a member, of any stage."""
+        has_record = self._seen(peer) is not None or self._introduced_at(peer) is not None
+        return has_record and self._lets_in(peer)
+
+    def _lets_in(self, peer: PeerId) -> bool:
+        return self._admission is None or self._admission.knows(peer)
+
+    # --- streams
+
+    def places(self, peer: PeerId, traffic: Traffic) -> tuple[RequestLimiter, int] | None:
+        """What a visitor's requests share with those of all others, and of how many; None for a member."""
+        return None if self.knows(peer) else (self._places[traffic], VISITOR_PLACES)
+
+    def enter(self, stream: Stream) -> None:
+        """A stream has come, perhaps a visitor's."""
+        if self.knows(stream.remote):
+            return
+        self._streams[stream] = None
+        if len(self._streams) > VISITOR_STREAMS:
+            oldest = next(iter(self._streams))
+            self.leave(oldest)
+            oldest.close()
+
+    def leave(self, stream: Stream) -> None:
+        self._streams.pop(stream, None)
+
+    def bound(self, peer: PeerId, most: int, nbytes: int) -> int:
+        """The most bytes that a request may have, of which `nbytes` are about to come: `most` from a member.
+
+        Raises `PeerUnreachable`, so that the stream ends, when a visitor sends what only members may: it may be one
+        that this node has forgotten, which then introduces itself.
+        """
+        if self._visitor_bytes < nbytes <= most and not self.knows(peer):
+            raise PeerUnreachable(f"{nbytes} bytes from a stranger")
+        return most
+
+    # --- requests
+
+    async def admit(self, peer: PeerId, asker: Asker) -> None:
+        """Return when a request for such an `asker` may be answered.
+
+        What anybody may ask waits for its turn, and so does a refusal: it costs, too. Raises `Refused` "stranger", or
+        "too-often" after `LONGEST_TURN`.
+        """
+        if asker is Asker.NEWCOMER or (asker is Asker.ANYBODY and self._lets_in(peer)):
+            await self._turn(peer)
+        elif asker is Asker.ANYBODY or not self._is(peer, asker):
+            await self._turn(peer)
+            raise Refused(STRANGER, f"this is for {_MEANT[asker]}; introduce yourself")
+
+    async def on_introduce(self, request: Request[Introduce]) -> Answer[Done]:
+        """Take note of a member's own record, or of what a visitor shows. Raises `Refused` "no-record"."""
+        message, peer = request.message, request.peer
+        try:
+            if message.credential and not message.record and self._admission is not None:
+                self._admission.check(peer, message.credential)
+            else:
+                self._introduced[peer] = self._opened(message, peer)
+        except RecordError as error:
+            raise Refused("no-record", str(error)) from error
+        return Answer(Done())
+
+    def _opened(self, message: Introduce, peer: PeerId) -> _Introduced:
+        digest = key_digest(record_key(self._run_id, message.stage, peer, message.level))
+        record = open_record(digest, peer, message.record, message.expires, self._now())
+        if self._admission is not None:
+            self._admission.check(peer, record.credential)
+        return _Introduced(Announcement.read(record).stage, message.expires)
+
+    def _is(self, peer: PeerId, asker: Asker) -> bool:
+        if asker is Asker.MEMBER:
+            return self.knows(peer)
+        stage = self._stages.get(asker)
+        return (
+            self._lets_in(peer)
+            and stage is not None
+            and stage in (self._seen(peer), self._introduced_at(peer))
+        )
+
+    def _introduced_at(self, peer: PeerId) -> int | None:
+        known = self._introduced.get(peer)
+        return known.stage if known is not None and known.expires > self._now() else None
+
+    async def _turn(self, peer: PeerId) -> None:
+        allowance = self._members if self.knows(peer) else self._visitors
+        clock = asyncio.get_running_loop().time
+        last = clock() + LONGEST_TURN
+        while not allowance.take(peer, 1, clock()):
+            if clock() >= last:
+                raise Refused("too-often", "too much is asked of this node")
+            await asyncio.sleep(TURN_PAUSE)
+
+
+_MEANT = {
+    Asker.ANYBODY: "those whom the run's owner has invited",
+    Asker.MEMBER: "members of the run",
+    Asker.REPLICA: "replicas of this stage",
+    Asker.BEFORE: "the stage before this one",
+}

@@ -1,0 +1,72 @@
+"""Whom this peer dials on the word of others: at which addresses, how often, and when again.
+
+Records are free, and each may name eight addresses: without bounds whoever signs many has every reader of them dial
+whom it likes. Addresses that were typed do not come here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from protocol.addresses import Whereabouts, check_address, dialable, peer_id_in
+from protocol.errors import UserError
+from protocol.peer_limits import Allowance, PeerTable
+from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
+
+MOST_PEERS = 4_096
+MOST_ADDRESSES = 8  # of each
+# Addresses at once and a second, of each peer and of all together. Most peers are found by libp2p's own routing, and
+# most others announce one or two addresses that can be dialled: a newcomer may meet half a hundred at once.
+DIALS = (8, 8 / 60), (60, 1.0)
+DIAL_BACKS = (5, 5 / 60), (60, 1.0)  # a newcomer greets some five times, and many may come at once
+FIRST_PAUSE = 1.0  # seconds, twice as long with each failure
+LONGEST_PAUSE = 60.0
+
+
+class Dials:
+    """Mutable state: the addresses in peers' records, who could not be reached how often and rests until when, and
+    what may still be dialled. Times are elapsed seconds.
+    """
+
+    def __init__(self) -> None:
+        self._learned = PeerTable[list[str]](MOST_PEERS)
+        self._failures = PeerTable[tuple[int, float]](MOST_PEERS)
+        self._dials, self._dial_backs = Allowance(*DIALS), Allowance(*DIAL_BACKS)
+
+    def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """What the peer's record says; malformed ones are passed over."""
+        usable = []
+        for address in addresses[:MOST_ADDRESSES]:
+            try:
+                if peer_id_in(check_address(address)) == peer:
+                    usable.append(address)
+            except UserError as problem:
+                logger.debug("The record of %s names a bad address: %s", peer, problem)
+        self._learned[peer] = usable
+
+    def take(self, peer: PeerId, here: Whereabouts, now: float) -> list[str]:
+        """The addresses in the peer's record that may be dialled now; they then count as dialled."""
+        wanted = dialable(self._learned.get(peer, []), here)
+        return [address for address in wanted if self._dials.take(peer, 1, now)]
+
+    def take_back(self, peer: PeerId, now: float) -> bool:
+        """Whether the peer, which asks for it, may be dialled back now; it then counts as done."""
+        return self._dial_backs.take(peer, 1, now)
+
+    def rests(self, peer: PeerId, now: float) -> bool:
+        """Whether it could not be reached a short while ago."""
+        _, until = self._failures.get(peer, (0, now))
+        return now < until
+
+    def failed(self, peer: PeerId, now: float) -> None:
+        """It cannot be reached. Several attempts at once count as one."""
+        failures, until = self._failures.get(peer, (0, now))
+        if now >= until:
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**failures)
+            self._failures[peer] = min(failures + 1, 16), now + pause
+
+    def succeeded(self, peer: PeerId) -> None:
+        self._failures.pop(peer, None)

@@ -1,0 +1,102 @@
+"""What a peer may send and receive, and what it has: one measure for all its streams.
+
+Bytes are counted as an interface counts them. What streams carry is known before it goes; what p2pd adds (encryption,
+headers, acknowledgements, the DHT, others' traffic through a relay) is estimated first and set right once the kernel
+has been asked, see `protocol.transport.tcp_counts`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+HEADERS = (
+    1.05  # of Ethernet, IP, TCP, TLS and yamux: 66 bytes in 1,514, and one or two in a hundred of the rest
+)
+ACKNOWLEDGED = 0.025  # bytes the other way for each: 66 in two packets or so
+BURST_SECONDS = 0.1  # unused, and allowed later
+SLICE_SECONDS = 0.05  # of the limit go at once, so that streams take turns
+SLICE_BYTES = range(4 << 10, 4 << 20)
+AIM = 0.98  # of the limit: the rest is for what is not seen, as new connections and what is sent again
+
+
+class Bucket:
+    """Mutable state: when all that was taken so far has been paid for, by the clock. A `rate` of 0 is no limit."""
+
+    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
+        """`rate` in bytes per second."""
+        self._rate = rate
+        self._clock = clock
+        self._paid_at = clock()
+
+    def take(self, nbytes: float) -> float:
+        """Take them; returns the seconds until they are paid for. Who takes later waits longer."""
+        if not self._rate:
+            return 0.0
+        now = self._clock()
+        self._paid_at = max(self._paid_at, now - BURST_SECONDS) + nbytes / self._rate
+        return max(0.0, self._paid_at - now)
+
+
+@dataclass
+class _Way:
+    """One direction. Mutable state: bytes estimated and counted since the start, and taken for what was missed."""
+
+    bucket: Bucket
+    estimated: float = 0.0
+    counted: float = 0.0
+    added: float = 0.0
+
+    def take(self, nbytes: float) -> float:
+        self.estimated += nbytes
+        return self.bucket.take(nbytes)
+
+    def count(self, nbytes: int) -> None:
+        self.counted += nbytes
+        excess = self.counted - self.estimated
+        if excess > self.added:
+            self.bucket.take(excess - self.added)
+            self.added = excess
+
+
+class Meter:
+    """Mutable state: both directions, and whether the kernel's counts are known."""
+
+    def __init__(
+        self, upload: float = 0.0, download: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Limits in bytes per second, as an interface counts; 0 is none."""
+        self._up = _Way(Bucket(upload * AIM, clock))
+        self._down = _Way(Bucket(download * AIM, clock))
+        self._is_counted = False
+        wanted = int(upload * SLICE_SECONDS) if upload else SLICE_BYTES.stop
+        self.slice_bytes = min(
+            max(wanted, SLICE_BYTES.start), SLICE_BYTES.stop
+        )  # of a stream, to be sent at once
+
+    def sending(self, nbytes: int) -> float:
+        """So many bytes of a stream are about to go; returns the seconds to wait before they do."""
+        self._down.take(nbytes * ACKNOWLEDGED)
+        return self._up.take(nbytes * HEADERS)
+
+    def received(self, nbytes: int) -> float:
+        """So many have come; returns the seconds to wait before more are taken."""
+        self._up.take(nbytes * ACKNOWLEDGED)
+        return self._down.take(nbytes * HEADERS)
+
+    def counted(self, sent: int, received: int) -> None:
+        """By the kernel, since the last call: what the estimates left out is paid for later."""
+        self._is_counted = True
+        self._up.count(sent)
+        self._down.count(received)
+
+    @property
+    def moved(self) -> tuple[int, int]:
+        """Bytes sent and received so far: as counted, or as estimated where nobody counts."""
+        if self._is_counted:
+            return int(self._up.counted), int(self._down.counted)
+        return int(self._up.estimated), int(self._down.estimated)
+
+
+UNMETERED = Meter()

@@ -1,0 +1,17 @@
+"""Which version of this program runs here."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+DISTRIBUTION = "noloco-node"
+
+
+@cache
+def own_version() -> str:
+    """As its distribution says; empty for a copy that was not installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,53 @@
+"""A process with a dashboard of made-up members: `python made_up_dashboard.py MEMBERS STAGES`.
+
+It prints its address; each line on its standard input kills one member of the second stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bootstrap.dashboard.running import watched
+from bootstrap.dashboard.server import Pages, serve
+from node.machine.listening import address_of, listen_at
+from protocol.supervision import Supervisor
+from tests.made_up_members import MadeUpSwarm
+from tests.swarm.micro import micro_manifest, until
+
+AGE = 1_500.0  # seconds that they have "trained" already
+LIFETIME = 600.0
+
+
+async def main(members: int, stages: int) -> None:
+    loop, supervisor = asyncio.get_running_loop(), Supervisor()
+    manifest = micro_manifest(
+        name="common-corpus",
+        stages=stages,
+        model__layers=stages,
+        limits__record_lifetime=LIFETIME,
+        inner__total_steps=20_000,
+        outer__inner_steps=50,
+    )
+    swarm = MadeUpSwarm(manifest, loop.time, AGE)
+    await swarm.start(members)
+
+    def kill() -> None:
+        if sys.stdin.readline():
+            supervisor.spawn(next(m for m in swarm.members if m.stage == 1).kill(), "killing")
+        else:
+            loop.remove_reader(sys.stdin)
+
+    async with watched(await swarm.observer()) as board:
+        loop.add_reader(sys.stdin, kill)
+        await until(lambda: board.now.members >= members, seconds=300)
+        with listen_at("127.0.0.1", 0, "--listen") as listening:
+            print(address_of(listening), flush=True)
+            await serve(Pages(board), listening, asyncio.Event())
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,75 @@
+"""What a node under the virtual clock tells its volunteer: lines, warnings taken back, tokens over several lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from node.config import NodeConfig
+from node.model.state_directory import StateDirectory
+from node.telling import LINE_SECONDS, Teller
+from node.watch.phases import Phases
+from node.watch.time_use import TimeUse
+from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, step_of, until
+
+
+def test_a_line_every_half_minute_and_tokens_that_add_up_over_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "noloco")
+    state = StateDirectory(tmp_path)
+    config = NodeConfig(state_dir=tmp_path, max_minutes=10)
+
+    async def main() -> list[int]:
+        swarm = micro_swarm(inner__total_steps=FOREVER)
+        swarm.seconds = lambda stage, priority: 0.3
+        await swarm.start(1)
+        node, given = swarm.nodes[0], [0]
+        await until(lambda: step_of(node) >= 3)
+        for _ in range(2):
+            loop = asyncio.get_running_loop()
+            teller = Teller(config, state, TimeUse(clock=loop.time), Phases(), None)
+            telling = loop.create_task(teller.run(lambda: node.service))
+            before = node.context.throughput.tokens
+            await asyncio.sleep(2.2 * LINE_SECONDS)
+            telling.cancel()
+            teller.end(node.service)
+            given.append(given[-1] + node.context.throughput.tokens - before)
+            assert state.given() == pytest.approx(given[-1], rel=0.1)
+        for number in list(swarm.nodes):
+            swarm.kill(number)
+        await swarm.leave()
+        return given
+
+    given = run_swarm(main())
+    lines = [line for line in caplog.messages if line.startswith("Step ")]
+    assert len(lines) == 4
+    assert all("tokens/s, busy " in line and "tokens given in all" in line for line in lines)
+    assert "about 9.5 min left" in lines[0]
+    farewells = [line for line in caplog.messages if line.startswith("This node was here for 66 s")]
+    assert len(farewells) == 2
+    assert farewells[0].endswith(f"noloco-node --state-dir={tmp_path} --max-minutes=10.0")
+    assert given[2] > given[1] > 0
+
+
+def test_a_warning_that_no_longer_holds_is_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "noloco")
+
+    async def main() -> None:
+        swarm = micro_swarm(inner__total_steps=FOREVER)
+        await swarm.seed_peer.start()
+        first = swarm.add(0, stage=0)
+        await until(lambda: any("No live peer serves stage 1" in line for line in caplog.messages))
+        swarm.add(1, stage=1)
+        await until(lambda: step_of(first) >= 2)
+        assert first.context.counters.no_peer_since is None
+        for number in list(swarm.nodes):
+            swarm.kill(number)
+        await swarm.leave()
+
+    run_swarm(main())
+    warned = next(i for i, line in enumerate(caplog.messages) if "No live peer serves stage 1" in line)
+    assert "Stage 1 is served again." in caplog.messages[warned:]

@@ -1,0 +1,145 @@
+"""Records of a large stage in buckets: who writes and reads where, and what readers conclude."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from statistics import fmean
+
+import pytest
+
+from node.membership.buckets import LEAST, MOST, WANTED, StageSize, level_of
+from node.membership.discovery import read_stage, read_whole_stage
+from node.membership.view import View
+from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
+from protocol.errors import RecordError
+from protocol.identity import Identity
+from protocol.records import key_digest, open_record, seal_record
+from protocol.transport.memory import MemoryTransport
+from protocol.transport.memory_network import MemoryNetwork
+from protocol.transport.virtual_time import run_virtual
+
+RUN = "r"
+LIFETIME = 3_000.0
+
+
+def names(count: int) -> list[str]:
+    return [f"peer {number}" for number in range(count)]
+
+
+@pytest.mark.parametrize("replicas", [1, 10, 128, 129, 1_000, 20_000, 10**6])
+def test_a_bucket_holds_about_as_many_records_however_many_replicas_there_are(replicas: int) -> None:
+    level = level_of(replicas, 0)
+    assert replicas / 2**level <= MOST
+    assert level == 0 or replicas / 2**level >= LEAST
+    assert level_of(replicas, level) == level
+
+
+def test_a_stage_that_grows_and_shrinks_a_little_keeps_its_level() -> None:
+    level = level_of(1_000, 0)
+    assert all(level_of(1_000 * factor, level) == level for factor in (0.6, 0.8, 1.25, 1.6))
+    assert level_of(40, level) < level
+
+
+def test_a_peer_has_one_bucket_and_one_in_so_many_is_in_the_sample() -> None:
+    level, peers = 5, names(4_000)
+    keys = Counter(record_key(RUN, 2, peer, level) for peer in peers)
+    assert set(keys) == {bucket_key(RUN, 2, level, number) for number in range(32)}
+    assert max(keys.values()) < 1.5 * min(keys.values())
+    sampled = sum(is_sampled(peer, level) for peer in peers)
+    assert 0.7 * 4_000 / 32 < sampled < 1.3 * 4_000 / 32
+    assert {record_key(RUN, 2, peer, 0) for peer in peers} == {stage_key(RUN, 2)}
+    assert all(is_sampled(peer, 0) for peer in peers)
+
+
+def test_the_sample_tells_the_size_whatever_levels_are_in_it() -> None:
+    rng, estimates = random.Random(1), []
+    for trial in range(200):
+        levels = [rng.choice([3, 4, 5]) for _ in range(1_000)]
+        size = StageSize()
+        size.sampled(level for number, level in enumerate(levels) if is_sampled(f"{trial}/{number}", level))
+        estimates.append(size.estimate)
+    assert fmean(estimates) == pytest.approx(1_000, rel=0.03)
+
+
+def test_readers_go_through_all_buckets_in_orders_of_their_own() -> None:
+    read = {}
+    for reader in names(50):
+        size = StageSize()
+        size.sampled([4] * WANTED)
+        read[reader] = [size.next_bucket(reader) for _ in range(16)]
+        assert set(read[reader]) == {(4, number) for number in range(16)}
+    first = Counter(order[0] for order in read.values())
+    assert max(first.values()) <= 10
+    assert len({tuple(order) for order in read.values()}) > 35
+
+
+def test_while_levels_change_each_has_its_turns() -> None:
+    size = StageSize()
+    size.sampled([2] * 30 + [3] * 45)  # 120 replicas and 360
+    turns = Counter(bucket[0] for _ in range(400) if (bucket := size.next_bucket("me")))
+    assert turns[3] / 400 == pytest.approx(0.75, abs=0.03)
+
+
+class Stage:
+    """So many made-up replicas with records in an in-memory network, and readers of them."""
+
+    def __init__(self, replicas: int) -> None:
+        self.network = MemoryNetwork(1)
+        self.seed = MemoryTransport(self.network, Identity.from_seed("seed"))
+        self.identities = [Identity.from_seed(f"replica {number}") for number in range(replicas)]
+        self.level = level_of(replicas, 0)
+
+    async def start(self) -> None:
+        await self.seed.start()
+        value = Announcement(stage=0, state="serving", since=0.0, level=self.level).to_bytes()
+        for identity in self.identities:
+            me, expires = identity.peer_id, self.network.now() + LIFETIME
+            keys = {record_key(RUN, 0, me, self.level)}
+            if is_sampled(me, self.level):
+                keys.add(stage_key(RUN, 0))
+            island, now = await self.network.search(self.seed.peer_id), self.network.now()
+            for key in keys:
+                assert island.put(
+                    key_digest(key), me, seal_record(identity, key, value, expires), expires, now
+                )
+
+    async def reader(self, name: str) -> MemoryTransport:
+        transport = MemoryTransport(self.network, Identity.from_seed(name))
+        await transport.start()
+        await transport.connect(self.seed.addresses(), 5.0)
+        return transport
+
+
+def test_what_a_reader_knows_is_bounded_random_and_renewed() -> None:
+    async def main() -> None:
+        stage = Stage(1_500)
+        await stage.start()
+        known: Counter[str] = Counter()
+        for number in range(12):
+            transport, view = await stage.reader(f"reader {number}"), View()
+            for _ in range(10):
+                await read_stage(transport, RUN, 0, view)
+            members = view.members(0, transport.now())
+            assert WANTED <= len(members) <= view.most
+            assert view.replicas(0, transport.now()) == pytest.approx(1_500, rel=0.35)
+            known.update(member.peer for member in members)
+        assert len(known) > 900  # of those that twelve readers could know at most, most are not the same
+        in_sample = [known[i.peer_id] for i in stage.identities if is_sampled(i.peer_id, stage.level)]
+        assert fmean(in_sample) < 1.5 * fmean(known[i.peer_id] for i in stage.identities), (
+            "known as the others are"
+        )
+        whole = View(most=2_000)
+        await read_whole_stage(transport, RUN, 0, whole)
+        assert len(whole.members(0, transport.now())) == 1_500
+
+    run_virtual(main())
+
+
+def test_a_record_of_a_bucket_is_no_record_of_another() -> None:
+    identity, expires = Identity.from_seed("a"), 100.0
+    key = record_key(RUN, 0, identity.peer_id, 3)
+    sealed = seal_record(identity, key, b"", expires)
+    assert open_record(key_digest(key), identity.peer_id, sealed, expires, 0.0)
+    with pytest.raises(RecordError):
+        open_record(key_digest(stage_key(RUN, 0)), identity.peer_id, sealed, expires, 0.0)

@@ -1,0 +1,148 @@
+"""Every command explains itself on a screen, with an example; mistakes are one sentence with the next step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from bootstrap.found_cli import app as founding
+from bootstrap.tools_cli import app as tools
+from node.cli import app as node
+
+SCREEN = 40  # lines
+PEER = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"
+APPS = {"noloco-node": node, "noloco-bootstrap": founding, "noloco": tools}
+
+
+def commands() -> Iterator[tuple[str, ...]]:
+    """Each command with those that it belongs to."""
+    for name, app in APPS.items():
+        yield (name,)
+        yield from ((name, *path) for path in _below(app) if path)
+
+
+def _below(app: typer.Typer) -> Iterator[tuple[str, ...]]:
+    """Where a program is one command alone, that has no name."""
+    for command in app.registered_commands:
+        callback = command.callback
+        assert callback is not None
+        if app is not node:
+            yield (command.name or callback.__name__.replace("_", "-"),)
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        yield (str(group.name),)
+        for path in _below(group.typer_instance):
+            yield (str(group.name), *path)
+
+
+@pytest.mark.parametrize("command", list(commands()), ids=" ".join)
+def test_help_fits_a_screen_and_has_an_example(command: tuple[str, ...]) -> None:
+    name, *path = command
+    answer = CliRunner().invoke(APPS[name], [*path, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"})
+    assert answer.exit_code == 0, answer.output
+    lines = answer.output.splitlines()
+    assert len(lines) <= SCREEN
+    assert max(map(len, lines)) <= 80
+    assert f"Example: {name} " in answer.output
+
+
+def test_the_settings_that_few_need_are_there_for_those_who_do() -> None:
+    """In a process of its own, since options are made when the command is imported."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "node.cli"]
+    usual, whole = (
+        subprocess.run([*command, flag], capture_output=True, text=True, check=True).stdout
+        for flag in ("--help", "--help-all")
+    )
+    assert "--precision" not in usual
+    assert "--precision" in whole
+
+
+WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next step
+    ("noloco-node", "Tell this node where the run is", "noloco swarm"),
+    (f"noloco-node --join {PEER[:40]}", "is not a peer id", "A right one looks like"),
+    (f"noloco-node --join {PEER} --stage first", "Invalid value for '--stage'", "for help"),
+    (f"noloco-node --join {PEER} --stage -7", "--stage: it should be greater than or equal to -1", "--help"),
+    (f"noloco-node --join {PEER} --port 70000", "--port: it should be less than or equal to 65535", "--help"),
+    (
+        f"noloco-node --join {PEER} --max-memory much",
+        "--max-memory: 'much' is not an amount",
+        "write it as 4GiB",
+    ),
+    (f"noloco-node --join {PEER} --data nothing-*.txt", "No file matches nothing-*.txt", "Check the pattern"),
+    (f"noloco-node --join {PEER} --data missing.txt", "'missing.txt' (No such file", "Check the path"),
+    (f"noloco-node --join {PEER} --data folder", "folder is a folder", "Name the files in it"),
+    (f"noloco-node --join {PEER} --config none.toml", "none.toml (No such file", "Check --config"),
+    (
+        f"noloco-node --join {PEER} --config typo.toml",
+        "stge in typo.toml: there is no such",
+        "Did you mean stage?",
+    ),
+    (f"noloco-node --join {PEER} --config torn.toml", "torn.toml is not TOML", "Correct that place"),
+    ("NOLOCO_JION=x noloco-node", "NOLOCO_JION is not a setting", "Did you mean NOLOCO_JOIN?"),
+    (f"NOLOCO_STAGE=first noloco-node --join {PEER}", "NOLOCO_STAGE: it should be a valid integer", "--help"),
+    ("noloco-bootstrap --preset llama-70b", "There is no preset 'llama-70b'", "Choose one of: tiny"),
+    ("noloco-bootstrap --preset llama-125m", "of which bytes would use 256", "--tokenizer"),
+    ("noloco-bootstrap --preset tiny --manifest wrong.toml", "not both", "Give either"),
+    ("noloco-bootstrap --manifest wrong.toml", "outer.gama is not a setting", 'Did you mean "gamma"?'),
+    ("noloco-bootstrap --manifest none.toml", "none.toml (No such file", "Check the path"),
+    ("noloco-bootstrap --manifest named.toml", "name cannot be 'my run'", "as my-run.1"),
+    ("noloco-bootstrap init named.toml --yes", "named.toml exists already", "--force"),
+    ("noloco-bootstrap init new.toml", "There is no terminal", "--yes"),
+    ("noloco-bootstrap init new.toml --yes --heads 3", "heads", "hidden_size"),
+    ("noloco manifest check", "Name either a manifest file or a preset", "--preset tiny"),
+    ("noloco manifest check wrong.toml", "outer.gama is not a setting", 'Did you mean "gamma"?'),
+    ("noloco manifest check --preset tiny --device 9090", "The device '9090' is unknown", "Known devices"),
+    ("noloco manifest check --preset tiny --uplink fast", "'fast' is not a bandwidth", "write it as 20Mbit"),
+    ("noloco status", "Name the run", "--join /ip4/"),
+    ("noloco export --out model", "run", "--join"),
+    ("noloco generate Once", "Name the model", "--model DIRECTORY"),
+    ("noloco generate Once --model m --tokens 0", "--tokens must be", "1 or more"),
+    ("noloco eval", "run", "--join"),
+    ("noloco simulate swarm lab-9", "There is no preset 'lab-9'", "Choose one of: lab-8"),
+    ("noloco simulate swarm none.toml", "none.toml (No such file", "Check the path"),
+    ("noloco plan", "Give either --scenario FILE", "--join ADDRESS"),
+    ("noloco plan --scenario none.json --picture plan.jpg", "Cannot draw plan.jpg", ".svg"),
+    ("noloco trace none.json", "none.json", "noloco-node --trace"),
+    ("noloco doctor --self nowhere", "no daemon runs with the state directory nowhere", "just started"),
+    ("noloco stauts", "No such command 'stauts'", "--help"),
+]
+
+
+@pytest.mark.parametrize(("line", "said", "step"), WRONG, ids=[line for line, _, _ in WRONG])
+def test_a_mistake_is_one_sentence_with_the_next_step(
+    line: str, said: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    text = preset()
+    for name, contents in (
+        ("typo.toml", "stge = 1\n"),
+        ("torn.toml", "stage = = 1\n"),
+        ("wrong.toml", text.replace("gamma =", "gama =")),
+        ("named.toml", text.replace('name = "tiny"', 'name = "my run"')),
+    ):
+        (tmp_path / name).write_text(contents, encoding="utf-8")
+    words = line.split()
+    if "=" in words[0]:
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    answer = CliRunner().invoke(APPS[words[0]], words[1:], env={"COLUMNS": "200"})
+    told = " ".join(answer.output.split())
+    assert answer.exit_code, told
+    assert said in told
+    assert step in told
+    assert not re.search(r"Traceback|\[Errno|pydantic|Extra inputs|should match pattern", told)
+    assert answer.exception is None or isinstance(answer.exception, SystemExit)
+
+
+def preset() -> str:
+    from protocol.manifest import preset_text
+
+    return preset_text("tiny")

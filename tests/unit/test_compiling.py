@@ -1,0 +1,162 @@
+"""A stage that is compiled: the same gradients, and nothing lost where it cannot be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from node.cli import with_value_of_compile
+from node.config import build_config
+from node.model.compiling import NOT_COMPILED, CompiledBody, Compiling
+from node.model.dry_run import rehearse
+from node.model.execution import COMPILERS, Execution, choose_compilation
+from node.model.memory_model import Precision
+from node.model.replica import Replica
+from tests.unit.test_compute_path import batch, distance, gradients_of, manifest_of, trained
+
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler here")
+Told = list[tuple[str, str]]
+
+
+@pytest.fixture
+def told() -> Told:
+    return []
+
+
+def replica_that_tells(told: Told, precision: Precision = "fp32", stage: int = 0, stages: int = 1) -> Replica:
+    replica = Replica(manifest_of(stages, family="mistral", model__layers=3), stage)
+    replica.passes.compiling = Compiling(lambda sentence, event: told.append((sentence, event)))
+    replica.passes.execute(Execution(precision, compiles=True))
+    return replica
+
+
+def not_compiled(precision: Precision) -> Replica:
+    replica = Replica(manifest_of(1, family="mistral", model__layers=3), 0)
+    replica.passes.execute(Execution(precision))
+    return replica
+
+
+@pytest.mark.long
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_the_gradients_are_the_same(precision: Precision, told: Told) -> None:
+    replica, plain = replica_that_tells(told, precision), not_compiled(precision)
+    loss = trained([plain], *batch(plain.manifest))
+    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, abs=1e-3)
+    assert replica.passes.compiled is not None
+    assert replica.passes.compiled.is_ready, told
+    assert [event for _, event in told] == ["compiled"]
+    assert distance(gradients_of([replica]), gradients_of([plain])) < (1e-4 if precision == "fp32" else 0.02)
+    assert replica.flat.gradients.dtype == torch.float32
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trained([replica], *batch(replica.manifest))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before  # the code is there
+
+
+@pytest.mark.long
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_whole_stage_is_taken_over_where_there_is_room(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CompiledBody, "_has_room", lambda self, device: True)
+    replica, plain = replica_that_tells(told), not_compiled("fp32")
+    loss = trained([plain], *batch(plain.manifest))
+    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, abs=1e-3)
+    assert [sentence.split(" compiled")[0] for sentence, _ in told] == ["The layers", "The stage"]
+    assert distance(gradients_of([replica]), gradients_of([plain])) < 1e-4
+
+
+def test_a_dry_run_compiles_so_that_no_peer_waits_for_it(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    replica = replica_that_tells(told)
+    rehearse(replica, "auto", 0)
+    assert [event for _, event in told] == ["compiled"]
+    assert not replica.flat.gradients.any()
+    tokens = torch.zeros(
+        replica.manifest.inner.sequences, replica.manifest.data.sequence_tokens, dtype=torch.long
+    )
+    replica.passes.last_stage(tokens, tokens)
+    assert [event for _, event in told] == ["compiled"]
+
+
+def test_what_cannot_be_compiled_trains_without_and_says_so_once(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("no such instruction\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: fail)
+    replica = replica_that_tells(told)
+    loss = trained([replica], *batch(replica.manifest))
+    assert replica.passes.compiled is not None
+    assert not replica.passes.compiled.is_ready
+    replica.passes.execute(Execution(compiles=True, at_once=1))  # other inputs: it does not try again
+    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, rel=1e-5)
+    [(sentence, event)] = told
+    assert event == NOT_COMPILED
+    assert "no such instruction" in sentence
+    assert "much more" not in sentence
+
+
+def test_code_that_fails_later_is_dropped_and_no_microbatch_lost(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_broken = False
+
+    def breaking(function: Callable[..., object], **_: object) -> Callable[..., object]:
+        def code(*arguments: object, **more: object) -> object:
+            if is_broken:
+                raise RuntimeError("a guard")
+            return function(*arguments, **more)
+
+        return code
+
+    monkeypatch.setattr(torch, "compile", breaking)
+    replica = replica_that_tells(told)
+    loss = trained([replica], *batch(replica.manifest))
+    assert replica.passes.compiled is not None
+    assert replica.passes.compiled.is_ready, told
+    is_broken = True
+    assert trained([replica], *batch(replica.manifest)) == pytest.approx(loss, rel=1e-5)
+    assert [event for _, event in told] == ["compiled", NOT_COMPILED]
+
+
+def test_trying_code_gives_no_parameter_a_gradient(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for stage in (0, 1):
+        replica = replica_that_tells(told, "bf16", stage, stages=2)
+        assert replica.passes.compiled is not None
+        inputs = batch(replica.manifest)[0] if stage == 0 else torch.zeros(3, 32, 16)
+        replica.passes.forward(inputs)
+        assert replica.passes.compiled.is_ready, told
+        assert not replica.flat.gradients.any()
+
+
+def test_a_node_compiles_on_gpus_unless_told_otherwise() -> None:
+    assert build_config({"join": ("x",)}).compile == "auto"
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert not choose_compilation(cpu, "auto")
+    assert not choose_compilation(gpu, "off")
+    assert choose_compilation(gpu, "auto") == any(map(shutil.which, COMPILERS))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        (["--compile"], ["--compile", "on"]),
+        (["--compile", "--relay"], ["--compile", "on", "--relay"]),
+        (["--compile", "off", "--relay"], ["--compile", "off", "--relay"]),
+        (["--compile=off"], ["--compile=off"]),
+        (["--relay"], ["--relay"]),
+    ],
+)
+def test_the_old_flag_means_on(given: list[str], meant: list[str]) -> None:
+    assert with_value_of_compile(given) == meant
+
+
+def test_an_old_setting_is_understood() -> None:
+    assert build_config({"join": ("x",)}, {"NOLOCO_COMPILE": "true"}).compile == "on"
+    assert build_config({"join": ("x",), "compile": False}, {}).compile == "off"

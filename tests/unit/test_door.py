@@ -1,0 +1,282 @@
+"""Who is answered, how often, and how members that are not known yet come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+
+from node.model.compute import InlineCompute, Priority
+from node.pipeline.inference import AT_ONCE, IDLE_SECONDS, SHARE, Leftover
+from protocol.announcement import Announcement, stage_key
+from protocol.channel import HALF_FRAME_SECONDS
+from protocol.codec import encode
+from protocol.door import (
+    LONGEST_TURN,
+    VISITOR_BYTES,
+    VISITOR_PLACES,
+    VISITOR_STREAMS,
+    VISITORS,
+    Door,
+)
+from protocol.errors import PeerUnreachable, Refused
+from protocol.frames import FrameType, write_frame
+from protocol.identity import Identity
+from protocol.messages import Asker, Asks, Done
+from protocol.messages.peers import GetStats, Introduce, NodeStats
+from protocol.messages.training import Forward, Propose, Ready
+from protocol.records import seal_record
+from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.transport.base import PeerId
+from protocol.transport.memory import MemoryTransport
+from tests.unit.two_peers import Two, after, forward, in_virtual_time, say_done, two_peers
+
+LIFE = 60.0
+CALLER = Identity.from_seed("caller")
+
+
+def introduction(two: Two, stage: int = 1, signer: Identity = CALLER, run: str = "run") -> Introduce:
+    expires = two.network.now() + LIFE
+    value = Announcement(stage=stage, state="serving", since=0.0).to_bytes()
+    return Introduce(
+        stage=stage, record=seal_record(signer, stage_key(run, stage), value, expires), expires=expires
+    )
+
+
+async def stats(request: Request[GetStats]) -> Answer[NodeStats]:
+    return Answer(NodeStats(stage=1, state="serving", step=0, round=0))
+
+
+@asynccontextmanager
+async def a_door(seen: dict[PeerId, int] | None = None) -> AsyncIterator[Two]:
+    """The server is a replica of stage 1."""
+    async with two_peers() as two:
+        stages = {Asker.REPLICA: 1, Asker.BEFORE: 0}
+        two.server.open_door(Door("run", stages, ({} if seen is None else seen).get, two.network.now))
+        two.server.handle(
+            Ready.answered_by(say_done, Traffic.GOSSIP),
+            Forward.answered_by(after(lambda _: 0.0)),
+            GetStats.answered_by(stats),
+        )
+        two.server.limit({Traffic.PIPELINE: 1 << 20, Traffic.GOSSIP: 1 << 20})
+        yield two
+
+
+def requests() -> set[type[Asks]]:
+    def below(kind: type[Asks]) -> Iterator[type[Asks]]:
+        yield kind
+        for sub in kind.__subclasses__():
+            yield from below(sub)
+
+    return {kind for kind in below(Asks) if "kind" in vars(kind) and kind.__module__.startswith("protocol.")}
+
+
+def test_what_anybody_may_ask_is_written_down() -> None:
+    open_to_all = {kind.kind for kind in requests() if kind.asker is Asker.ANYBODY}
+    assert open_to_all == {
+        "get-receipts",
+        "get-stats",
+        "get-state-index",
+        "get-state-piece",
+        "get-state-sample",
+        "get-history",
+        "get-tokenizer",
+        "evaluate",
+        "predict",
+        "probe",
+    }
+    assert {kind.kind for kind in requests() if kind.asker is Asker.NEWCOMER} == {"hello", "introduce"}
+    assert {kind.kind for kind in requests() if kind.asker is Asker.BEFORE} == {
+        "forward",
+        "get-backlog",
+        "return",
+    }
+    assert Propose.asker is Asker.REPLICA
+
+
+@in_virtual_time
+async def test_training_is_for_those_whose_record_was_seen() -> None:
+    seen = dict[PeerId, int]()
+    async with a_door(seen) as two:
+        for request, stage in ((Ready(pair="p"), 1), (forward(1), 0)):
+            traffic = Traffic.GOSSIP if stage else Traffic.PIPELINE
+            for other in (None, 1 - stage, 7):
+                seen[CALLER.peer_id] = other  # type: ignore[assignment]
+                with pytest.raises(Refused, match="stranger"):
+                    await two.ask(request, traffic=traffic)
+            seen[CALLER.peer_id] = stage
+            await two.ask(request, traffic=traffic)
+
+
+@in_virtual_time
+async def test_who_is_not_known_yet_introduces_itself_and_again_when_it_was_forgotten() -> None:
+    async with a_door() as two:
+        two.caller.introduction = introduction(two)
+        await two.ask()
+        await asyncio.sleep(LIFE + 1)
+        with pytest.raises(Refused, match="stranger"):
+            await two.ask()  # its record has run out
+        two.caller.introduction = introduction(two)
+        await two.ask()
+
+
+@in_virtual_time
+async def test_a_record_of_another_peer_run_or_stage_opens_nothing() -> None:
+    async with a_door() as two:
+        for bad in (
+            introduction(two, signer=Identity.from_seed("somebody else")),
+            introduction(two, run="another run"),
+            introduction(two, stage=0),
+            introduction(two).model_copy(update={"expires": two.network.now() + 2 * LIFE}),
+            introduction(two).model_copy(update={"stage": 0}),
+        ):
+            two.caller.introduction = bad
+            with pytest.raises(Refused, match="stranger"):
+                await two.ask()
+        two.caller.introduction = introduction(two)
+        await two.ask()
+
+
+@in_virtual_time
+async def test_only_members_send_much_at_once_and_the_forgotten_are_not_punished() -> None:
+    async with a_door() as two:
+        parcel = [encode(torch.zeros(VISITOR_BYTES), "fp32")]
+        for _ in range(20):  # of which ten strikes would be a ban
+            with pytest.raises(PeerUnreachable):
+                await two.ask(tensors=parcel)
+        two.caller.introduction = introduction(two)
+        await two.ask(tensors=parcel)
+        await asyncio.sleep(0.8 * LIFE)
+        two.caller.introduction = introduction(two)
+        await two.ask(tensors=parcel)  # shown again before the first one is over
+        await asyncio.sleep(0.5 * LIFE)
+        await two.ask(tensors=parcel)
+
+
+@in_virtual_time
+async def test_a_flood_of_questions_is_answered_at_the_rate_of_visitors_and_members_do_not_wait() -> None:
+    seen = {Identity.from_seed("member").peer_id: 1}
+    async with a_door(seen) as two:
+        answered = 0
+
+        async def flood() -> None:
+            nonlocal answered
+            while True:
+                try:
+                    await two.ask(GetStats(), traffic=Traffic.CONTROL, deadline=60.0)
+                    answered += 1
+                except Refused:
+                    pass
+
+        floods = [asyncio.create_task(flood()) for _ in range(50)]
+        member = Rpc(MemoryTransport(two.network, Identity.from_seed("member")))
+        await member.transport.start()
+        began = two.network.now()
+        for _ in range(10):
+            await asyncio.sleep(2.0)
+            asked = two.network.now()
+            await member.call(two.address, GetStats(), deadline=1.0)
+            assert two.network.now() - asked < 0.1
+        at_once, a_second = VISITORS[0]
+        assert answered <= at_once + a_second * (two.network.now() - began)
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+
+
+@in_virtual_time
+async def test_refusals_cost_too() -> None:
+    async with a_door() as two:
+        refused = 0
+
+        async def flood(request: Asks) -> None:
+            nonlocal refused
+            while True:
+                with pytest.raises(Refused):
+                    await two.ask(request, deadline=60.0)
+                refused += 1
+
+        # one that is for others, and one that nobody answers
+        floods = [
+            asyncio.create_task(flood(request))
+            for request in (Ready(pair="p"), GetStats())
+            for _ in range(30)
+        ]
+        await asyncio.sleep(LONGEST_TURN)
+        at_once, a_second = VISITORS[0]
+        assert 0 < refused <= at_once + a_second * LONGEST_TURN
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+
+
+@in_virtual_time
+async def test_the_oldest_of_too_many_strangers_streams_ends_and_no_member_s() -> None:
+    seen = {CALLER.peer_id: 1}
+    async with a_door(seen) as two:
+        await two.ask()
+        strangers = [
+            MemoryTransport(two.network, Identity.from_seed(str(n))) for n in range(VISITOR_STREAMS + 1)
+        ]
+        streams = []
+        for stranger in strangers:
+            await stranger.start()
+            streams.append(await stranger.open(two.address, Traffic.GOSSIP.protocol, 5.0))
+        with pytest.raises(PeerUnreachable):
+            await streams[0].read(1)
+        await write_frame(streams[1], FrameType.REQUEST, 1, Ready.kind, {"pair": "p"})
+        assert await streams[1].read(1)  # a refusal
+        before = two.caller._channels[two.address, Traffic.GOSSIP]
+        await two.ask()
+        assert two.caller._channels[two.address, Traffic.GOSSIP] is before
+
+
+@in_virtual_time
+async def test_visitors_who_do_not_read_their_answers_do_not_keep_others_out() -> None:
+    async with a_door() as two:
+
+        async def much(request: Request[GetStats]) -> Answer[Done]:
+            return Answer(Done(), [encode(torch.zeros(1 << 20), "fp32")])
+
+        two.server.handle(GetStats.answered_by(much, Traffic.STATE))  # type: ignore[arg-type]
+        for number in range(VISITOR_PLACES):
+            hog = MemoryTransport(two.network, Identity.from_seed(f"hog {number}"))
+            await hog.start()
+            stream = await hog.open(two.address, Traffic.STATE.protocol, 5.0)
+            await write_frame(stream, FrameType.REQUEST, 1, GetStats.kind, {})
+        await asyncio.sleep(1.0)
+        stream = await two.caller.transport.open(two.address, Traffic.STATE.protocol, 5.0)
+        await write_frame(stream, FrameType.REQUEST, 1, GetStats.kind, {})
+        async with asyncio.timeout(HALF_FRAME_SECONDS + 5):
+            assert await stream.read(1 << 20)
+
+
+@in_virtual_time
+async def test_evaluations_get_a_tenth_of_the_time_while_there_is_training() -> None:
+    compute = InlineCompute(lambda priority: 0.1 if priority == Priority.SERVE else 0.01)
+    leftover, loop = Leftover(compute), asyncio.get_running_loop()
+    computed = 0
+
+    async def ask() -> None:
+        nonlocal computed
+        while True:
+            await leftover.run(lambda: None)
+            computed += 1
+
+    asking = [asyncio.create_task(ask()) for _ in range(5)]
+    began = loop.time()
+    while loop.time() < began + 300:
+        await compute.run(Priority.FORWARD, lambda: None)
+        await asyncio.sleep(0.01)
+    share = computed * 0.1 / (AT_ONCE + SHARE * 300)
+    assert 0.9 < share < 1.1
+    await asyncio.sleep(IDLE_SECONDS)
+    idle_from = computed
+    await asyncio.sleep(100)
+    assert (computed - idle_from) * 0.1 > 95
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)

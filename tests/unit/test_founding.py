@@ -1,0 +1,109 @@
+"""Founding: a preset is what it says, wrong answers cost none of the right ones, and the founder hears who joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bootstrap.creating import init_cli, run
+from bootstrap.creating.choosing import RunOptions
+from bootstrap.creating.newcomers import Roll
+from bootstrap.creating.run import found
+from bootstrap.found_cli import app
+from node.membership.view import Member
+from node.model.stage import described_parameters
+from protocol.announcement import Announcement, State
+from protocol.errors import ManifestError
+from protocol.identity import Identity
+from protocol.manifest import load_preset, load_toml
+
+
+def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"--tokenizer hub:NAME.*--size llama-125m --vocab 256"):
+        RunOptions("llama-125m").resolved()
+    assert RunOptions("tiny").resolved()[0] == load_preset("tiny")
+    file = tmp_path / "run.toml"
+    way_out = ["init", str(file), "--size", "llama-125m", "--vocab", "256", "--yes"]
+    assert CliRunner().invoke(app, way_out).exit_code == 0
+    assert RunOptions(file=file).resolved()[0].model.vocab_size == 256
+
+
+def test_a_name_that_counts_the_blocks_alone_is_told_with_the_vocabulary() -> None:
+    told = described_parameters(load_preset("llama-125m"))
+    assert told == "309.9M parameters (113.3M in its blocks, 196.6M for its vocabulary of 128,002)"
+
+
+class Terminal:
+    @staticmethod
+    def isatty() -> bool:
+        return True
+
+
+def asked(file: Path, monkeypatch: pytest.MonkeyPatch, *answers: str) -> Result:
+    monkeypatch.setattr(init_cli, "sys", type("System", (), {"stdin": Terminal}))
+    return CliRunner().invoke(app, ["init", str(file)], input="\n".join(answers) + "\n")
+
+
+def test_answers_that_do_not_go_together_are_asked_for_again_and_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "run.toml"
+    first = ("small", "tiny", "my run", "9", "local", "64", "2", "2", "200", "25")
+    again = ("my-run", "4", "", "", "", "", "", "")
+    answer = asked(file, monkeypatch, *first, *again)
+    assert answer.exit_code == 0, answer.output
+    assert "only those, dots, hyphens and underscores, as my-run.1" in answer.output
+    manifest = load_toml(file)
+    assert (manifest.name, manifest.stages, manifest.data.source) == ("my-run", 4, "local")
+    assert (manifest.data.sequence_tokens, manifest.inner.total_steps) == (64, 200)
+
+
+def test_answers_that_stay_wrong_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ("tiny", "my run", "2", "local", "64", "2", "2", "200", "25")
+    answer = asked(tmp_path / "run.toml", monkeypatch, *first, *[""] * 8)
+    assert answer.exit_code == 2
+    assert not (tmp_path / "run.toml").exists()
+
+
+def member(number: int, stage: int, state: State = "serving") -> Member:
+    said = Announcement(stage=stage, state=state, since=0.0)
+    return Member(Identity.from_seed("roll", number).peer_id, said, 1e12)
+
+
+def test_the_founder_hears_who_joins_who_leaves_and_what_is_missing() -> None:
+    roll, one, two = Roll(3), member(1, 0), member(2, 2)
+    assert roll.call([]) == []
+    assert roll.call([one, member(3, 1, "joining")]) == [
+        f"…{one.peer[-8:]} serves stage 0.",
+        "Missing before anything is trained: stages 1, 2. Here: 1 at stage 0.",
+    ]
+    assert roll.call([one]) == []
+    assert roll.call([one, two])[-1].startswith(
+        "Missing before anything is trained: stage 1. Here: 1 at stage 0,"
+    )
+    everybody = [one, two, member(3, 1)]
+    assert roll.call(everybody)[-1] == "All stages are served: 1 at stage 0, 1 at stage 1, 1 at stage 2."
+    assert roll.call([two, member(3, 1)]) == [
+        f"…{one.peer[-8:]} has left stage 0.",
+        "Missing before anything is trained: stage 0. Here: 1 at stage 1, 1 at stage 2.",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_a_founder_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    founded = found(tmp_path / "run", None)
+    address = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.from_seed('far').peer_id}"
+    run._introduce(founded, [address], None)
+    text = capsys.readouterr().out
+    assert f"noloco-node --join {address}" in text
+    assert f"{tmp_path / 'run' / 'run.key'} is the run's key." in text
+    assert "Keep a copy elsewhere" in text
+    assert "295,488 parameters" in text
+    assert ("█" in text or "▀" in text) == is_terminal  # a code for cameras
+    run._introduce(found(tmp_path / "run", None), [address], None)
+    assert "is the run's key" not in capsys.readouterr().out

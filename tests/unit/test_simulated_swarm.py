@@ -1,0 +1,229 @@
+"""`noloco simulate swarm`: one seed gives one log, bounds catch planted bugs, and what it says is sane."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, MOST_RECORDS, look_bytes
+from bootstrap.simulated_swarm.swarm_checks import SwarmCheck, broken, checks_of
+from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
+from bootstrap.simulated_swarm.swarm_page import write_page
+from bootstrap.simulated_swarm.swarm_scenario import SWARM_PRESETS, read_scenario, swarm_scenario
+from bootstrap.simulated_swarm.swarm_world import SwarmWorld, simulate_swarm
+from bootstrap.tools_cli import app
+from node.membership.view import Member, View
+from node.pipeline.routing import Router
+from node.rounds.meeting import Proposal, RoundProgress
+from node.rounds.pairing import Pairing
+from protocol.announcement import Announcement
+from protocol.errors import ScenarioError
+from protocol.transport.base import PeerId
+
+ASKED = "proposals to one replica, deviations above the mean"
+
+
+def small(peers: dict[str, Any] | None = None, **run: Any) -> Any:
+    """Twenty peers of two stages, quick ones, for a few minutes."""
+    settings = {
+        "minutes": 8.0,
+        "warm_up": 2.0,
+        "inner_steps": 16,
+        "state_bytes": 1_000_000,
+        "microbatches": 4,
+        **run,
+    }
+    kind = {"name": "fast", "count": 20, "speed": 4.0, "uplink": 1_000.0, **(peers or {})}
+    return swarm_scenario({"name": "small", "run": settings, "peers": [kind]}, "small")
+
+
+def simulated(scenario: Any) -> tuple[SwarmWorld, Any, list[SwarmCheck]]:
+    world = simulate_swarm(scenario, keeps_events=True)
+    outcome = SwarmOutcome.of(world)
+    return world, outcome, checks_of(world, outcome)
+
+
+def names(checks: Sequence[SwarmCheck]) -> list[str]:
+    return [check.name for check in checks]
+
+
+def test_the_same_seed_gives_the_same_log_and_another_one_another() -> None:
+    scenario = small({"preempted": 0.1}, minutes=3.0, warm_up=1.0)
+    (one, _, _), (again, _, _) = simulated(scenario), simulated(scenario)
+    other, _, _ = simulated(small({"preempted": 0.1}, minutes=3.0, warm_up=1.0, seed=1))
+    assert one.measures.events == again.measures.events
+    assert len(one.measures.events) > 50
+    assert one.measures.digest == again.measures.digest != other.measures.digest
+
+
+def test_a_small_swarm_does_what_it_should() -> None:
+    _, outcome, _ = simulated(small())
+    assert 0.6 < outcome.throughput < 1.0
+    assert sum(outcome.idle.values()) < 0.4
+    assert outcome.resends == 0
+    assert outcome.alone < 0.1
+    assert 1.0 <= outcome.imbalance < 1.4
+    assert 0.4 < outcome.spread < 1.6
+    hops = 4.0 * 60  # microbatches of a peer and minute, were it never to wait
+    sent = outcome.bytes["activations"] / 500_000
+    assert 0.5 * 0.6 * hops < sent < 0.5 * 1.3 * hops  # half of the peers send
+
+
+def test_newcomers_take_the_places_of_those_that_are_gone() -> None:
+    world, outcome, checks = simulated(small({"preempted": 0.1}))
+    assert outcome.deaths > 5
+    assert 5 < outcome.useful_after < 60
+    assert min(world.serving) >= 5
+    assert "dead members that views still hold" not in names(broken(checks))
+
+
+def test_the_halves_of_a_cut_network_train_and_come_together() -> None:
+    scenario = small(minutes=14.0).model_dump()
+    scenario["network"]["partitions"] = [{"minute": 4.0, "minutes": 4.0}]
+    world, _, checks = simulated(swarm_scenario(scenario, "cut"))
+    assert world.network.cut_since is None
+    assert "throughput of the rest while cut off" in names(checks)
+    assert broken([check for check in checks if "throughput" in check.name]) == []
+    assert len(checks) == 4
+
+
+# --- bugs planted by hand -----------------------------------------------------------------------
+
+
+def test_a_pairing_that_prefers_the_lowest_id_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowest(self: Pairing, candidates: Sequence[PeerId], here: RoundProgress) -> Proposal | None:
+        class Lowest(random.Random):
+            def choice(self, seq: Any) -> Any:
+                return min(seq)
+
+        rng, self._rng = self._rng, Lowest(1)
+        try:
+            return propose(self, candidates, here)
+        finally:
+            self._rng = rng
+
+    propose = Pairing.propose
+    healthy = names(broken(simulated(small())[2]))
+    monkeypatch.setattr(Pairing, "propose", lowest)
+    planted = names(broken(simulated(small())[2]))
+    assert ASKED in planted
+    assert ASKED not in healthy
+
+
+def test_a_view_that_never_forgets_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(self: View, found: Any) -> None:
+        take(self, [Member(m.peer, m.announcement, m.expires, kept=1e9) for m in found])
+
+    take = View.take
+    scenario = small({"preempted": 0.1})
+    monkeypatch.setattr(View, "take", keep)
+    assert "dead members that views still hold" in names(broken(simulated(scenario)[2]))
+
+
+def test_routing_by_the_order_of_names_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(
+        self: Router,
+        most: int,
+        peers: Sequence[PeerId],
+        exclude: Collection[PeerId] = (),
+        waited: float = 0.0,
+    ) -> list[PeerId]:
+        return [peer for peer in sorted(peers) if peer not in exclude][:most]
+
+    healthy = names(broken(simulated(small())[2]))
+    monkeypatch.setattr(Router, "choose_some", first)
+    assert "routing, most over mean" in names(broken(simulated(small())[2]))
+    assert "routing, most over mean" not in healthy
+
+
+# --- the model of the DHT -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("records", "sample", "measured"),  # docs/scaling.md, measured on real p2pd by benchmarks/discovery.py
+    [(100, 0, 170e3), (62.5, 62.5, 137e3), (78.1, 78.1, 176e3), (78.1, 78.1, 170e3)],
+)  # fmt: skip
+def test_a_look_costs_what_it_does_on_real_p2pd(records: float, sample: float, measured: float) -> None:
+    nbytes = look_bytes(round(records)) + (look_bytes(round(sample)) / 4 if sample else 0)
+    assert nbytes == pytest.approx(measured, rel=0.08)
+    assert pytest.approx(9_500, rel=0.08) == ANNOUNCEMENT_BYTES
+
+
+def test_a_full_key_takes_nobody_more_until_records_end() -> None:
+    world = SwarmWorld(small({"count": 2}))
+    world.run()
+    peer = next(iter(world.alive.values()))
+    world.dht._loss = 0.0
+    said = Announcement(stage=0, state="serving", since=0.0)
+    now = world.now
+    for number in range(MOST_RECORDS):
+        assert world.dht.put(peer, "key", Member(PeerId(f"{number}"), said, now + 10))
+    assert not world.dht.put(peer, "key", Member(PeerId("late"), said, now + 100))
+    world.queue.run_until(now + 20)
+    assert world.dht.put(peer, "key", Member(PeerId("late"), said, now + 100))
+    assert [member.peer for member in world.dht.get(peer, "key")] == ["late"]
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SWARM_PRESETS)
+def test_presets_can_be_read(name: str) -> None:
+    assert read_scenario(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[peers]]\nname = 'a'\ncount = 8\nsped = 1\n", 'Did you mean "speed"?'),
+        ("[[peers]]\nname = 'a'\ncount = 8\nspeed = -1\n", "peers.0.speed cannot be used"),
+        ("[[peers]]\nname = 'a'\ncount = 1\n", "too few for run.stages 2"),
+        ("[run]\nstages = 2\n", "peers is missing"),
+        ("[run\n", "is not TOML"),
+        ("[run]\nminutes = 1\n[[peers]]\nname='a'\ncount=8\n", "run.warm_up 2 must be below run.minutes 1"),
+    ],
+)
+def test_a_wrong_scenario_is_named_in_a_sentence(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ScenarioError, match="wrong") as problem:
+        read_scenario(str(file))
+    assert said in str(problem.value)
+    answer = CliRunner().invoke(app, ["simulate", "swarm", str(file)])
+    assert answer.exit_code == 2
+    assert "Traceback" not in answer.output
+
+
+def test_an_unknown_preset_is_named_with_those_there_are() -> None:
+    with pytest.raises(ScenarioError, match="lab-8"):
+        read_scenario("lab-9")
+
+
+def test_the_command_tells_and_its_exit_code_says_whether_bounds_hold(tmp_path: Path) -> None:
+    file, page = tmp_path / "one.toml", tmp_path / "page.html"
+    file.write_text(
+        "[run]\nminutes = 3\nwarm_up = 1\n[[peers]]\nname = 'fast'\ncount = 4\nspeed = 4\n[[peers]]\n"
+        "name = 'slow'\ncount = 4\nspeed = 0.1\n",
+        encoding="utf-8",
+    )
+    answer = CliRunner().invoke(app, ["simulate", "swarm", str(file), "--json", "--page", str(page)])
+    told = json.loads(answer.stdout)
+    assert answer.exit_code == int(any(not check["holds"] for check in told["checks"]))
+    assert told["throughput"] is not None
+    text = page.read_text(encoding="utf-8")
+    assert "Throughput by the ideal" in text
+    assert "http" not in text.replace("</html>", "")
+    shown = CliRunner().invoke(app, ["simulate", "swarm", str(file), "--seed", "3"], env={"COLUMNS": "200"})
+    assert "throughput by the sum of speeds" in shown.output
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    world, outcome, checks = simulated(small(minutes=3.0))
+    with pytest.raises(Exception, match="Choose another file"):
+        write_page(tmp_path / "none" / "page.html", world, outcome, checks)

@@ -1,0 +1,80 @@
+"""What `noloco status` prints: words first, then stages, then nodes; no speed where nothing is trained."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.status import RunStatus, as_json, progress_of, shown
+from bootstrap.inspect.verdict import Seen
+from protocol.manifest import load_preset
+from tests.unit.test_verdict import FALLS, node, pairs
+
+MANIFEST = load_preset("tiny")
+
+
+def status(sightings: list[Sighting]) -> RunStatus:
+    return RunStatus("0123abcd", MANIFEST, Seen(MANIFEST.stages, sightings, version="0.1.0"))
+
+
+def text_of(sightings: list[Sighting], width: int = 110) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(shown(status(sightings), width))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_words_come_first_then_stages_then_nodes() -> None:
+    rate = float(MANIFEST.inner.microbatches * MANIFEST.tokens_per_microbatch)  # a step a second
+    lines = text_of(pairs(2, trend=FALLS, step=1_000, tokens_per_second=rate, loss=2.28, spread=1e-3))
+    left = f"about {(MANIFEST.inner.total_steps - 1_000) / 3600:.1f} h left"
+    assert lines[:3] == [
+        "run 'tiny'  0123abcd  version 0.1.0",
+        f"step 1,000 of {MANIFEST.inner.total_steps:,}, {left}",
+        "   learning: 2.31 → 2.28 in the last hour.",
+    ]
+    headings = [line.strip() for line in lines]
+    assert headings.index("stages") < headings.index("nodes")
+    (stage,) = [line.split() for line in lines if line.strip().startswith("1 ") and "2.280" in line]
+    assert stage[:6] == ["1", "2", "0", "1,000", "1", "2.280"]
+
+
+def test_where_a_stage_has_nobody_training_stands_still_and_no_tokens_flow() -> None:
+    sightings = [node(0, n, no_peer_seconds=32.0, tokens_per_second=7_201.0) for n in range(2)]
+    lines = text_of(sightings)
+    assert lines[2] == "!! stage 1: nobody for 32 s, training stands still."
+    assert sum("stands still" in line for line in lines[3:]) == 2  # both stages
+    assert "0/s" in lines[-1]
+    assert as_json(status(sightings))["tokens_per_second"] == 0.0
+    assert progress_of(Seen(2, sightings), MANIFEST).seconds_left is None
+
+
+def test_nothing_folds_at_eighty_columns() -> None:
+    full = {"loss": 2.28, "spread": 1.23e-3, "expected_spread": 1.1e-3, "recent_compute_fraction": 0.87}
+    sightings = pairs(2, step=12_345, round=1_234, seconds_per_microbatch=0.123, **full)
+    for line in text_of(sightings, width=80):
+        assert len(line) <= 80
+    assert len([line for line in text_of(sightings, 80) if "serving" in line]) == 4
+    assert not [line for line in text_of(sightings, 80) if "…" in line]
+
+
+def test_as_json_has_the_verdict_and_every_node() -> None:
+    said = json.loads(json.dumps(as_json(status([*pairs(1), node(1)]))))
+    assert said["run"] == {"name": "tiny", "id": "0123abcd", "stages": 2}
+    assert said["verdict"][0] == {
+        "severity": "warning", "kind": "one-replica", "stage": 1, "sentence": "stage 1 has one replica left",
+    }  # fmt: skip
+    assert [entry["stage"] for entry in said["nodes"]] == [0, 0, 1]
+    assert said["nodes"][0]["version"] == "0.1.0"
+    assert said["total_steps"] == MANIFEST.inner.total_steps
+
+
+@pytest.mark.parametrize("state", ["finished", "serving"])
+def test_a_complete_run_has_no_time_left(state: str) -> None:
+    seen = Seen(2, pairs(2, state=state, step=MANIFEST.inner.total_steps))
+    progress = progress_of(seen, MANIFEST)
+    assert progress.step == MANIFEST.inner.total_steps
+    assert progress.seconds_left == (None if state == "finished" else 0.0)

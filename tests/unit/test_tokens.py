@@ -1,0 +1,194 @@
+"""Invitations: what they are signed with, whom they let in, for how long and how often; and work in their place."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgpack
+import pytest
+
+from protocol.admission import Admission, do_work, is_work
+from protocol.errors import ManifestError, RecordError, TokenError
+from protocol.identity import Identity
+from protocol.manifest import Access, load_preset, manifest_from
+from protocol.revocations import MAX_REVOCATIONS_BYTES, MOST_REVOKED, Revocations, mark_of
+from protocol.signed_manifest import SignedManifest
+from protocol.tokens import MAX_CREDENTIAL_BYTES, MAX_TOKEN_CHARACTERS, SERIAL_BYTES, Delegation, Token
+
+NOW = 1_000_000.0
+DAY = 86_400.0
+OWNER, ALICE, BOB = Identity.from_seed("owner"), Identity.from_seed("alice"), Identity.from_seed("bob")
+
+
+def signed(owner: Identity = OWNER, **access: Any) -> SignedManifest:
+    rules = Access.model_validate({"private": True, **access})
+    return SignedManifest.sign(load_preset("tiny").model_copy(update={"access": rules}), owner)
+
+
+RUN = signed().run_id
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = NOW
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def admission(clock: Clock | None = None, **access: Any) -> Admission:
+    return Admission(signed(**access), Identity.from_seed("me").peer_id, clock or Clock())
+
+
+def token(
+    uses: int = 1, issuer: Identity = OWNER, run: str = RUN, delegation: Delegation | None = None
+) -> Token:
+    return Token.issue(run, issuer, delegation, uses, NOW + DAY)
+
+
+def test_a_token_survives_being_written_down_and_lets_in_whoever_has_it() -> None:
+    text = token().to_text()
+    shown = Token.from_text(f"  {text}\n").credential(ALICE.peer_id)
+    assert len(text) <= MAX_TOKEN_CHARACTERS
+    assert len(shown) <= MAX_CREDENTIAL_BYTES
+    asked = admission()
+    assert not asked.knows(ALICE.peer_id)
+    asked.check(ALICE.peer_id, shown)
+    assert asked.knows(ALICE.peer_id)
+    assert not asked.admits(BOB.peer_id, shown)  # what Alice shows is no use to others
+
+
+@pytest.mark.parametrize("text", ["", "noloco-", "noloco-???", "hello", "A" * 5_000, "noloco-" + "A" * 200])
+def test_what_is_no_token_is_said_to_be_none(text: str) -> None:
+    with pytest.raises(TokenError, match="Copy it again"):
+        Token.from_text(text)
+
+
+def test_nobody_else_signs_tokens() -> None:
+    stranger = Identity.from_seed("stranger")
+    forged = Delegation.sign(stranger, RUN, stranger.public_key, NOW + DAY)
+    for bad in (
+        token(issuer=stranger),
+        token(issuer=stranger, delegation=forged),
+        token(run=signed(owner=stranger).run_id),
+        token(issuer=stranger, delegation=Delegation.sign(OWNER, "another", stranger.public_key, NOW + DAY)),
+    ):
+        with pytest.raises(RecordError):
+            admission().check(ALICE.peer_id, bad.credential(ALICE.peer_id))
+
+
+def test_a_delegate_invites_while_the_owner_wants_it() -> None:
+    helper, clock = Identity.from_seed("helper"), Clock()
+    asked = admission(clock)
+    given = Delegation.sign(OWNER, RUN, helper.public_key, NOW + DAY / 2)
+    shown = token(issuer=helper, delegation=given).credential(ALICE.peer_id)
+    asked.check(ALICE.peer_id, shown)
+    clock.time += DAY / 2
+    assert not asked.knows(ALICE.peer_id)
+    clock.time -= DAY / 2
+    assert asked.knows(ALICE.peer_id)
+    asked.adopt(Revocations(NOW, frozenset({mark_of(helper.public_key)})).sign(RUN, OWNER))
+    assert not asked.knows(ALICE.peer_id)
+
+
+def test_a_token_ends_with_its_time() -> None:
+    clock = Clock()
+    asked = admission(clock)
+    shown = token().credential(ALICE.peer_id)
+    asked.check(ALICE.peer_id, shown)
+    clock.time += DAY
+    assert not asked.knows(ALICE.peer_id)
+    assert asked.shut_out() == [ALICE.peer_id]
+    with pytest.raises(RecordError, match="expired"):
+        asked.check(ALICE.peer_id, shown)
+
+
+def test_the_first_peers_that_come_with_a_token_are_those_it_is_for() -> None:
+    asked, given = admission(), token(uses=2)
+    shown = {peer: given.credential(peer) for peer in (Identity.from_seed(n).peer_id for n in range(3))}
+    first, second, third = shown
+    for peer in (first, second, first):
+        asked.check(peer, shown[peer])
+    with pytest.raises(RecordError, match="have used it"):
+        asked.check(third, shown[third])
+    assert asked.admits(second, shown[second])
+
+
+def test_revoked_tokens_and_peers_are_shut_out_and_an_older_list_brings_nobody_back() -> None:
+    asked, given = admission(), token(uses=9)
+    for peer in (ALICE.peer_id, BOB.peer_id):
+        asked.check(peer, given.credential(peer))
+    first = Revocations(NOW, frozenset({mark_of(ALICE.public_key)})).sign(RUN, OWNER)
+    assert asked.adopt(first)
+    assert not asked.knows(ALICE.peer_id)
+    assert asked.knows(BOB.peer_id)
+    second = Revocations(NOW + 1, frozenset({given.invitation.serial})).sign(RUN, OWNER)
+    assert asked.adopt(second)
+    assert not asked.knows(BOB.peer_id)
+    assert not asked.adopt(first)
+    with pytest.raises(RecordError, match="revoked"):
+        asked.check(BOB.peer_id, given.credential(BOB.peer_id))
+
+
+def test_lists_of_others_and_of_other_runs_are_none_and_a_full_one_fits_its_bound() -> None:
+    asked = admission()
+    entries = frozenset(n.to_bytes(SERIAL_BYTES, "big") for n in range(MOST_REVOKED))
+    full = Revocations(NOW, entries)
+    for bad in (
+        full.sign(RUN, ALICE),
+        full.sign("another", OWNER),
+        b"\xc1",
+        msgpack.packb([b"x", b"y"]),
+        Revocations(NOW, frozenset({b"short"})).sign(RUN, OWNER),
+        Revocations(NOW, entries | {b"x" * SERIAL_BYTES}).sign(RUN, OWNER),
+    ):
+        with pytest.raises(RecordError):
+            asked.adopt(bad)
+    sealed = full.sign(RUN, OWNER)
+    assert len(sealed) <= MAX_REVOCATIONS_BYTES
+    assert asked.adopt(sealed)
+
+
+def test_who_is_on_the_list_needs_no_token() -> None:
+    asked = admission(peers=[ALICE.peer_id])
+    assert asked.knows(ALICE.peer_id)
+    assert asked.admits(ALICE.peer_id, b"")
+    assert not asked.admits(BOB.peer_id, b"")
+
+
+def test_damaged_credentials_raise_nothing_else() -> None:
+    asked, rng = admission(), random.Random(1)
+    shown = token().credential(ALICE.peer_id)
+    for _ in range(2_000):
+        damaged = bytearray(shown)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        assert bytes(damaged) == shown or not asked.admits(ALICE.peer_id, bytes(damaged))
+
+
+def test_work_is_for_one_peer_and_one_run() -> None:
+    nonce = do_work(RUN, ALICE.peer_id, 10)
+    assert is_work(RUN, ALICE.peer_id, nonce, 10)
+    assert not is_work(RUN, BOB.peer_id, nonce, 10)
+    assert not is_work("another", ALICE.peer_id, nonce, 10)
+    asked = admission(private=False, work_bits=10)
+    assert asked.admits(ALICE.peer_id, nonce)
+    assert not asked.admits(BOB.peer_id, nonce)
+    assert not asked.admits(BOB.peer_id, b"")
+    assert asked.knows(BOB.peer_id)  # it may look: records alone cost
+
+
+@pytest.mark.parametrize(
+    ("access", "problem"),
+    [
+        ({"peers": [ALICE.peer_id]}, "set access.private"),
+        ({"work_bits": 8, "private": True}, "Set it to 0"),
+        ({"private": True, "peers": ["12D3Koo"]}, "not a peer id"),
+        ({"work_bits": 33}, "less than or equal to 32"),
+    ],
+)
+def test_rules_that_contradict_each_other_are_refused(access: dict[str, object], problem: str) -> None:
+    contents = load_preset("tiny").model_dump() | {"access": access}
+    with pytest.raises(ManifestError, match=problem):
+        manifest_from(contents)
