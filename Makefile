@@ -27,20 +27,19 @@ $(VENV)/.installed: pyproject.toml docker/requirements/torch.txt
 swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on real text
 	$(BIN)/noloco swarm
 
-test: $(VENV)/.installed  ## what can be told in nine minutes on two cores; needs no network but loopback
-	$(BIN)/pytest -n auto -m "not long" tests/unit tests/swarm
-	$(BIN)/pytest $(BESIDE) -m "not long" tests/network tests/attacks tests/fuzz
+test: $(VENV)/.installed  ## the gate: what no clock, process or memory of the machine can make fail
+	$(BIN)/pytest -n auto --tb=native -m "not long" tests/unit tests/swarm tests/fuzz
 
 test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
-	$(BIN)/pytest -n auto -m long tests/unit tests/swarm
-	$(BIN)/pytest $(BESIDE) -m long tests/network tests/attacks
+	$(BIN)/pytest -n auto --tb=native -m long tests/unit tests/swarm
+	$(BIN)/pytest $(BESIDE) --tb=native tests/network tests/attacks
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test test-long  ## what CI runs
+check: lint test test-long  ## what CI runs, and everything long
 
 coverage: $(VENV)/.installed  ## lines and branches that the tests in virtual time reach, and those they do not
 	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered --cov-report=html:build/coverage tests/unit tests/swarm
