@@ -32,7 +32,7 @@ test: $(VENV)/.installed  ## the gate: what no clock, process or memory of the m
 
 test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
 	$(BIN)/pytest -n auto --tb=native -m long tests/unit tests/swarm
-	$(BIN)/pytest $(BESIDE) --tb=native tests/network tests/attacks
+	$(BIN)/pytest $(BESIDE) --tb=native tests/real tests/attacks
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -47,7 +47,7 @@ coverage: $(VENV)/.installed  ## lines and branches that the tests in virtual ti
 bench: $(VENV)/.installed  ## every benchmark; prints ratios
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done
 
-bench-tiny: $(VENV)/.installed  ## the same so small that it tells only whether they run; tests/network does it, too
+bench-tiny: $(VENV)/.installed  ## the same so small that it tells only whether they run; tests/real does it, too
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file --tiny || exit 1; done
 
 lock: $(VENV)/.installed  ## docker/requirements/*.lock anew: what the image and CI install, with hashes; needs the network

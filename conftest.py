@@ -1,10 +1,32 @@
-"""Options of the test suite; they must live at the root of the repository for pytest to see them in time."""
+"""The test suite as a whole: its options, what belongs to the gate, and whom garbage is charged to.
+
+These hooks must live at the root of the repository for pytest to see them in time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
+
+from protocol.transport.virtual_time import VirtualTimeLoop
+from tests.clock_rules import REAL_FOLDERS, REAL_IN_GATE
+
+TESTS = Path(__file__).parent / "tests"
+MARK = "TEST_SUITE_RUN"  # in the environment of every process that this run of the suite starts
+os.environ.setdefault(MARK, uuid.uuid4().hex)
+# What destructors say of files, tasks and coroutines that nobody closed or awaited. Under the virtual clock all of these
+# are ours, and the collector runs after each test; in real time it may run late, in another test's time.
+LATE = (":pytest.PytestUnraisableExceptionWarning", ":ResourceWarning", ".*was never awaited:RuntimeWarning")
+torch.set_num_threads(1)  # here, so that it does not depend on which modules of tests are imported first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,7 +41,65 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of a test marked `long_but(id, ...)`, all cases but these are long."""
+    """What is long and what runs one after another.
+
+    A test that may look at a real clock, a process or memory is long, but for `REAL_IN_GATE`; of a test marked
+    `long_but(id, ...)`, all cases but these are. The groups must be known before xdist reads them, which it does as
+    soon as all tests are collected.
+    """
+    if not _is_real(item):
+        for warning in LATE:
+            item.add_marker(pytest.mark.filterwarnings(f"error:{warning}"))
+    else:
+        item.add_marker(pytest.mark.xdist_group("one after another"))
+        if item.nodeid.partition("[")[0] not in REAL_IN_GATE:
+            item.add_marker(pytest.mark.long)
     marked = item.get_closest_marker("long_but")
     if marked and isinstance(item, pytest.Function) and item.callspec.id not in marked.args:
         item.add_marker(pytest.mark.long)
+    if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(900))
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Outside of the folders for real time, a coroutine that is a test runs under the virtual clock."""
+    if _is_real(item) or item.get_closest_marker("threads"):
+        return {"real": asyncio.new_event_loop}
+    return {"virtual": VirtualTimeLoop}
+
+
+def _is_real(item: pytest.Item) -> bool:
+    return item.path.relative_to(TESTS).parts[0] in REAL_FOLDERS
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is alive now stays: each test's own garbage is then found in a millisecond or two."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_charged_to_who_made_it() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which processes the tests left behind, and end them: they would disturb whatever runs next."""
+    left = [process for process in psutil.process_iter() if _is_of_this_run(process)]
+    for process in left:
+        with suppress(psutil.Error):
+            terminalreporter.write_line(
+                f"Left behind: {process.pid} {' '.join(process.cmdline())[:200]}", red=True
+            )
+            process.kill()
+
+
+def _is_of_this_run(process: psutil.Process) -> bool:
+    own = {os.getpid(), os.getppid()}
+    with suppress(psutil.Error, OSError):
+        started_by_tests = process.environ().get(MARK) == os.environ[MARK]
+        return started_by_tests and not own & {process.pid, process.ppid()} and process.status() != "zombie"
+    return False

@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from protocol.transport.base import Stream, Transport
+from tests.patience import patience
 
 ECHO = "/noloco/test/echo"
 KEY = "noloco/test/records"
-SOON = 5.0  # seconds; longer than anything here takes, unless something is broken
+DEADLINE = patience(60.0)  # seconds that the product is given; no test here is about its end
+PATIENCE = patience(120.0)  # seconds in which what must happen happens, however busy the machine is
 
 
 class Network(abc.ABC):
-    """Peers that can be killed and frozen."""
+    """Peers that can be killed and frozen.
+
+    `at_once` is how many seconds pass where something is to be noticed at once: under the virtual clock they are
+    those of the model, in real time any that a busy machine takes.
+    """
+
+    at_once: float
 
     @abc.abstractmethod
     async def peer(self, name: str) -> Transport:
@@ -49,7 +57,7 @@ class Network(abc.ABC):
         """Two peers that know each other; the second one serves `ECHO`."""
         a, b = await self.peers("ab")
         await b.serve(ECHO, echo)
-        assert await a.connect(b.addresses(), SOON) == [b.peer_id]
+        assert await a.connect(b.addresses(), DEADLINE) == [b.peer_id]
         return a, b
 
 
@@ -65,7 +73,7 @@ async def ask(stream: Stream, data: bytes) -> bytes:
     return await stream.read(int.from_bytes(await stream.read(8), "big"))
 
 
-async def eventually(condition: Callable[[], Awaitable[object]], within: float = SOON) -> None:
+async def eventually(condition: Callable[[], Awaitable[object]], within: float = PATIENCE) -> None:
     """Until `condition` holds; asks it 50 times a second."""
     async with asyncio.timeout(within):
         while not await condition():  # noqa: ASYNC110 - what happens in another process sets no event here

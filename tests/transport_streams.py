@@ -9,8 +9,9 @@ import pytest
 from protocol.errors import PeerUnreachable
 from protocol.transport.base import PeerId, Stream
 from tests.transport_network import (
+    DEADLINE,
     ECHO,
-    SOON,
+    PATIENCE,
     Network,
     OnNetwork,
     ask,
@@ -25,7 +26,7 @@ class Streams(OnNetwork):
     @on_network
     async def test_a_stream_carries_bytes_both_ways(self, network: Network) -> None:
         a, b = await network.pair()
-        stream = await a.open(b.peer_id, ECHO, SOON)
+        stream = await a.open(b.peer_id, ECHO, DEADLINE)
         assert await ask(stream, b"hello") == b"hello"
         assert await ask(stream, b"") == b""
         assert await ask(stream, b"again") == b"again"
@@ -40,16 +41,16 @@ class Streams(OnNetwork):
             seen.set_result(stream.remote)
 
         await b.serve("/noloco/test/who", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/who", SOON)
+        stream = await a.open(b.peer_id, "/noloco/test/who", DEADLINE)
         assert stream.remote == b.peer_id
-        assert await asyncio.wait_for(seen, SOON) == a.peer_id
+        assert await asyncio.wait_for(seen, PATIENCE) == a.peer_id
         stream.close()
 
     @on_network
     async def test_a_peer_that_was_dialled_can_open_streams_to_the_dialler(self, network: Network) -> None:
         a, b = await network.pair()
         await a.serve(ECHO, echo)
-        stream = await b.open(a.peer_id, ECHO, SOON)
+        stream = await b.open(a.peer_id, ECHO, DEADLINE)
         assert await ask(stream, b"back") == b"back"
         stream.close()
 
@@ -59,7 +60,7 @@ class Streams(OnNetwork):
         a, c = await network.peer("a"), await network.peer("c")
         await a.serve(ECHO, echo)
         c.learn(a.peer_id, ["nonsense", "/ip4/127.0.0.1/tcp/9/p2p/" + a.peer_id, *a.addresses()])
-        stream = await c.open(a.peer_id, ECHO, SOON)
+        stream = await c.open(a.peer_id, ECHO, DEADLINE)
         assert await ask(stream, b"found") == b"found"
         stream.close()
 
@@ -68,7 +69,7 @@ class Streams(OnNetwork):
         a, b = await network.pair()
 
         async def one(number: int) -> None:
-            stream = await a.open(b.peer_id, ECHO, SOON)
+            stream = await a.open(b.peer_id, ECHO, DEADLINE)
             for turn in range(5):
                 data = bytes([number, turn]) * 3000
                 assert await ask(stream, data) == data
@@ -86,13 +87,13 @@ class Streams(OnNetwork):
             got.set_result([await stream.read(size) for _ in range(5)])
 
         await b.serve("/noloco/test/bulk", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/bulk", SOON)
+        stream = await a.open(b.peer_id, "/noloco/test/bulk", DEADLINE)
         buffer = bytearray(size)
         for number in range(5):
             buffer[:] = bytes([number, 255 - number]) * (size // 2)
             await stream.write(memoryview(buffer))
         buffer[:] = bytes(size)
-        parts = await asyncio.wait_for(got, 20)
+        parts = await asyncio.wait_for(got, PATIENCE)
         for number, part in enumerate(parts):
             assert part == bytes([number, 255 - number]) * (size // 2)
         stream.close()
@@ -100,7 +101,7 @@ class Streams(OnNetwork):
     @on_network
     async def test_buffers_of_all_kinds_arrive_in_order(self, network: Network) -> None:
         a, b = await network.pair()
-        stream = await a.open(b.peer_id, ECHO, SOON)
+        stream = await a.open(b.peer_id, ECHO, DEADLINE)
         words = memoryview(bytearray(range(16))).cast("I")  # items of four bytes each
         await stream.write((24).to_bytes(8, "big"), b"", bytearray(b"abcd"), words, memoryview(b""), b"efgh")
         assert await stream.read(8 + 24) == (24).to_bytes(8, "big") + b"abcd" + bytes(range(16)) + b"efgh"
@@ -111,7 +112,7 @@ class Streams(OnNetwork):
     async def test_writes_of_several_tasks_do_not_mix(self, network: Network) -> None:
         a, b = await network.pair()
         size = 3 << 20
-        stream = await a.open(b.peer_id, ECHO, SOON)
+        stream = await a.open(b.peer_id, ECHO, DEADLINE)
         head = (3 * size).to_bytes(8, "big")
         await stream.write(head)
         writes = [asyncio.create_task(stream.write(bytes([number]) * size)) for number in range(3)]
@@ -130,10 +131,10 @@ class Streams(OnNetwork):
             await stream.write(b"x" * size)
 
         await b.serve("/noloco/test/closing", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/closing", SOON)
-        assert await asyncio.wait_for(stream.read(size), SOON) == b"x" * size
+        stream = await a.open(b.peer_id, "/noloco/test/closing", DEADLINE)
+        assert await asyncio.wait_for(stream.read(size), PATIENCE) == b"x" * size
         with pytest.raises(PeerUnreachable):
-            await asyncio.wait_for(stream.read(1), SOON)
+            await asyncio.wait_for(stream.read(1), PATIENCE)
         stream.close()
 
     @on_network
@@ -144,11 +145,11 @@ class Streams(OnNetwork):
             raise RuntimeError("the handler is broken, as this test wants")
 
         await b.serve("/noloco/test/broken", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/broken", SOON)
+        stream = await a.open(b.peer_id, "/noloco/test/broken", DEADLINE)
         with pytest.raises(PeerUnreachable):
-            await asyncio.wait_for(stream.read(1), SOON)
+            await asyncio.wait_for(stream.read(1), PATIENCE)
         stream.close()
-        other = await a.open(b.peer_id, ECHO, SOON)
+        other = await a.open(b.peer_id, ECHO, DEADLINE)
         assert await ask(other, b"still here") == b"still here"
         other.close()
 
@@ -163,10 +164,10 @@ class Streams(OnNetwork):
             ended.set_result(True)
 
         await b.serve("/noloco/test/end", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/end", SOON)
+        stream = await a.open(b.peer_id, "/noloco/test/end", DEADLINE)
         stream.close()
         stream.close()
-        assert await asyncio.wait_for(ended, SOON)
+        assert await asyncio.wait_for(ended, PATIENCE)
         with pytest.raises(PeerUnreachable):
             await stream.write(b"x")
         with pytest.raises(PeerUnreachable):
@@ -185,23 +186,23 @@ class Streams(OnNetwork):
             await stream.write(b"!")
 
         await b.serve("/noloco/test/slow", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/slow", SOON)
+        stream = await a.open(b.peer_id, "/noloco/test/slow", DEADLINE)
         write = asyncio.create_task(stream.write(bytes(total)))
         assert not (await asyncio.wait([write], timeout=1.0))[0]
         go.set()
-        await asyncio.wait_for(write, 20)
+        await asyncio.wait_for(write, PATIENCE)
         assert await stream.read(1) == b"!"
         stream.close()
 
     @on_network
     async def test_a_cancelled_read_loses_nothing(self, network: Network) -> None:
         a, b = await network.pair()
-        stream = await a.open(b.peer_id, ECHO, SOON)
+        stream = await a.open(b.peer_id, ECHO, DEADLINE)
         await stream.write((4).to_bytes(8, "big"))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.read(12), 0.3)
         await stream.write(b"data")
-        assert await asyncio.wait_for(stream.read(12), SOON) == (4).to_bytes(8, "big") + b"data"
+        assert await asyncio.wait_for(stream.read(12), PATIENCE) == (4).to_bytes(8, "big") + b"data"
         stream.close()
 
     @on_network
@@ -209,10 +210,10 @@ class Streams(OnNetwork):
         a, b = await network.pair()
 
         async def handler(stream: Stream) -> None:
-            await asyncio.sleep(SOON)
+            await asyncio.sleep(DEADLINE)
 
         await b.serve("/noloco/test/never", handler)
-        stream = await a.open(b.peer_id, "/noloco/test/never", SOON)
+        stream = await a.open(b.peer_id, "/noloco/test/never", DEADLINE)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.write(bytes(96 << 20)), 0.3)
         with pytest.raises(PeerUnreachable):

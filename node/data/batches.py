@@ -70,8 +70,9 @@ class Position:
 
 @dataclass
 class TokenisingTally:
-    """Mutable, written by the thread that makes batches: what it has tokenised, and in how much time."""
+    """What one line of batches has tokenised, and in how much time by `clock`; the thread that makes them writes it."""
 
+    clock: Callable[[], float] = time.perf_counter
     documents: int = 0
     nbytes: int = 0
     tokens: int = 0
@@ -94,7 +95,6 @@ class TrainingData:
         self._documents = documents
         self._tokenizer = tokenizer
         self.identity = documents.identity
-        self.tally = TokenisingTally()
 
     def require(self, tokens: int) -> None:
         """Raises `DataError` when there is not one sequence of `tokens` to train on; for use at start-up."""
@@ -106,15 +106,19 @@ class TrainingData:
             )
 
     def batches(
-        self, run_id: str, peer_id: str, manifest: Manifest, position: Position
+        self, run_id: str, peer_id: str, manifest: Manifest, position: Position, tally: TokenisingTally | None = None
     ) -> Iterator[tuple[Batch, Position]]:
-        """Microbatches for ever, seeded by (run, peer), from `position` on, each with the position after it."""
+        """Microbatches for ever, seeded by (run, peer), from `position` on, each with the position after it.
+
+        What they cost is added to `tally`.
+        """
+        tally = tally or TokenisingTally()
 
         def read(epoch: int, first: int) -> Iterator[str]:
             return self._documents.training((run_id, peer_id), epoch, first)
 
         tokens, size = manifest.data.sequence_tokens, manifest.inner.sequences
-        packed = sequences(read, self._tokenizer, tokens, replace(position, drawn=0), self.tally)
+        packed = sequences(read, self._tokenizer, tokens, replace(position, drawn=0), tally)
         line = shuffled(packed, position, (run_id, peer_id), block_sequences(tokens))
         while True:
             drawn = list(islice(line, size))
@@ -236,10 +240,10 @@ def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: Tokenis
 
 def tokenised(texts: list[str], tokenizer: Tokenizer, tally: TokenisingTally) -> list[Ids]:
     """The ids of each text, each followed by the end of text."""
-    began = time.perf_counter()
+    began = tally.clock()
     end = np.array([tokenizer.end_of_text], np.int32)
     ids = [np.concatenate([part, end]) for part in tokenizer.encode_batch(texts)]
-    tally.seconds += time.perf_counter() - began
+    tally.seconds += tally.clock() - began
     tally.documents += len(texts)
     tally.nbytes += sum(len(text.encode()) for text in texts)
     tally.tokens += sum(map(len, ids))

@@ -6,8 +6,9 @@ What was trained on is counted here too, step by step, for the checkpoint.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.machine.processes import BackgroundThread
@@ -29,8 +30,16 @@ class Feed:
     """
 
     def __init__(
-        self, data: TrainingData, run_id: str, peer_id: str, manifest: Manifest, position: Position | None
+        self,
+        data: TrainingData,
+        run_id: str,
+        peer_id: str,
+        manifest: Manifest,
+        position: Position | None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`clock` tells what tokenising costs; it is read in the thread that does it."""
+        self.tally = TokenisingTally(clock)
         self._data = data
         self._seed = (run_id, peer_id)
         self._manifest = manifest
@@ -48,16 +57,12 @@ class Feed:
         """Whether `position` is one in these data."""
         return position.corpus == self._data.identity
 
-    @property
-    def tally(self) -> TokenisingTally:
-        return self._data.tally
-
     def begin(self) -> None:
         """Make microbatches ready from the first that was not trained on."""
         self.stop()
         self._before = (0, self._trained)
         run_id, peer_id = self._seed
-        self._batches = self._data.batches(run_id, peer_id, self._manifest, self._trained)
+        self._batches = self._data.batches(run_id, peer_id, self._manifest, self._trained, self.tally)
         self._began, self.seconds_waited = asyncio.get_running_loop().time(), 0.0
         self._make_ahead()
 

@@ -66,9 +66,10 @@ class DataSupply:
     async def open(self, tokenizer: bytes | None) -> None:
         """Read the data, the first time, in a thread. Raises `UserError` with what to do."""
         if self._data is None:
-            began = time.monotonic()
+            loop = asyncio.get_running_loop()
+            began = loop.time()
             self._data = await in_background("data", self._open, tokenizer)
-            self._events.emit("data-open", seconds=round(time.monotonic() - began, 3))
+            self._events.emit("data-open", seconds=round(loop.time() - began, 3))
 
     def _open(self, tokenizer: bytes | None) -> TrainingData:
         if self._read is not None:
@@ -81,7 +82,9 @@ class DataSupply:
         """The line of microbatches, from where this node was when it trained last. After `open`."""
         assert self._data is not None
         if self._feed is None:
-            self._feed = Feed(self._data, run_id, peer_id, self._manifest, self._saved)
+            # Data that are given belong to a swarm in this process, whose clock is the loop's
+            clock = time.perf_counter if self._read is None else asyncio.get_running_loop().time
+            self._feed = Feed(self._data, run_id, peer_id, self._manifest, self._saved, clock)
             if self._saved is not None and not self._feed.goes_on_from(self._saved):
                 self._events.say(
                     "The data are not those of the checkpoint; beginning with their first epoch.",

@@ -17,8 +17,8 @@ from protocol.records import key_digest
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.libp2p import Libp2pTransport
 from tests.attacks.test_dht import Stranger, record
-from tests.network.test_libp2p_transport import OnLoopback
-from tests.transport_network import KEY, SOON
+from tests.real.test_libp2p_transport import OnLoopback
+from tests.transport_network import DEADLINE, KEY, PATIENCE
 from tests.unit.two_peers import say_done
 
 SECONDS = 4.0
@@ -43,12 +43,12 @@ async def a_ban(network: OnLoopback) -> tuple[Rpc, Rpc, Libp2pTransport]:
     victim.handle(Ready.answered_by(say_done))
     await victim.start()
     for transport in (honest.transport, mallory):
-        assert await transport.connect(victim.transport.addresses(), SOON)
+        assert await transport.connect(victim.transport.addresses(), DEADLINE)
     for _ in range(BAN_AFTER_STRIKES):
-        stream = await mallory.open(victim.transport.peer_id, Traffic.PAIRING.protocol, SOON)
+        stream = await mallory.open(victim.transport.peer_id, Traffic.PAIRING.protocol, DEADLINE)
         await stream.write(b"GET / HTTP/1.1" + bytes(64))
         with pytest.raises(NolocoError):
-            await asyncio.wait_for(stream.read(1 << 16), SOON)
+            await asyncio.wait_for(stream.read(1 << 16), PATIENCE)
         stream.close()
     return victim, honest, mallory
 
@@ -72,7 +72,7 @@ async def test_streams_that_a_banned_peer_opens_end_before_they_are_read(network
         while time.monotonic() < ends:
             opened += 1
             try:
-                stream = await mallory.open(victim.transport.peer_id, Traffic.PAIRING.protocol, SOON)
+                stream = await mallory.open(victim.transport.peer_id, Traffic.PAIRING.protocol, DEADLINE)
             except NolocoError:
                 await asyncio.sleep(0)
                 continue
@@ -83,7 +83,7 @@ async def test_streams_that_a_banned_peer_opens_end_before_they_are_read(network
     waited = 0.0
     while time.monotonic() < ends:
         began = time.monotonic()
-        await honest.call(victim.transport.peer_id, Ready(pair="p"), deadline=SOON)
+        await honest.call(victim.transport.peer_id, Ready(pair="p"), deadline=DEADLINE)
         waited = max(waited, time.monotonic() - began)
         await asyncio.sleep(0.1)
     await asyncio.gather(*knocking)

@@ -17,8 +17,8 @@ from protocol.records import key_digest, seal_record
 from protocol.transport.dht_guard import GuardedProtocol
 from protocol.transport.hivemind_api import DHTID, P2PContext, PeerID, dht_pb2
 from protocol.transport.libp2p import Libp2pTransport
-from tests.network.test_libp2p_transport import OnLoopback
-from tests.transport_network import KEY, SOON
+from tests.real.test_libp2p_transport import OnLoopback
+from tests.transport_network import DEADLINE, KEY
 
 QUICK = 1.0  # seconds in which others are answered during an attack; 5 ms without
 DICTIONARY, TUPLE = 0x50, 0x40  # extension types of hivemind
@@ -102,15 +102,15 @@ async def network(tmp_path: Path) -> AsyncIterator[OnLoopback]:
 async def a_swarm(network: OnLoopback) -> tuple[Libp2pTransport, Libp2pTransport, Stranger]:
     """Two honest peers that know each other's records, and a stranger that knows the first."""
     a, b, mallory = [await network.peer(name) for name in ("a", "b", "mallory")]
-    assert await b.connect(a.addresses(), SOON)
-    assert await mallory.connect([*a.addresses(), *b.addresses()], SOON)
-    assert await b.put(KEY, b"honest", 600, SOON)
+    assert await b.connect(a.addresses(), DEADLINE)
+    assert await mallory.connect([*a.addresses(), *b.addresses()], DEADLINE)
+    assert await b.put(KEY, b"honest", 600, DEADLINE)
     return a, b, Stranger(mallory)
 
 
 async def seconds_to_answer(asker: Libp2pTransport) -> float:
     began = time.monotonic()
-    assert b"honest" in {found.value for found in await asker.get(KEY, SOON)}
+    assert b"honest" in {found.value for found in await asker.get(KEY, DEADLINE)}
     return time.monotonic() - began
 
 
@@ -165,9 +165,9 @@ async def test_fresh_identities_do_not_keep_newcomers_out(network: OnLoopback) -
         answer = await stranger.store(a, flood[start : start + 100])
         assert all(answer.store_ok)
     newcomer = await network.peer("newcomer")
-    assert await newcomer.connect(a.addresses(), SOON)
-    assert await newcomer.put(KEY, b"new", 600, SOON)
-    assert {b"honest", b"new"} <= {found.value for found in await b.get(KEY, SOON)}
+    assert await newcomer.connect(a.addresses(), DEADLINE)
+    assert await newcomer.put(KEY, b"new", 600, DEADLINE)
+    assert {b"honest", b"new"} <= {found.value for found in await b.get(KEY, DEADLINE)}
 
 
 async def test_one_peer_cannot_fill_the_store(network: OnLoopback) -> None:

@@ -15,7 +15,7 @@ from protocol.errors import NolocoError
 from protocol.identity import Identity
 from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
-from tests.network.test_libp2p_transport import OnLoopback
+from tests.real.test_libp2p_transport import OnLoopback
 from tests.transport_network import ECHO
 
 NAMED = 8  # addresses in a record

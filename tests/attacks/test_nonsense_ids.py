@@ -14,8 +14,8 @@ from protocol.messages.training import Predict, Predicted
 from protocol.peer_limits import BAN_AFTER_STRIKES
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
-from tests.network.test_libp2p_transport import OnLoopback
-from tests.transport_network import SOON
+from tests.real.test_libp2p_transport import OnLoopback
+from tests.transport_network import DEADLINE
 
 NOBODY = Identity.from_seed("nobody").peer_id
 NONSENSE = ["nonsense", "", "\x1b[2J", NOBODY[:-1], NOBODY + "1", "0" + NOBODY[1:], "12D3Koo" + 45 * "z"]
@@ -34,12 +34,12 @@ async def victim_and_mallory(network: OnLoopback) -> tuple[Rpc, Rpc]:
 
     async def pass_on(request: Request[Predict]) -> Answer[Predicted]:
         onward = request.message.model_copy(update={"route": []})
-        reply, _ = await victim.call(PeerId(request.message.route[0]), onward, deadline=SOON)
+        reply, _ = await victim.call(PeerId(request.message.route[0]), onward, deadline=DEADLINE)
         return Answer(reply)
 
     victim.handle(Predict.answered_by(pass_on))
     await victim.start()
-    assert await mallory.transport.connect(victim.transport.addresses(), SOON)
+    assert await mallory.transport.connect(victim.transport.addresses(), DEADLINE)
     return victim, mallory
 
 
@@ -55,9 +55,9 @@ async def test_a_route_over_nonsense_is_malformed_and_leaves_no_traceback(
     victim, mallory = await victim_and_mallory(network)
     for _ in range(BAN_AFTER_STRIKES - 1):
         with pytest.raises(Refused, match=r"malformed predict: route\.0: .*not a peer id"):
-            await mallory.call(victim.transport.peer_id, predict(peer), deadline=SOON)
+            await mallory.call(victim.transport.peer_id, predict(peer), deadline=DEADLINE)
     with pytest.raises((Refused, PeerUnreachable)):  # the connection ends with it
-        await mallory.call(victim.transport.peer_id, predict(peer), deadline=SOON)
+        await mallory.call(victim.transport.peer_id, predict(peer), deadline=DEADLINE)
     assert victim.is_banned(mallory.transport.peer_id)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -66,4 +66,4 @@ async def test_a_route_over_a_peer_that_does_not_exist_is_nobodys_breach(network
     victim, mallory = await victim_and_mallory(network)
     for _ in range(BAN_AFTER_STRIKES + 1):
         with pytest.raises(Refused, match="failed"):
-            await mallory.call(victim.transport.peer_id, predict(NOBODY), deadline=2 * SOON)
+            await mallory.call(victim.transport.peer_id, predict(NOBODY), deadline=DEADLINE)

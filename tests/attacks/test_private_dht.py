@@ -15,8 +15,8 @@ from protocol.transport.dht_guard import node_id_of
 from protocol.transport.hivemind_api import PeerID, dht_pb2
 from protocol.transport.libp2p import Libp2pTransport
 from tests.attacks.test_dht import Stranger, record
-from tests.network.test_libp2p_transport import OnLoopback
-from tests.transport_network import KEY, SOON
+from tests.real.test_libp2p_transport import OnLoopback
+from tests.transport_network import DEADLINE, KEY
 from tests.unit.test_tokens import OWNER, RUN, signed
 
 
@@ -26,8 +26,8 @@ async def a_member(network: OnLoopback, name: str, token: Token | None) -> tuple
     if token is not None:
         admission.own = token.credential(transport.peer_id)
     for other in network.transports[:-1]:
-        await transport.connect(other.addresses(), SOON)
-    await transport.restrict(admission, SOON)
+        await transport.connect(other.addresses(), DEADLINE)
+    await transport.restrict(admission, DEADLINE)
     return transport, admission
 
 
@@ -51,8 +51,8 @@ async def test_a_stranger_finds_nothing_stores_nothing_and_is_nobodys_neighbour(
     try:
         given = a_token()
         (a, _), (b, _) = [await a_member(network, name, given) for name in ("a", "b")]
-        assert await b.put(KEY, b"secret", 600, SOON)
-        assert [found.value for found in await a.get(KEY, SOON)] == [b"secret"]
+        assert await b.put(KEY, b"secret", 600, DEADLINE)
+        assert [found.value for found in await a.get(KEY, DEADLINE)] == [b"secret"]
         assert await routed_to(a, b)
         mallory, _ = await a_member(network, "mallory", None)
         stranger = Stranger(mallory)
@@ -64,7 +64,7 @@ async def test_a_stranger_finds_nothing_stores_nothing_and_is_nobodys_neighbour(
         assert list(answer.store_ok) == [False]
         await stranger.ping(a, node_id_of(PeerID.from_base58(mallory.peer_id)).to_bytes())
         assert not await routed_to(a, mallory)
-        assert [found.value for found in await a.get(KEY, SOON)] == [b"secret"]
+        assert [found.value for found in await a.get(KEY, DEADLINE)] == [b"secret"]
     finally:
         await network.close()
 
@@ -75,13 +75,13 @@ async def test_a_member_that_was_revoked_is_a_stranger(tmp_path: Path) -> None:
         given, bad = a_token(), a_token(1)
         a, admission = await a_member(network, "a", given)
         mallory, _ = await a_member(network, "mallory", bad)
-        assert await mallory.put(KEY, b"mine", 600, SOON)
-        assert [found.value for found in await a.get(KEY, SOON)] == [b"mine"]
+        assert await mallory.put(KEY, b"mine", 600, DEADLINE)
+        assert [found.value for found in await a.get(KEY, DEADLINE)] == [b"mine"]
         stranger = Stranger(mallory)
         assert (await found_by(stranger, a)).type == dht_pb2.FOUND_DICTIONARY
         revoked = Revocations(time.time(), frozenset({bad.invitation.serial}))
         assert admission.adopt(revoked.sign(RUN, OWNER))
-        assert not await a.get(KEY, SOON)
+        assert not await a.get(KEY, DEADLINE)
         assert (await found_by(stranger, a)).type == dht_pb2.NOT_FOUND
         await a.shut_out(mallory.peer_id)
         assert mallory.peer_id not in {peer for peer, _ in await a.peers()}

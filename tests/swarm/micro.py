@@ -30,8 +30,6 @@ from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.virtual_time import run_virtual
 
-torch.set_num_threads(1)
-
 MICRO: dict[str, Any] = {
     "inner__optimizer": "adamw",
     "inner__muon_learning_rate": None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,12 +29,3 @@ def test_an_answer_that_fails_is_told_with_the_peer_that_gave_it(tmp_path: Path)
         await swarm.leave()
 
     run_swarm(main())
-
-
-@pytest.mark.long
-def test_an_export_without_an_address_makes_no_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bootstrap.tools_cli", "export", "--out", str(tmp_path / "a" / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "--join" in done.stderr
-    assert not (tmp_path / "a").exists()

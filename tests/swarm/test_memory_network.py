@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,8 +12,9 @@ from protocol.identity import Identity
 from protocol.transport.base import PeerId, Stream
 from protocol.transport.memory import Link, LinkModel, MemoryNetwork, MemoryTransport, StreamLimits
 from protocol.transport.virtual_time import run_virtual
-from tests.transport_network import ECHO, KEY, SOON, ask, echo
+from tests.transport_network import ECHO, KEY, ask, echo
 
+SOON = 5.0  # seconds; longer than anything here takes, unless something is broken
 SINK = "/noloco/test/sink"
 MB = 1_000_000
 IDEAL = Link()
@@ -366,22 +364,6 @@ def test_the_same_seed_tells_the_same_story() -> None:
         assert any(event.endswith(outcome) for event in events)
     assert story(1) == story(1)
     assert story(1) != story(2)
-
-
-def test_the_story_does_not_depend_on_the_process() -> None:
-    """Sets and hashes of strings have another order in each process; nothing may follow it."""
-    program = "import test_memory_network; print(test_memory_network.story(1))"
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, **environment, "PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
 
 
 @virtual

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ from tests.transport_suite import TransportSuite
 
 
 class InMemory(Network):
+    at_once = 2.0
+
     def __init__(self, link: Link) -> None:
         self.world = MemoryNetwork(seed=1, link=link)
         self.transports: list[Transport] = []
@@ -57,10 +58,3 @@ class TestUnderVirtualTime(TransportSuite):
         finally:
             for transport in network.transports:
                 await transport.close()
-
-
-class TestInRealTime(TestUnderVirtualTime):
-    link = Link()
-
-    def run(self, main: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(main)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -45,11 +44,8 @@ def test_half_of_a_stage_dies_and_the_swarm_is_near_its_best_again(
         assert needed <= len(moves) <= needed + 2
         assert min(capacities(swarm)) >= 0.8 * best_throughput(swarm)
         if stages == 4:
-            real = time.perf_counter()
             after = await microbatches_in(swarm, 3600.0)
-            print(
-                f"an hour: {time.perf_counter() - real:.1f} s real, {after:.0f} microbatches, {whole:.0f} before"
-            )
+            print(f"an hour: {after:.0f} microbatches, {whole:.0f} before")
             assert after >= 0.6 * whole  # it has 14 of 16 replicas, and 3 instead of 4 in two stages
             assert len(events_of(swarm, "moving")) == len(moves)
         await all_train_on(swarm)

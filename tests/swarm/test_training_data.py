@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bootstrap.simulation.swarm import SimulatedSwarm
-from node.data.batches import Batch, Position, TrainingData
+from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.data.documents import Split, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership.data_source import fetch_tokenizer
@@ -41,9 +41,14 @@ class Watched(TrainingData):
     made: dict[Position, list[Any]]
 
     def batches(
-        self, run_id: str, peer_id: str, manifest: Manifest, position: Position
+        self,
+        run_id: str,
+        peer_id: str,
+        manifest: Manifest,
+        position: Position,
+        tally: TokenisingTally | None = None,
     ) -> Iterator[tuple[Batch, Position]]:
-        for batch, after in super().batches(run_id, peer_id, manifest, position):
+        for batch, after in super().batches(run_id, peer_id, manifest, position, tally):
             self.made.setdefault(after, []).append(batch[0].tolist())
             yield batch, after
 

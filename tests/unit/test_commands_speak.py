@@ -51,20 +51,6 @@ def test_help_fits_a_screen_and_has_an_example(command: tuple[str, ...]) -> None
     assert f"Example: {name} " in answer.output
 
 
-def test_the_settings_that_few_need_are_there_for_those_who_do() -> None:
-    """In a process of its own, since options are made when the command is imported."""
-    import subprocess
-    import sys
-
-    command = [sys.executable, "-m", "node.cli"]
-    usual, whole = (
-        subprocess.run([*command, flag], capture_output=True, text=True, check=True).stdout
-        for flag in ("--help", "--help-all")
-    )
-    assert "--precision" not in usual
-    assert "--precision" in whole
-
-
 WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next step
     ("noloco-node", "Tell this node where the run is", "noloco swarm"),
     (f"noloco-node --join {PEER[:40]}", "is not a peer id", "A right one looks like"),

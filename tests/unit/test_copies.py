@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from protocol.errors import NonFinite, Refused
 from protocol.manifest import Manifest, load_preset
 from protocol.messages import Message
 from protocol.rpc import Request
+from protocol.transport.virtual_time import run_virtual
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -68,8 +68,8 @@ async def microbatches(
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "eden4"])
 def test_results_that_arrive_later_are_the_same(codec: str) -> None:
-    losses, gradients = asyncio.run(microbatches(codec, DeviceTransfer(CPU)))
-    later, late_gradients = asyncio.run(microbatches(codec, LateCopies(CPU)))
+    losses, gradients = run_virtual(microbatches(codec, DeviceTransfer(CPU)))
+    later, late_gradients = run_virtual(microbatches(codec, LateCopies(CPU)))
     assert later == losses
     for one, other in zip(gradients, late_gradients, strict=True):
         assert torch.equal(one, other)
@@ -78,16 +78,16 @@ def test_results_that_arrive_later_are_the_same(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
 def test_what_a_device_encodes_and_decodes_is_the_same(codec: str) -> None:
-    losses, gradients = asyncio.run(microbatches(codec, DeviceTransfer(CPU)))
-    there, gradients_there = asyncio.run(microbatches(codec, EncodingCopies(CPU)))
+    losses, gradients = run_virtual(microbatches(codec, DeviceTransfer(CPU)))
+    there, gradients_there = run_virtual(microbatches(codec, EncodingCopies(CPU)))
     assert there == losses
     for one, other in zip(gradients, gradients_there, strict=True):
         assert torch.equal(one, other)
 
 
 def test_what_a_device_rotates_is_the_same_but_for_values_at_a_bound() -> None:
-    losses, gradients = asyncio.run(microbatches("eden4", DeviceTransfer(CPU)))
-    there, gradients_there = asyncio.run(microbatches("eden4", EncodingCopies(CPU)))
+    losses, gradients = run_virtual(microbatches("eden4", DeviceTransfer(CPU)))
+    there, gradients_there = run_virtual(microbatches("eden4", EncodingCopies(CPU)))
     assert there == pytest.approx(losses, abs=1e-4)
     for one, other in zip(gradients, gradients_there, strict=True):
         assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.9999
@@ -151,7 +151,7 @@ def test_what_cannot_be_sent_is_told_with_its_cause(
     work = StageWork(manifest(codec), replica.passes, copies(CPU))
     tokens = torch.zeros(1, 8, dtype=torch.long)
     with pytest.raises(NonFinite) as refusal:
-        asyncio.run(sent(work, tokens))
+        run_virtual(sent(work, tokens))
     assert refusal.value.overflows == overflows
 
 
@@ -163,9 +163,9 @@ def test_without_memory_to_encode_there_it_is_done_here(monkeypatch: pytest.Monk
     def fails(*_: object) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    expected, _ = asyncio.run(microbatches("int8", DeviceTransfer(CPU)))
+    expected, _ = run_virtual(microbatches("int8", DeviceTransfer(CPU)))
     monkeypatch.setattr("node.model.stage_work.packed", fails)
-    assert asyncio.run(microbatches("int8", EncodingCopies(CPU)))[0] == expected
+    assert run_virtual(microbatches("int8", EncodingCopies(CPU)))[0] == expected
 
 
 def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
@@ -173,7 +173,7 @@ def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        asyncio.run(PendingResult(broken, at_once=False).landed())
+        run_virtual(PendingResult(broken, at_once=False).landed())
 
 
 def test_only_a_gpu_gets_streams() -> None:
@@ -183,9 +183,9 @@ def test_only_a_gpu_gets_streams() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 def test_a_gpu_gives_the_cpus_numbers(codec: str) -> None:
-    losses, gradients = asyncio.run(microbatches(codec, DeviceTransfer(CPU)))
+    losses, gradients = run_virtual(microbatches(codec, DeviceTransfer(CPU)))
     device = torch.device("cuda")
-    there, gradients_there = asyncio.run(microbatches(codec, CudaTransfer(device), "cuda"))
+    there, gradients_there = run_virtual(microbatches(codec, CudaTransfer(device), "cuda"))
     assert there == pytest.approx(losses, abs=2e-3)
     for one, other in zip(gradients, gradients_there, strict=True):
         assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.999

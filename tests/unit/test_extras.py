@@ -2,102 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from node.machine.limits import optional
 from protocol.errors import UserError
-
-OPTIONAL = (
-    "networkx",
-    "matplotlib",
-    "datasets",
-    "pyarrow",
-    "starlette",
-    "uvicorn",
-    "prometheus_client",
-    "tensorboard",
-)
-# scipy is not among them: hivemind imports it
-BLOCKED = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Blocker())
-"""
-
-
-def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKED.format(blocked=set(packages)) + code],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-
-
-def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
-    code = "import node.daemon, node.service, node.serving, bootstrap.local.swarm, bootstrap.inspect.table"
-    done = run_without(OPTIONAL, code)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("package", "extra", "code"),
-    [
-        (
-            "matplotlib",
-            "plot",
-            "from pathlib import Path; from bootstrap.display import figure; "
-            "figure(Path('plan.svg')).__enter__()",
-        ),
-        ("scipy", "plan", "import bootstrap.placement.noloco"),
-        ("networkx", "plan", "import bootstrap.placement.pairing"),
-        (
-            "pyarrow",
-            "data",
-            "from pathlib import Path; from node.data.sources import _parquet_rows; "
-            "list(_parquet_rows(Path('none.parquet'), 'text'))",
-        ),
-        *(
-            (
-                package,
-                "dashboard",
-                "from node.dashboard_process import dashboard_beside; "
-                "import asyncio; asyncio.run(dashboard_beside('127.0.0.1:0', list).__aenter__())",
-            )
-            for package in ("starlette", "uvicorn", "prometheus_client")
-        ),
-        (
-            "tensorboard",
-            "tensorboard",
-            "from pathlib import Path; from bootstrap.dashboard.watching import to_tensorboard; "
-            "to_tensorboard(Path('curves')).__enter__()",
-        ),
-        (
-            "wandb",
-            "wandb",
-            "from bootstrap.dashboard.watching import to_wandb; to_wandb('project').__enter__()",
-        ),
-        (
-            "datasets",
-            "data",
-            "from node.data.sources import HubStream; HubStream('some/name', 'text')",
-        ),
-    ],
-)
-def test_what_needs_one_says_what_to_install(package: str, extra: str, code: str) -> None:
-    done = run_without((package,), code)
-    assert done.returncode
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith(
-        f"needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
-    )
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:

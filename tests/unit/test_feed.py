@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
 import torch
 
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
-from node.data.prefetch import Feed, FeedReport, microbatches_ahead
-from node.watch.events import Events
+from node.data.prefetch import Feed, microbatches_ahead
 from protocol.errors import DataError
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
@@ -33,9 +29,7 @@ class Numbers:
     """Microbatch n holds nothing but n."""
 
     identity: str = "numbers"
-    seconds: float = 0.0  # that one takes to make
     ends_at: int = 10**9
-    tally: TokenisingTally = field(default_factory=TokenisingTally)
     made: int = 0
 
     def require(self, tokens: int) -> None: ...
@@ -44,15 +38,14 @@ class Numbers:
         return (microbatch(number) for number in range(1 if limit is None else limit))
 
     def batches(
-        self, run_id: str, peer_id: str, manifest: Manifest, position: Position
+        self, run_id: str, peer_id: str, manifest: Manifest, position: Position, tally: TokenisingTally
     ) -> Iterator[tuple[Batch, Position]]:
         for number in range(position.document, 10**9):
             if number >= self.ends_at:
                 raise DataError("The disk is gone. Put it back.")
-            time.sleep(self.seconds)
             self.made += 1
-            self.tally.documents, self.tally.nbytes = self.tally.documents + 1, self.tally.nbytes + 4
-            self.tally.tokens, self.tally.seconds = self.tally.tokens + 1, self.tally.seconds + 0.001
+            tally.documents, tally.nbytes = tally.documents + 1, tally.nbytes + 4
+            tally.tokens, tally.seconds = tally.tokens + 1, tally.seconds + 0.001
             yield microbatch(number), Position(self.identity, 0, number + 1)
 
 
@@ -72,11 +65,10 @@ def numbers(batches: list[Batch]) -> list[int]:
 
 
 async def test_microbatches_are_made_before_they_are_asked_for() -> None:
-    data = Numbers(seconds=0.002)
+    data = Numbers()
     feed = feed_of(data)
     await ready(feed)
     assert numbers(await feed.take(COUNT)) == list(range(COUNT))
-    assert feed.seconds_waited < 0.005
     await ready(feed)
     assert data.made == microbatches_ahead(MANIFEST) + COUNT  # and no more than that is held
     feed.close()
@@ -87,22 +79,6 @@ def test_as_many_as_cover_what_is_tokenised_at_once_but_not_thousands_of_small_o
     assert microbatches_ahead(micro_manifest(**sizes)) == 32
     assert microbatches_ahead(micro_manifest(**sizes, inner__microbatches=64)) == 128
     assert microbatches_ahead(MANIFEST) == 64
-
-
-async def test_waiting_for_data_is_told() -> None:
-    data, events = Numbers(seconds=0.02), list[dict[str, Any]]()
-    feed = feed_of(data)
-    report = FeedReport(feed, Events(time.time, events.append))
-    report._next = 0.0
-    for _ in range(5):
-        await feed.take(COUNT)
-        report.tell()
-    assert feed.waited() > 0.2  # much more where this machine has nothing else to do
-    (event,) = events
-    assert event["event"] == "data"
-    assert (event["tokens_per_second"], event["bytes_per_second"]) == (1000, 4000)
-    assert event["waited_fraction"] > 0.2
-    feed.close()
 
 
 async def test_only_what_was_trained_on_counts() -> None:
@@ -129,12 +105,3 @@ async def test_data_that_break_off_say_why() -> None:
         await feed.take(4)
     feed.begin()
     feed.close()
-
-
-def test_work_that_waits_for_its_source_keeps_no_process() -> None:
-    code = (
-        "import time; from node.machine.processes import BackgroundThread; thread = BackgroundThread('data'); "
-        "assert thread.submit(int, '7').result() == 7; "
-        "thread.submit(time.sleep, 3600); thread.shutdown(wait=False)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

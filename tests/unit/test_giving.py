@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
-import subprocess
 import sys
-import time
 from collections import namedtuple
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
-import uvloop
 
 from node.config import NodeConfig, build_config
 from node.giving import sensors
@@ -25,12 +21,13 @@ from node.giving.policy import COOL, Conditions, Policy, VolunteerLimits
 from node.machine.duty import Duty
 from node.machine.hours import Hours
 from node.machine.limits import parse_rate
-from node.model.compute import ComputeThread, Priority
 from node.model.state_directory import StateDirectory
 from node.serving import config_of
 from protocol.errors import UserError
 from protocol.manifest import load_preset
 from protocol.transport.base import Transport
+
+NOW = 1.8e9  # seconds since 1970
 
 NOON, NIGHT = datetime(2026, 11, 24, 12, 0), datetime(2026, 11, 24, 23, 30)
 
@@ -165,31 +162,6 @@ def test_while_others_use_the_machine_it_rests() -> None:
 # --- the share of the time -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.5, 0.25])
-def test_a_device_that_always_has_work_is_busy_for_its_share(share: float) -> None:
-    """Real time and real work: the reported fraction, and the processor time of the thread."""
-
-    def work() -> None:
-        ends = time.thread_time() + 0.02
-        while time.thread_time() < ends:
-            pass
-
-    async def run() -> tuple[float, float]:
-        compute = ComputeThread(1, duty=Duty(share))
-        worked = await compute.run(Priority.SERVE, time.thread_time)
-        began, busy = time.monotonic(), compute.busy.seconds()
-        while time.monotonic() - began < 3.0:
-            await asyncio.gather(*(compute.run(Priority.FORWARD, work) for _ in range(5)))
-        seconds, busy = time.monotonic() - began, compute.busy.seconds() - busy
-        worked = await compute.run(Priority.SERVE, time.thread_time) - worked
-        await compute.close()
-        return busy / seconds, worked / seconds
-
-    busy, worked = uvloop.run(run())
-    assert busy == pytest.approx(share, abs=0.05)
-    assert worked <= share + 0.05
-
-
 def test_time_without_work_counts_as_rest() -> None:
     duty = Duty(0.5)
     assert duty.rest(10.0, 10.1) < 0.1
@@ -214,13 +186,13 @@ User = namedtuple("User", ["name", "terminal"])
 
 
 def users(monkeypatch: pytest.MonkeyPatch, *found: tuple[str, str]) -> None:
-    monkeypatch.setattr(psutil, "users", lambda: [User(*user) for user in found])
+    monkeypatch.setattr("psutil.users", lambda: [User(*user) for user in found])
     monkeypatch.setattr(sys, "platform", "linux")
 
 
 def test_whoever_typed_lately_is_at_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensors, "TERMINALS", tmp_path)
-    terminal, now = tmp_path / "tty1", time.time()
+    terminal, now = tmp_path / "tty1", NOW
     terminal.touch()
     users(monkeypatch)
     assert sensors.somebody(now) == ""
@@ -234,23 +206,23 @@ def test_whoever_typed_lately_is_at_the_machine(tmp_path: Path, monkeypatch: pyt
 def test_a_graphical_session_is_idle_only_if_the_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"hint": "no"}
 
-    def run(command: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(command: tuple[str, ...], **_: object) -> SimpleNamespace:
         if command[1] == "list-sessions":
-            return subprocess.CompletedProcess(command, 0, " 2 1000 ann seat0 tty2\n", "")
+            return SimpleNamespace(returncode=0, stdout=" 2 1000 ann seat0 tty2\n", stderr="")
         told = f"Name=ann\nType=wayland\nIdleHint={said['hint']}\n"
-        return subprocess.CompletedProcess(command, 0, told, "")
+        return SimpleNamespace(returncode=0, stdout=told, stderr="")
 
     users(monkeypatch, ("ann", ":0"))
-    monkeypatch.setattr(subprocess, "run", run)
-    assert sensors.somebody(time.time()) == "ann is at the machine."
+    monkeypatch.setattr("subprocess.run", run)
+    assert sensors.somebody(NOW) == "ann is at the machine."
     said["hint"] = "yes"
-    assert sensors.somebody(time.time()) == ""
+    assert sensors.somebody(NOW) == ""
 
     def missing(*_: object, **__: object) -> None:
         raise FileNotFoundError
 
-    monkeypatch.setattr(subprocess, "run", missing)
-    assert sensors.somebody(time.time()) == "ann is at the machine."  # it cannot be told
+    monkeypatch.setattr("subprocess.run", missing)
+    assert sensors.somebody(NOW) == "ann is at the machine."  # it cannot be told
 
 
 def test_programs_on_the_gpu_are_told_apart_from_this_one_also_in_a_container() -> None:
@@ -264,9 +236,9 @@ def test_programs_on_the_gpu_are_told_apart_from_this_one_also_in_a_container() 
 
 def test_a_machine_that_tells_no_temperature_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
     Entry = namedtuple("Entry", ["current"])
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: {"nvme": [Entry(40.0)]}, raising=False)
+    monkeypatch.setattr("psutil.sensors_temperatures", lambda: {"nvme": [Entry(40.0)]}, raising=False)
     with pytest.raises(UserError, match="--gpu-percent"):
         sensors.thermometer(torch.device("cpu"))
     told = {"nvme": [Entry(90.0)], "coretemp": [Entry(61.0), Entry(64.5)]}
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: told, raising=False)
+    monkeypatch.setattr("psutil.sensors_temperatures", lambda: told, raising=False)
     assert sensors.thermometer(torch.device("cpu"))() == 64.5

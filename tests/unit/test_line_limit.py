@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.watch.line_limit import MINUTE, MOST, MOST_ALIKE, MOST_KINDS, MOST_TOLD, LineLimit
+from protocol.transport.virtual_time import run_virtual
 
 
 class Log(logging.Handler):
@@ -123,6 +124,6 @@ def test_exceptions_that_nobody_retrieved_are_of_one_kind(log: Log) -> None:
             del task
         gc.collect()
 
-    asyncio.run(main())
+    run_virtual(main())
     assert len(log.lines) == MOST_ALIKE
     assert all("never retrieved" in line for line in log.lines)

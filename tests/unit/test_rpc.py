@@ -24,8 +24,6 @@ from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
 from tests.unit.two_peers import after, forward, gradient, in_virtual_time, say_done, two_peers
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-
 # --- good manners ----------------------------------------------------------------------------------
 
 

@@ -19,8 +19,6 @@ from protocol.rpc import Traffic
 from protocol.transport.memory_link import Link
 from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_peers
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-
 SLOW = Link(latency=0.01, bandwidth=1e6)  # bytes a second
 
 

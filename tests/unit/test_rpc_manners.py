@@ -28,8 +28,6 @@ from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
 from tests.unit.two_peers import Two, in_virtual_time, say_done, two_peers
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-
 
 async def send_garbage(two: Two) -> None:
     stream = await two.raw_stream()

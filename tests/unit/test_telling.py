@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import sys
-import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from rich.console import Console
 from node.config import NodeConfig, arguments_of, build_config
 from node.watch.events import set_up_logging
 from node.watch.panel import LivePanel, panel_of
-from node.watch.phases import PATIENCE, Phases, told_while_importing
+from node.watch.phases import PATIENCE, Phases
 from node.watch.pulse import Pulse, farewell, sentence
 from node.watch.time_use import Idle, TimeUse
 from node.watch.trace import TraceFile, Track
@@ -85,16 +83,6 @@ def test_each_phase_is_told_and_repeated_before_anybody_wonders_and_the_end_says
     phases.look()
     phases.end()
     assert len(said) == 9
-
-
-def test_an_import_that_keeps_the_thread_is_told_from_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = list[str]()
-    monkeypatch.setattr("node.watch.phases.PATIENCE", 0.5)
-    phases = Phases(said.append)
-    phases.begin("loading torch")
-    with told_while_importing(phases):
-        time.sleep(2.2)
-    assert said[1].startswith("Still loading torch (")
 
 
 def test_the_line_has_everything_that_a_volunteer_asks() -> None:
@@ -196,19 +184,6 @@ def test_time_that_is_not_computed_goes_to_the_first_cause_that_fits(tmp_path: P
 
 
 # --- libraries ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def logging_restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.captureWarnings(False)
 
 
 @pytest.mark.usefixtures("logging_restored")

@@ -1,0 +1,47 @@
+"""The compute thread's account of its time, in the fraction that others see and in the trace."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from node.model.compute import ComputeThread, Priority
+from node.watch.trace import TraceFile
+
+
+def _work_outer_step(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_training_counts_and_serving_does_not(tmp_path: Path) -> None:
+    """On uvloop, as in the daemon: its own clock stands still while nothing happens on the loop."""
+
+    async def run() -> tuple[float, float, float]:
+        compute = ComputeThread(1, trace)
+        await compute.run(Priority.SERVE, time.sleep, 0.0)  # the thread has started
+        began, before = time.monotonic(), compute.busy.fraction()
+        await compute.run(Priority.OPTIMIZER, _work_outer_step, 0.2)
+        busy = compute.busy.recent_fraction()
+        await compute.run(Priority.SERVE, time.sleep, 0.2)
+        with pytest.raises(ZeroDivisionError):
+            await compute.run(Priority.FORWARD, lambda: 1 / 0)
+        serving = compute.busy.fraction()
+        await compute.close()
+        assert time.monotonic() - began >= 0.4
+        return before, busy, serving
+
+    trace = TraceFile(tmp_path / "t.json")
+    before, busy, serving = uvloop.run(run())
+    trace.close()
+    assert before == 0.0
+    assert 0 < serving < busy < 1
+    jobs = [event for event in json.loads((tmp_path / "t.json").read_text()) if event["ph"] == "X"]
+    assert [job["name"] for job in jobs] == ["sleep", "outer step", "sleep", "<lambda>"]
+    assert [job["args"]["priority"] for job in jobs] == ["serve", "optimizer", "serve", "forward"]
+    assert all(0.19 < job["dur"] / 1e6 < 2 for job in jobs[1:3])
+    assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(jobs))

@@ -1,0 +1,228 @@
+"""The dashboard in a browser: of real nodes, of a thousand made-up ones, of a run that is over.
+
+With NOLOCO_PICTURES=docs the pictures of docs/ are made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.browsers import DARK, DESKTOP, PHONE, Browser, Seen, browser
+from tests.real.daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
+
+pytestmark = pytest.mark.timeout(600)
+
+INTERACTIVE_SECONDS = 2.0
+TRIES = 4
+KILLED_SECONDS = 15.0
+LIVE_SECONDS = 2.0
+PATIENCE = 240.0
+NICE = ("nice", "-n", "10")  # training leaves the browser room
+HERE = "127.0.0.1"
+ADDRESS = r"http://127\.0\.0\.1:\d+/"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@contextmanager
+def made_up(members: int, stages: int) -> Iterator[tuple[Any, str]]:
+    """(process, address) of a dashboard; a line to the process kills one member of the second stage."""
+    command = [sys.executable, str(Path(__file__).parent / "made_up_dashboard.py"), str(members), str(stages)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert re.fullmatch(ADDRESS, address), address
+            yield process, address
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def thousand() -> Iterator[tuple[Any, str]]:
+    with made_up(1_000, 6) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def nine() -> Iterator[str]:
+    with made_up(9, 3) as (_, address):
+        yield address
+
+
+def assert_well_behaved(seen: Seen) -> None:
+    assert seen.complaints == []
+    assert seen.hosts == {HERE}
+
+
+def opened_soon(chromium: Browser, address: str, **settings: Any) -> Seen:
+    """A page that could be used soon; other tests may hold the machine up once or twice."""
+    for _ in range(TRIES):
+        seen = chromium.open(address, **settings)
+        if seen.seconds < INTERACTIVE_SECONDS:
+            return seen
+        seen.page.close()
+    raise AssertionError(f"{seen.seconds:.1f} s until the page could be used")
+
+
+def text_of(seen: Seen, selector: str) -> str:
+    return str(seen.page.inner_text(selector))
+
+
+def waits(condition: Callable[[], bool], seconds: float) -> float:
+    """For how long; fails after `seconds`."""
+    began = time.monotonic()
+    assert wait_until(condition, seconds, lambda: True), f"not within {seconds} s"
+    return time.monotonic() - began
+
+
+def longest_pause(seen: Seen, selector: str, changes: int) -> float:
+    """Seconds between two changes of what the page shows there, at most."""
+    script = """([selector, changes]) => new Promise((done) => {
+        let last = performance.now(), longest = 0, count = -1;
+        new MutationObserver(() => {
+            const now = performance.now();
+            if (++count) longest = Math.max(longest, now - last);
+            last = now;
+            if (count >= changes) done(longest / 1000);
+        }).observe(document.querySelector(selector), { subtree: true, childList: true, characterData: true });
+    })"""
+    return float(seen.page.evaluate(script, [selector, changes]))
+
+
+def test_six_real_nodes_two_browsers_a_killed_node_and_the_replay(chromium: Browser, tmp_path: Path) -> None:
+    seed = SeedDaemon(tmp_path / "run", "--preset", "tiny", "--dashboard", f"{HERE}:0")
+    address = seed.wait_for(rf"Dashboard of run 'tiny': ({ADDRESS})", PATIENCE)[1]
+    nodes = [
+        NodeDaemon(
+            tmp_path / f"n{i}",
+            "--join",
+            seed.join_address(),
+            "--stage",
+            str(i % 2),
+            "--max-minutes",
+            "8",
+            prefix=NICE,
+        )
+        for i in range(6)
+    ]
+    for node in nodes:
+        node.wait_for_step(20, PATIENCE)
+    first, second = opened_soon(chromium, address, **DESKTOP), opened_soon(chromium, address, **PHONE)
+    for seen in (first, second):
+        assert "tiny" in text_of(seen, "#run")
+        waits(
+            lambda seen=seen: seen.page.evaluate(
+                "document.querySelectorAll('#members tbody tr').length === 6"
+            ),
+            20.0,
+        )
+        assert min(longest_pause(seen, "#tiles", 6) for _ in range(TRIES)) < LIVE_SECONDS
+    assert first.page.locator("#stages .flows path").count() > 0
+    assert first.page.locator("#stages .pairs path").count() > 0
+    nodes[3].kill()
+    for seen in (first, second):
+        waits(lambda seen=seen: "silent" in text_of(seen, "#members"), KILLED_SECONDS)
+    assert first.page.locator("#stages .members .silent").count() == 1
+    for seen in (first, second):
+        assert_well_behaved(seen)
+    for node in (node for node in nodes if node.still_running()):
+        node.signal(signal.SIGINT)
+    for node in nodes:
+        node.process.wait(60)
+    replayed(chromium, tmp_path)
+
+
+def replayed(chromium: Browser, directory: Path) -> None:
+    command = [sys.executable, "-m", "bootstrap.tools_cli", "dashboard", "--listen", f"{HERE}:0"]
+    daemon = Daemon([*command, "--replay", str(directory)], directory / "replay.log")
+    seen = chromium.open(daemon.wait_for(ADDRESS)[0], **DESKTOP)
+    assert text_of(seen, "#connection") == "replay"
+    at_the_end = text_of(seen, "#tiles")
+    slider = seen.page.locator("#when")
+    slider.focus()
+    slider.press("Home")
+    waits(lambda: text_of(seen, "#tiles") != at_the_end, 5.0)
+    assert "before the end" in text_of(seen, "#moment")
+    seen.page.click("#play")
+    waits(lambda: seen.page.evaluate("Number(document.querySelector('#when').value) > 30"), 20.0)
+    seen.page.click("#now")
+    waits(lambda: text_of(seen, "#tiles") == at_the_end, 5.0)
+    assert_well_behaved(seen)
+    assert daemon.leave() == 0
+
+
+def test_a_thousand_members(chromium: Browser, thousand: tuple[Any, str]) -> None:
+    process, address = thousand
+    seen = opened_soon(chromium, address, **DESKTOP)
+    assert seen.page.locator("#stages .members > g").count() == 1_000
+    assert min(longest_pause(seen, "#tiles", 6) for _ in range(TRIES)) < LIVE_SECONDS
+    process.stdin.write("\n")
+    process.stdin.flush()
+    waits(lambda: seen.page.locator("#stages .members .silent").count() == 1, KILLED_SECONDS)
+    assert "1 silent" in text_of(seen, "#tiles")
+    seen.page.fill("#find", "silent")
+    waits(lambda: seen.page.locator("#members tbody tr").count() == 1, 2.0)
+    assert_well_behaved(seen)
+
+
+def test_the_keyboard_reaches_everything(chromium: Browser, nine: str) -> None:
+    seen = chromium.open(nine, **DESKTOP)
+    page: Any = seen.page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    chart = page.locator("figure svg").first
+    waits(
+        lambda: page.evaluate("document.querySelector('figure svg').getAttribute('aria-valuemax') > 3"), 20.0
+    )
+    chart.focus()
+    chart.press("Home")
+    at_first = chart.get_attribute("aria-valuetext")
+    chart.press("ArrowRight")
+    assert chart.get_attribute("aria-valuetext") != at_first
+    assert page.locator(".tip").first.is_visible()
+    page.locator("#members tbody button").first.press("Enter")
+    assert "sends microbatches to" in text_of(seen, "#chosen")
+    assert page.locator("#stages .chosen").count() == 1
+    page.locator("input[name=across][value=tokens]").press("Space")
+    assert_well_behaved(seen)
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("desktop", DESKTOP), ("phone", PHONE), ("dark", DARK)])
+def test_axe_finds_nothing_and_a_picture(
+    chromium: Browser, nine: str, tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="pip install 'noloco-node[browser]'"
+    )
+    seen = chromium.open(nine, **settings)
+    page: Any = seen.page
+    waits(lambda: page.evaluate("document.querySelectorAll('#links td').length > 9"), 20.0)
+    page.wait_for_timeout(1_000)
+    # the policy forbids foreign scripts, axe among them, except from the debugger
+    found = axe.Axe().run(page).response["violations"]
+    assert [f"{f['impact']} {f['id']}: {f['nodes'][0]['target']}" for f in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "it scrolls sideways"
+    directory = Path(os.environ.get("NOLOCO_PICTURES", tmp_path))
+    picture = directory / f"dashboard-{kind}.png"
+    if kind != "phone":
+        page.set_viewport_size({"width": 1280, "height": 1480})  # as far as the curves
+        page.wait_for_timeout(500)
+    page.screenshot(path=picture, scale="css")
+    assert picture.stat().st_size > 20_000
+    assert seen.hosts == {HERE}
