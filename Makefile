@@ -1,4 +1,5 @@
 # Every target works in a fresh clone: the virtual environment is made when it is missing or out of date.
+SHELL  := /bin/bash
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,40 +7,58 @@ BIN    := $(VENV)/bin
 IMAGE  ?= noloco-node
 BUILD_IMAGE ?= docker build
 
-# Real processes and real time: one after another, and beside them those to which time means little
-BESIDE := -n 2 --dist loadgroup
-
+LOCKS := docker/requirements
 # torch comes from the index of its platform: it and what it brings for CUDA have no hash here
 NOT_LOCKED := ^(torch|triton|nvidia-|cuda-)
-LOCK := uv pip compile pyproject.toml --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+COMPILE := uv pip compile pyproject.toml --python-version 3.11 --universal --upgrade \
 	--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet
+# By uv, which takes a quarter of pip's time; by pip where uv cannot reach the index
+define install
+	$(BIN)/pip install --quiet --requirement $(LOCKS)/uv.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock || \
+	  $(BIN)/pip install --quiet --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock
+	$(BIN)/pip install --quiet --requirement $(LOCKS)/torch.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+endef
+
 # Licences of what a node needs: those that let it be given on with MIT-licensed code
 LICENCES := MIT;BSD;Apache;Python Software Foundation;PSF;ISC;Mozilla Public License;MPL;Unlicense;CC0;Public Domain;Zlib;HPND
 
-.PHONY: swarm test test-long check coverage lint bench bench-tiny docs lock locked audit sbom fuzz image image-test clean
+.PHONY: swarm test test-long check newest coverage lint bench bench-tiny docs lock audit sbom fuzz image image-test clean
 
-$(VENV)/.installed: pyproject.toml docker/requirements/torch.txt
+$(VENV)/.installed: pyproject.toml $(LOCKS)/test.lock $(LOCKS)/torch.txt $(LOCKS)/uv.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint docker/requirements/torch.txt --editable '.[test]'
+	$(call install,test)
+	touch $@
+
+# What only long tests need beside that: lm-eval and a browser's driver
+$(VENV)/.installed-for-all: $(VENV)/.installed $(LOCKS)/check.lock
+	$(call install,check)
 	touch $@
 
 swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on real text
 	$(BIN)/noloco swarm
 
 test: $(VENV)/.installed  ## the gate: what no clock, process or memory of the machine can make fail
-	$(BIN)/pytest -n auto --tb=native -m "not long" tests/unit tests/swarm tests/fuzz
+	$(BIN)/pytest -n auto --dist loadgroup --tb=native -m "not long"
 
-test-long: $(VENV)/.installed  ## the rest: long studies in virtual time, whole lives of real swarms
-	$(BIN)/pytest -n auto --tb=native -m long tests/unit tests/swarm
-	$(BIN)/pytest $(BESIDE) --tb=native tests/real tests/attacks
+test-long: $(VENV)/.installed-for-all  ## the rest: long studies in virtual time; then real time, one after another
+	$(BIN)/pytest -n auto --tb=native -m long tests/unit tests/swarm tests/fuzz
+	$(BIN)/pytest --tb=native -m long --reruns 1 -rR tests/real tests/attacks
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test test-long  ## what CI runs, and everything long
+check: lint test test-long  ## what CI runs, and everything long; a test in real time may fail once, and is named
+
+newest:  ## the gate with the newest of everything that pyproject.toml allows, in build/newest; says what is newer
+	$(PYTHON) -m venv build/newest
+	build/newest/bin/pip install --quiet --upgrade --editable '.[test]'
+	-build/newest/bin/pip freeze | grep -vxFf <(sed -n 's/^\([a-z].*==[^ ]*\).*/\1/p' $(LOCKS)/test.lock) | grep == > build/newer.txt
+	@echo "Other versions than in $(LOCKS)/test.lock:"; cat build/newer.txt
+	build/newest/bin/pytest -n auto --dist loadgroup --tb=native -m "not long"
 
 coverage: $(VENV)/.installed  ## lines and branches that the tests in virtual time reach, and those they do not
 	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered --cov-report=html:build/coverage tests/unit tests/swarm
@@ -50,17 +69,13 @@ bench: $(VENV)/.installed  ## every benchmark; prints ratios
 bench-tiny: $(VENV)/.installed  ## the same so small that it tells only whether they run; tests/real does it, too
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file --tiny || exit 1; done
 
-lock: $(VENV)/.installed  ## docker/requirements/*.lock anew: what the image and CI install, with hashes; needs the network
-	$(BIN)/pip install --quiet '.[audit]'
-	for set in "image --extra data" "test --extra test"; do set -- $$set; name=$$1; shift; \
-	  $(BIN)/$(LOCK) "$$@" | awk '/^[a-z]/ {keep = !/$(NOT_LOCKED)/} keep' > docker/requirements/$$name.lock || exit 1; done
-
-locked:  ## .venv with the very versions of docker/requirements/test.lock: Linux on x86-64, Python 3.11 or 3.12
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement docker/requirements/test.lock
-	$(BIN)/pip install --quiet --requirement docker/requirements/torch.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $(VENV)/.installed
+lock:  ## docker/requirements/*.lock anew: what development, CI and the image install, with hashes; needs the network
+	$(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet --requirement $(LOCKS)/uv.txt
+	build/uv/bin/$(COMPILE) --extra test --extra eval --extra browser > build/check.lock
+	build/uv/bin/$(COMPILE) --extra test --constraint build/check.lock > build/test.lock
+	build/uv/bin/$(COMPILE) --extra data --constraint build/check.lock > build/image.lock
+	for name in check test image; do \
+	  awk '/^[a-z]/ {keep = !/$(NOT_LOCKED)/} keep' build/$$name.lock > $(LOCKS)/$$name.lock || exit 1; done
 
 audit: $(VENV)/.installed  ## known weaknesses and the licences of what a node installs; asks the advisory service
 	$(BIN)/pip install --quiet '.[audit]'

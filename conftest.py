@@ -23,8 +23,8 @@ from tests.clock_rules import REAL_FOLDERS, REAL_IN_GATE
 TESTS = Path(__file__).parent / "tests"
 MARK = "TEST_SUITE_RUN"  # in the environment of every process that this run of the suite starts
 os.environ.setdefault(MARK, uuid.uuid4().hex)
-# What destructors say of files, tasks and coroutines that nobody closed or awaited. Under the virtual clock all of these
-# are ours, and the collector runs after each test; in real time it may run late, in another test's time.
+# What destructors say of files, tasks and coroutines that nobody closed or awaited. Under the virtual clock all of
+# these are ours, and the collector runs after each test; in real time it may run late, in another test's time.
 LATE = (":pytest.PytestUnraisableExceptionWarning", ":ResourceWarning", ".*was never awaited:RuntimeWarning")
 torch.set_num_threads(1)  # here, so that it does not depend on which modules of tests are imported first
 
@@ -65,9 +65,26 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Outside of the folders for real time, a coroutine that is a test runs under the virtual clock."""
-    if _is_real(item) or item.get_closest_marker("threads"):
+    if _is_real(item):
         return {"real": asyncio.new_event_loop}
     return {"virtual": VirtualTimeLoop}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`long_but` names cases by their ids: one that is changed must not leave the gate in silence."""
+    if any("::" in argument for argument in config.args):
+        return
+    ids: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in items:
+        if (marked := item.get_closest_marker("long_but")) and isinstance(item, pytest.Function):
+            name = item.nodeid.partition("[")[0]
+            ids.setdefault(name, set()).add(item.callspec.id)
+            named.setdefault(name, set()).update(marked.args)
+    lost = {name: sorted(named[name] - ids[name]) for name in ids if named[name] - ids[name]}
+    if lost:
+        raise pytest.UsageError(f"long_but names cases that are not there: {lost}")
 
 
 def _is_real(item: pytest.Item) -> bool:
@@ -75,15 +92,16 @@ def _is_real(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is alive now stays: each test's own garbage is then found in a millisecond or two."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _garbage_is_charged_to_who_made_it() -> Iterator[None]:
+    """What is alive after a test stays out of later collections, which so take a millisecond and not a hundred."""
     yield
     gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

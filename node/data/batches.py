@@ -70,7 +70,7 @@ class Position:
 
 @dataclass
 class TokenisingTally:
-    """What one line of batches has tokenised, and in how much time by `clock`; the thread that makes them writes it."""
+    """What one line of batches has tokenised, and in how much time by `clock`; the thread that makes it writes."""
 
     clock: Callable[[], float] = time.perf_counter
     documents: int = 0
@@ -106,7 +106,12 @@ class TrainingData:
             )
 
     def batches(
-        self, run_id: str, peer_id: str, manifest: Manifest, position: Position, tally: TokenisingTally | None = None
+        self,
+        run_id: str,
+        peer_id: str,
+        manifest: Manifest,
+        position: Position,
+        tally: TokenisingTally | None = None,
     ) -> Iterator[tuple[Batch, Position]]:
         """Microbatches for ever, seeded by (run, peer), from `position` on, each with the position after it.
 

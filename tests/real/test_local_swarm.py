@@ -54,11 +54,11 @@ def said(directory: Path) -> str:
 @pytest.mark.timeout(patience(900))
 def test_a_short_swarm_trains_and_exports(tmp_path: Path) -> None:
     """In the gate: nothing here depends on how fast it goes."""
-    process = start(tmp_path, "--steps", "60", "--validation-sequences", "16")
+    process = start(tmp_path, "--steps", "60", "--replicas", "2", "--validation-sequences", "16")
     assert process.wait(patience(840)) == 0, said(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["complete"]
-    assert sorted(summary["nodes"]) == ["s0r0", "s0r1", "s0r2", "s1r0", "s1r1", "s1r2"]
+    assert sorted(summary["nodes"]) == ["s0r0", "s0r1", "s1r0", "s1r1"]
     assert summary["validation_loss"][-1][2] < summary["validation_loss"][0][2]
     assert summary["export"]["difference"] < 1e-3
 

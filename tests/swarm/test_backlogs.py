@@ -69,10 +69,12 @@ async def share_of_one(handler: Handler) -> float:
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
+@pytest.mark.long
 def test_one_with_much_to_do_is_passed_by() -> None:
     assert run_swarm(share_of_one(lambda request: always(1e6))) < MOST_LEFT
 
 
+@pytest.mark.long
 def test_one_that_always_says_that_it_has_nothing_to_do_gets_at_most_twice_a_fair_share() -> None:
     assert 1 / REPLICAS < run_swarm(share_of_one(lambda request: always(0.0))) <= 2 / REPLICAS * 1.05
 

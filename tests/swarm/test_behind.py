@@ -59,6 +59,7 @@ async def announce_liar(swarm: SimulatedSwarm, liar: Rpc, round_: int) -> None:
     await liar.transport.put(key, record.to_bytes(), 1_000.0, 5.0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_liar_makes_no_mature_replica_download() -> None:
     """It refuses proposals with "stale", proposes with round 10^6, and says so in its record."""

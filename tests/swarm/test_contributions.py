@@ -60,6 +60,7 @@ def test_what_was_given_adds_up_over_lives_and_outlasts_the_giver(tmp_path: Path
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_node_that_lies_about_its_own_is_not_believed() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)

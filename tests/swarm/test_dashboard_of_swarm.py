@@ -27,6 +27,7 @@ async def watched_swarm(replicas: int, **settings: Any) -> AsyncIterator[tuple[S
     await swarm.leave()
 
 
+@pytest.mark.long
 def test_the_board_shows_who_trains_who_sends_to_whom_and_who_averages_with_whom() -> None:
     async def main() -> None:
         async with watched_swarm(2) as (swarm, board):
@@ -50,6 +51,7 @@ def test_the_board_shows_who_trains_who_sends_to_whom_and_who_averages_with_whom
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_killed_node_is_seen_within_fifteen_seconds_and_gone_once_its_record_is_over() -> None:
     async def main() -> None:
         async with watched_swarm(2) as (swarm, board):

@@ -93,6 +93,7 @@ def test_newcomers_that_start_together_spread_over_the_stages() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_newcomer_takes_the_stage_that_needs_replicas_most() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)

@@ -181,7 +181,7 @@ LIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.long_but("scaled", "in_one_position")
+@pytest.mark.long_but("scaled")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lie", LIES)
 def test_two_lying_donors_of_five_give_nothing(lie: Lie, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,6 +215,7 @@ def boast(node: Node) -> None:
     node.rpc.handle(GetStateIndex.answered_by(on_index), GetStatePiece.answered_by(on_piece))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_no_donor_says_alone_how_far_a_stage_is_that_began_lately() -> None:
     """Where all others are in their first rounds it would be the only one whose state is worth having."""
@@ -230,6 +231,7 @@ def test_no_donor_says_alone_how_far_a_stage_is_that_began_lately() -> None:
     assert downloaded["round"] < 10
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_export_takes_no_liars_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Although theirs come first."""

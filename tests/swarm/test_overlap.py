@@ -83,6 +83,7 @@ def test_streams_that_break_delay_a_round_and_no_more(mode: dict[str, Any]) -> N
     assert after < before - 2
 
 
+@pytest.mark.long
 def test_a_late_joiner_downloads_a_state_that_it_can_train_from() -> None:
     async def main() -> None:
         swarm = await training(2, step=22, inner__total_steps=FOREVER, outer__overlap="phi-early")

@@ -32,6 +32,7 @@ def test_a_microbatch_takes_as_long_as_the_scenarios() -> None:
     assert link_between(scenario(50, 1), None, 2, 1.0).latency == 0
 
 
+@pytest.mark.long
 def test_the_same_placement_gives_the_same_speed_and_better_links_more() -> None:
     near = tokens_per_second(scenario(5, 10), STAGE_OF, TRIAL)
     assert tokens_per_second(scenario(5, 10), STAGE_OF, TRIAL) == near
@@ -39,6 +40,7 @@ def test_the_same_placement_gives_the_same_speed_and_better_links_more() -> None
     assert tokens_per_second(scenario(5, 0.2), STAGE_OF, TRIAL) < 0.7 * near
 
 
+@pytest.mark.long
 def test_a_faster_device_trains_more() -> None:
     trial = replace(TRIAL, steps=6)
     slow = tokens_per_second(scenario(1, 100), STAGE_OF, trial)

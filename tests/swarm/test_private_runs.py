@@ -189,6 +189,7 @@ def test_who_is_revoked_is_out_within_a_minute_and_the_others_go_on(how: str) ->
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_liar_that_stays_after_it_was_revoked_is_answered_nothing() -> None:
     async def main() -> None:
         swarm = private_swarm(limits__record_lifetime=120.0)

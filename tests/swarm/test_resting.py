@@ -116,6 +116,7 @@ def test_a_node_that_rests_leaves_and_one_that_has_finished_rests(tmp_path: Path
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_it_rests_while_somebody_wants_it_to() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)
@@ -147,6 +148,7 @@ def test_asked_before_it_has_a_stage_it_rests_as_soon_as_it_can(tmp_path: Path) 
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_outside_of_its_hours_a_node_rests_and_it_joins_within_them(tmp_path: Path) -> None:
     """The wall clock is made up; what the node does by it is real."""
     noon, night = datetime(2026, 11, 24, 12, 0), datetime(2026, 11, 24, 23, 0)
@@ -189,6 +191,7 @@ async def everyone_goes_on_but(swarm: SimulatedSwarm, number: int) -> None:
     await until(lambda: all(step_of(swarm.nodes[n]) >= before + 10 for n, before in others.items()))
 
 
+@pytest.mark.long
 def test_others_are_told_of_a_lower_capacity() -> None:
     async def main() -> None:
         swarm = await training(2, step=10, inner__total_steps=FOREVER)

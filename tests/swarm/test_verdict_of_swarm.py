@@ -49,6 +49,7 @@ def test_a_stage_that_loses_its_replicas_one_by_one_and_gets_one_back() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_stage_of_slow_machines_is_named() -> None:
     def takes(stage: int, priority: Priority) -> float:
         return WORK_SECONDS[priority] * (20 if stage == 1 else 1)
@@ -82,6 +83,7 @@ def test_replicas_that_are_too_far_apart() -> None:
     run_swarm(main())
 
 
+@pytest.mark.long
 def test_a_loss_that_rises_as_the_learning_rate_does() -> None:
     async def main() -> None:
         swarm = await training(

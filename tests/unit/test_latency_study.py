@@ -163,6 +163,7 @@ def results(told: Told, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long
 def test_the_tables_say_where_the_factor_of_ten_comes_from(told: Told) -> None:
     _, output, _ = told("--replicas", "1024", "--sigma", "0,1")
     assert "20 / 2 = 10" in " ".join(output.split())

@@ -56,6 +56,7 @@ def test_the_table_names_stages_places_and_cost() -> None:
     assert "COMM" in run("--objective", "dtfm").stdout
 
 
+@pytest.mark.long
 def test_methods_are_compared_over_seeds() -> None:
     answer = run("--objective", "dtfm", "--compare", "--seeds", "2")
     assert answer.exit_code == 0, answer.output

@@ -83,6 +83,7 @@ def test_newcomers_take_the_places_of_those_that_are_gone() -> None:
     assert "dead members that views still hold" not in names(broken(checks))
 
 
+@pytest.mark.long
 def test_the_halves_of_a_cut_network_train_and_come_together() -> None:
     scenario = small(minutes=14.0).model_dump()
     scenario["network"]["partitions"] = [{"minute": 4.0, "minutes": 4.0}]
@@ -96,6 +97,7 @@ def test_the_halves_of_a_cut_network_train_and_come_together() -> None:
 # --- bugs planted by hand -----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_pairing_that_prefers_the_lowest_id_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def lowest(self: Pairing, candidates: Sequence[PeerId], here: RoundProgress) -> Proposal | None:
         class Lowest(random.Random):
@@ -116,6 +118,7 @@ def test_a_pairing_that_prefers_the_lowest_id_is_caught(monkeypatch: pytest.Monk
     assert ASKED not in healthy
 
 
+@pytest.mark.long
 def test_a_view_that_never_forgets_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(self: View, found: Any) -> None:
         take(self, [Member(m.peer, m.announcement, m.expires, kept=1e9) for m in found])
@@ -126,6 +129,7 @@ def test_a_view_that_never_forgets_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert "dead members that views still hold" in names(broken(simulated(scenario)[2]))
 
 
+@pytest.mark.long
 def test_routing_by_the_order_of_names_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(
         self: Router,

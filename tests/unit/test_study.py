@@ -78,6 +78,7 @@ def test_a_study_goes_on_where_it_stopped_and_repeats_itself(tmp_path: Path) -> 
     assert row["loss_deviation"] != 0
 
 
+@pytest.mark.long
 def test_the_codecs_between_stages_are_facts_and_an_outcome_is_found_by_its_setting(tmp_path: Path) -> None:
     file = tmp_path / "study.jsonl"
     told: list[int] = []

@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +185,19 @@ def test_time_that_is_not_computed_goes_to_the_first_cause_that_fits(tmp_path: P
 
 
 # --- libraries ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
 
 
 @pytest.mark.usefixtures("logging_restored")
