@@ -7,7 +7,7 @@ import time
 from node import cli, service
 from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
 
-SECONDS = 90.0
+SECONDS = 15.0
 
 
 class SlowStageWork(StageWork):

@@ -19,7 +19,7 @@ import pytest
 
 from tests.real.daemons import Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
-CABLE = {"noloco-a": "10.77.0.1", "noloco-b": "10.77.0.2"}
+CABLE = {f"noloco-a{os.getpid()}": "10.77.0.1", f"noloco-b{os.getpid()}": "10.77.0.2"}
 
 
 @dataclass
@@ -87,7 +87,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 @pytest.mark.timeout(420)
 def test_a_run_survives_its_members_its_seed_peer_and_a_power_cut(site: Site) -> None:
     seed, address = site.seed()
-    nodes = [site.node(f"node{i}", i, "--join", address) for i in range(4)]
+    nodes = [site.node(f"node{i}", i, "--join", address, "--stage", str(i // 2)) for i in range(4)]
     for node in nodes:
         node.wait_for_step(40)
     assert Counter(node.stage for node in nodes) == {0: 2, 1: 2}

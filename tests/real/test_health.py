@@ -74,7 +74,7 @@ def test_a_daemon_that_was_killed_does_not_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\n", b"[1]\n", b"x" * 100_000])
 def test_an_answer_that_is_none_does_not_pass(tmp_path: Path, answer: bytes) -> None:
-    path = Path("/tmp") / f"noloco-{tmp_path.name}.sock"
+    path = Path(tempfile.mkdtemp(dir="/tmp")) / "socket"  # the name of a socket must be short
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
@@ -93,6 +93,7 @@ def test_an_answer_that_is_none_does_not_pass(tmp_path: Path, answer: bytes) -> 
             asyncio.run(check())
         finally:
             path.unlink()
+            path.parent.rmdir()
 
 
 def test_nodes_of_several_devices_are_all_asked(tmp_path: Path) -> None:

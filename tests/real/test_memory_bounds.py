@@ -20,6 +20,7 @@ from protocol.peer_limits import places_for
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.base import Stream, Transport
 from tests.real.test_libp2p_transport import OnLoopback, pid_of
+from tests.transport_network import DEADLINE, PATIENCE
 
 PAYLOAD = 4 << 20
 STREAMS = 4
@@ -44,7 +45,8 @@ class Attacked:
     async def grown_while(self, write: Callable[[Stream], Awaitable[None]]) -> int:
         """Run `write` on several streams until all of them are stuck; by how many bytes the node has grown."""
         streams = [
-            await self.attacker.open(self.node.peer_id, Traffic.STATE.protocol, 5.0) for _ in range(STREAMS)
+            await self.attacker.open(self.node.peer_id, Traffic.STATE.protocol, DEADLINE)
+            for _ in range(STREAMS)
         ]
         before = self.memory()
         writers = [asyncio.ensure_future(write(stream)) for stream in streams]
@@ -76,7 +78,7 @@ async def attacked(folder: Path) -> AsyncIterator[Attacked]:
 
         rpc.handle(Ready.answered_by(answer, Traffic.STATE))
         await rpc.start()
-        assert await attacker.connect(node.addresses(), 5.0) == [node.peer_id]
+        assert await attacker.connect(node.addresses(), DEADLINE) == [node.peer_id]
         try:
             yield scene
         finally:
@@ -131,12 +133,14 @@ def test_coming_back_with_new_streams_brings_no_new_places(tmp_path: Path) -> No
 
             scene.rpc.handle(Ready.answered_by(never, Traffic.STATE))
             places = places_for(PAYLOAD)
-            for _ in range(3):
-                stream = await scene.attacker.open(scene.node.peer_id, Traffic.STATE.protocol, 5.0)
+            for turn in range(3):
+                stream = await scene.attacker.open(scene.node.peer_id, Traffic.STATE.protocol, DEADLINE)
                 await keep_asking(stream, [], places - 1)
-                await asyncio.sleep(0.2)
+                async with asyncio.timeout(PATIENCE):
+                    while scene.begun < (places if turn else places - 1):  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
                 stream.close()
-                await asyncio.sleep(0.2)
+            await asyncio.sleep(QUIET)  # and no more come
             assert scene.begun == places
 
     uvloop.run(main())

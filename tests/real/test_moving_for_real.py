@@ -40,10 +40,10 @@ gamma = 0.7
 inner_steps = 25
 
 [limits]
-record_lifetime = 3.0
+record_lifetime = 10.0
 """
 REPLICAS = 3
-TO_SERVE, TO_MOVE = 120.0, 90.0  # seconds at most, on a machine that may have other things to do
+TO_SERVE, TO_MOVE = 120.0, 180.0  # seconds at most, on a machine that may have other things to do
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def nodes(tmp_path: Path) -> Iterator[list[NodeDaemon]]:
             daemon.kill()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_real_node_moves_to_the_stage_that_lost_most_of_its_replicas(nodes: list[NodeDaemon]) -> None:
     stages = [[node for node in nodes if node.stage == stage] for stage in range(2)]
     # by their number: on a busy machine they are not always three and three

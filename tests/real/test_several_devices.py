@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from node.machine.processes import EXIT_INTERRUPTED
-from tests.real.daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
+from tests.real.daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, wait_until
 
 
 @pytest.fixture
@@ -52,5 +52,5 @@ def test_a_second_ctrl_c_leaves_no_process_behind(both: NodeDaemon) -> None:
     both.signal(signal.SIGINT)
     time.sleep(1.0)  # or the two signals are one
     both.signal(signal.SIGINT)
-    assert both.process.wait(20.0) == EXIT_INTERRUPTED
+    assert both.process.wait(PATIENCE) == EXIT_INTERRUPTED
     assert wait_until(lambda: not any(node.is_running() for node in nodes))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from protocol.manifest import preset_text
-from tests.real.daemons import NodeDaemon, SeedDaemon
+from tests.real.daemons import PATIENCE, NodeDaemon, SeedDaemon
 
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"
 
@@ -163,7 +163,7 @@ def test_the_first_interrupt_leaves_and_the_second_ends_at_once(seed: SeedDaemon
     node.signal(signal.SIGINT)
     node.wait_for("Leaving")
     node.signal(signal.SIGINT)
-    assert node.process.wait(5) == 130
+    assert node.process.wait(PATIENCE) == 130
     graceful = NodeDaemon(tmp_path / "other", "--join", seed.join_address(), "--stage", "1")
     graceful.wait_for_event("serving")
     assert graceful.leave() == 0, graceful.output

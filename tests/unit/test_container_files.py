@@ -48,7 +48,7 @@ def test_a_lock_has_what_the_project_needs_with_hashes_and_from_anywhere(lock: s
     versions = {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in wanted}
     assert not {"torch", "triton"} & set(versions)
     assert not any(name.startswith("nvidia-") for name in versions)
-    versions["torch"] = torch_of_development()
+    versions[canonicalize_name("torch")] = torch_of_development()
     for one in needed(extra):
         if one.marker is None or one.marker.evaluate(here):
             assert one.specifier.contains(versions[canonicalize_name(one.name)]), one
