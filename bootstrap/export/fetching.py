@@ -91,7 +91,7 @@ async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequ
             + "\nTry again; started again with the same --out an export goes on where it stopped."
         )
     if not found:
-        raise JoinError(f"No live peer serves stage {stage} of {stages}. Wait until one has joined.")
+        raise observer.nobody_at(stage)
     return found
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import random
+import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from node.membership.discovery import read_whole_stage
+from node.membership.discovery import DHT_DEADLINE, read_whole_stage
 from node.membership.entry import enter
-from node.membership.joining import DIAL_DEADLINE, greet, payload_limits
+from node.membership.joining import DIAL_DEADLINE, HELLO_DEADLINE, greet, payload_limits
 from node.membership.view import Member, View
 from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
@@ -33,9 +35,13 @@ from protocol.supervision import all_of
 from protocol.transport.base import PeerId, Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
+logger = logging.getLogger(__name__)
+
 STATS_DEADLINE = 3.0
 ASKED_AT_ONCE = 32
-SURVEY_SECONDS = 12.0  # a peer asked in vain takes 3 of them, and greeting it again may take as many
+# As long as joining looks: dialling, greeting, and the looks of a machine that has other things to do
+SURVEY_SECONDS = DIAL_DEADLINE + HELLO_DEADLINE + DHT_DEADLINE
+TOLD_SECONDS = 3.0  # of looking, after which a visitor says what it looks for
 PAUSE_SECONDS = 0.5  # between looks, and before a route is asked again
 ROUTE_TRIES = 3
 PIECES_SAMPLED = 4  # of a stage, for the spread
@@ -51,13 +57,20 @@ class Sighting:
 
 
 class Observer:
-    """Mutable state: the view of the swarm's records."""
+    """A visitor's view of the swarm's records, and how long it has looked for what it misses.
 
-    def __init__(self, transport: Transport, rpc: Rpc, signed: SignedManifest) -> None:
+    It `tell`s what it waits for.
+    """
+
+    def __init__(
+        self, transport: Transport, rpc: Rpc, signed: SignedManifest, tell: Callable[[str], None] = logger.info
+    ) -> None:
         self.transport = transport
         self.rpc = rpc
         self.signed = signed
         self.view = View(most=MOST_SHOWN)
+        self._tell = tell
+        self._looked = 0.0  # seconds of the last survey
         rpc.limit(payload_limits(signed.manifest))
 
     @property
@@ -88,13 +101,27 @@ class Observer:
 
         A visitor that has just come, or one to a swarm that has just started, does not find all records at once.
         """
-        ends = asyncio.get_running_loop().time() + SURVEY_SECONDS
+        loop, told = asyncio.get_running_loop(), False
+        began = loop.time()
         while True:
             sightings = await self.look()
-            seen = {sighting.member.announcement.stage for sighting in sightings}
-            if len(seen) == self.manifest.stages or asyncio.get_running_loop().time() > ends:
+            self._looked = loop.time() - began
+            missing = set(range(self.manifest.stages)) - {seen.member.announcement.stage for seen in sightings}
+            if not missing or self._looked > SURVEY_SECONDS:
                 return sightings
+            if not told and self._looked > TOLD_SECONDS:
+                names = ", ".join(f"stage {stage}" for stage in sorted(missing))
+                self._tell(f"Found nobody at {names} so far; looking for {SURVEY_SECONDS:.0f} s at most.")
+                told = True
             await asyncio.sleep(PAUSE_SECONDS)
+
+    def nobody_at(self, stage: int) -> JoinError:
+        """What is said of a stage of which the last survey found no record."""
+        return JoinError(
+            f"Found no record of stage {stage} of {self.manifest.stages} in {self._looked:.0f} s: nobody serves it, "
+            "or its members cannot be found from here. `noloco status` shows who is there; try again once somebody "
+            "has joined."
+        )
 
     async def routes(self) -> list[list[PeerId]]:
         """Ways through the pipeline, replica i of every stage for the i-th; as many as the largest stage.
@@ -106,7 +133,7 @@ class Observer:
         holders = [self.view.holding(stage, now) for stage in range(stages)]
         for stage, holding in enumerate(holders):
             if not holding:
-                raise JoinError(f"No live peer serves stage {stage} of {stages}. Wait until one has joined.")
+                raise self.nobody_at(stage)
         return [[holding[i % len(holding)] for holding in holders] for i in range(max(map(len, holders)))]
 
     def hops_after_first(self, route: Sequence[PeerId]) -> list[str]:
@@ -146,7 +173,7 @@ async def visit(join: Sequence[str], token: str = "") -> AsyncIterator[Observer]
                 )
             greeting = await greet(rpc, transport, sorted(reached), None)
             await enter(rpc, greeting.signed, greeting.revoked, token, takes_part=False)
-            yield Observer(transport, rpc, greeting.signed)
+            yield Observer(transport, rpc, greeting.signed, lambda sentence: print(sentence, file=sys.stderr))
         finally:
             await rpc.close()
             await transport.close()
