@@ -15,7 +15,7 @@ COMPILE := uv pip compile pyproject.toml --python-version 3.11 --universal --upg
 # By uv, which takes a quarter of pip's time; by pip where uv cannot reach the index
 define install
 	$(BIN)/pip install --quiet --requirement $(LOCKS)/uv.txt
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock || \
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock || \
 	  $(BIN)/pip install --quiet --no-deps --require-hashes --requirement $(LOCKS)/$(1).lock
 	$(BIN)/pip install --quiet --requirement $(LOCKS)/torch.txt
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .

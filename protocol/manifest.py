@@ -70,6 +70,9 @@ class Data(Section):
     held_out: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     # bytes; longer texts are cut at line ends
     longest_document: Annotated[int, Field(ge=256, le=2**24)] = 16_384
+    # tokens whose sequences are shuffled among each other, so that those of a step come from many documents; a
+    # replica of stage 0 holds them twice, in 4 bytes each
+    shuffle_window: Annotated[int, Field(ge=1, le=2**28)] = 2**23
 
     @model_validator(mode="after")
     def _texts_end(self) -> Self:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from bootstrap.checking.report import TOLERABLE, AssumedLinks, Hop, MemoryFigures, Report
 from bootstrap.display import plain_table
+from node.data.batches import window_bytes
 from node.machine.limits import size
 from node.model.memory_model import backward_bytes, forward_bytes
 from node.model.stage import described_parameters
@@ -77,7 +78,8 @@ def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[s
         said["pipeline"] = _pipeline(report.hop, report, manifest)
     said["memory"] = (
         "by formula, beside about 0.6 GiB of the program; a node measures before it serves, and gets by with "
-        'anything from "together" down to "at least".'
+        'anything from "together" down to "at least". '
+        f"Stage 0 holds {size(window_bytes(manifest.data))} of text beside it, to shuffle (data.shuffle_window)."
     )
     said["stability"] = _stability(report)
     if report.notes:

@@ -31,7 +31,7 @@ from protocol.transport.virtual_time import run_virtual
 CURVE_POINTS = 20
 CURVE_SEQUENCES = 64
 EVALUATED_AT_ONCE = 32
-DATA_ORDER = 2  # another one makes another loss: outcomes of before are not taken for those of now
+DATA_ORDER = 3  # another one makes another loss: outcomes of before are not taken for those of now
 OBSERVED_SECONDS = 0.1  # of virtual time, between looks at the progress
 
 # what people compare settings by, of the manifest's [outer] and [wire] and of the setting itself

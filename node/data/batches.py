@@ -4,8 +4,8 @@ Tokens of one document after another, each followed by the end of text, are cut 
 within documents and hold several. A sequence's labels are its inputs one token later, so the last label of one is the
 first input of the next: every token is an input once, and none is lost.
 
-Sequences are then shuffled among the others of a large block. Without that, the sequences of a step are neighbours in
-one document, and a step learns little more from ten of them than from one.
+Sequences are then shuffled among the others of a window of many documents. Without that, the sequences of a step are
+neighbours in one document, and a step learns little more from ten of them than from one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,14 +23,13 @@ from torch import Tensor
 
 from node.data.documents import DocumentOrder, Documents
 from protocol.errors import DataError
-from protocol.manifest import Manifest
+from protocol.manifest import Data, Manifest
 
 if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does without tokenizers
     from node.data.tokenizer import Ids, Tokenizer
 
 TOKENISED_AT_ONCE = 16  # documents: enough to occupy all cores, few enough that little is made in vain
-# shuffled among each other: some hundred documents; a block and the next one take 16 MB
-BLOCK_TOKENS, BLOCK_SEQUENCES = 2**21, 2**14
+WINDOWS_HELD = 2  # the one that is drawn from and the next one, which is filled meanwhile
 SPREAD = 8  # of all held-out sequences read, one in so many is measured on where not all are asked for
 
 Read: TypeAlias = Callable[[int, int], Iterator[str]]  # the documents of an epoch, from a number on
@@ -41,7 +40,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and labels, int64 [sequences,
 class Position:
     """Where a volunteer is in its corpus; a few numbers that are kept with the checkpoint.
 
-    The block of sequences that is drawn from begins at token `token` of the `document`-th document of epoch `epoch`,
+    The window of sequences that is drawn from begins at token `token` of the `document`-th document of epoch `epoch`,
     in the order in which this volunteer trains on them; `drawn` of its sequences were trained on. `corpus` is the
     identity of what was counted.
     """
@@ -79,9 +78,8 @@ class TokenisingTally:
     seconds: float = 0.0
 
     def rate(self) -> tuple[float, float]:
-        """Bytes and tokens in a second of tokenising."""
-        seconds = max(self.seconds, 1e-9)
-        return self.nbytes / seconds, self.tokens / seconds
+        """Bytes and tokens in a second of tokenising; zeros where it took no time that the clock could tell."""
+        return (self.nbytes / self.seconds, self.tokens / self.seconds) if self.seconds else (0.0, 0.0)
 
 
 class TrainingData:
@@ -124,7 +122,7 @@ class TrainingData:
 
         tokens, size = manifest.data.sequence_tokens, manifest.inner.sequences
         packed = sequences(read, self._tokenizer, tokens, replace(position, drawn=0), tally)
-        line = shuffled(packed, position, (run_id, peer_id), block_sequences(tokens))
+        line = shuffled(packed, position, (run_id, peer_id), window_sequences(manifest.data))
         while True:
             drawn = list(islice(line, size))
             yield batch_of([ids for ids, _ in drawn]), drawn[-1][1]
@@ -186,49 +184,65 @@ def sequences(
         yield joined, replace(held[0].position, token=skip)
 
 
-@dataclass
-class _Block:
-    """Mutable while it is filled: sequences in a row from `start` to `end`, which are shuffled among each other."""
+class _Window:
+    """At most `most` sequences in a row from `start` to `end`, which are shuffled among each other."""
 
-    start: Position
-    end: Position
-    rows: list[Ids] = field(default_factory=list)
+    def __init__(self, start: Position, most: int) -> None:
+        self.start = self.end = start
+        self.count = 0
+        self._most = most
+        self._rows: Ids | None = (
+            None  # [most, tokens + 1]; of memory that is not written to, the system gives none
+        )
 
-    def is_whole(self, most: int) -> bool:
-        """An epoch's last block is shorter, so that small corpora are not read many times over to fill one."""
-        return len(self.rows) >= most or self.end.epoch > self.start.epoch
+    def is_whole(self) -> bool:
+        """An epoch's last window is shorter, so that small corpora are not read many times over to fill one."""
+        return self.count >= self._most or self.end.epoch > self.start.epoch
 
     def add(self, line: Iterator[tuple[Ids, Position]]) -> None:
         row, self.end = next(line)
-        self.rows.append(row.copy())  # it is a view of whole documents
+        if self._rows is None:
+            self._rows = np.empty((self._most, len(row)), np.int32)
+        self._rows[self.count] = row
+        self.count += 1
+
+    def row(self, number: int) -> Ids:
+        assert self._rows is not None
+        return self._rows[number]
 
 
-def block_sequences(tokens: int) -> int:
-    """How many sequences of `tokens` are shuffled among each other."""
-    return min(BLOCK_SEQUENCES, max(1, BLOCK_TOKENS // tokens))
+def window_sequences(data: Data) -> int:
+    """How many sequences are shuffled among each other."""
+    return max(1, data.shuffle_window // data.sequence_tokens)
+
+
+def window_bytes(data: Data) -> int:
+    """Memory of a stage-0 replica for its windows, at most: tokens of 4 bytes, one more for each sequence."""
+    return WINDOWS_HELD * window_sequences(data) * (data.sequence_tokens + 1) * np.dtype(np.int32).itemsize
 
 
 def shuffled(
     line: Iterator[tuple[Ids, Position]], position: Position, seed: tuple[object, ...], most: int
 ) -> Iterator[tuple[Ids, Position]]:
-    """The sequences of `line` in a random order within blocks of `most`, each with the position after it.
+    """The sequences of `line` in a random order within windows of `most`, each with the position after it.
 
-    `line` begins where the block of `position` does; what was drawn of that is passed over. The next block is
-    filled while one is drawn from, so nothing waits for it.
+    `line` begins where the window of `position` does; what was drawn of that is passed over. The next window is
+    filled while one is drawn from, so nothing waits for it. A position that was kept where windows had another size
+    lies in the window that begins where its own did.
     """
     start, drawn = replace(position, drawn=0), position.drawn
-    block = _Block(start, start)
+    window = _Window(start, most)
     while True:
-        while not block.is_whole(most):
-            block.add(line)
-        following, count = _Block(block.end, block.end), len(block.rows)
-        order = DocumentOrder(count, (*seed, *asdict(block.start).values()))
-        for place in range(drawn, count):
-            if not following.is_whole(most):
+        while not window.is_whole():
+            window.add(line)
+        following = _Window(window.end, most)
+        order = DocumentOrder(window.count, (*seed, *asdict(window.start).values()))
+        for place in range(drawn, window.count):
+            if not following.is_whole():
                 following.add(line)
-            after = replace(block.start, drawn=place + 1) if place + 1 < count else block.end
-            yield block.rows[order[place]], after
-        block, drawn = following, 0
+            after = replace(window.start, drawn=place + 1) if place + 1 < window.count else window.end
+            yield window.row(order[place]), after
+        window, drawn = following, 0
 
 
 def _pieces(read: Read, tokenizer: Tokenizer, position: Position, tally: TokenisingTally) -> Iterator[_Piece]:

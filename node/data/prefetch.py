@@ -157,9 +157,10 @@ class FeedReport:
         self._next = now + TOLD_SECONDS
         (nbytes, tokens), waited = tally.rate(), self._feed.waited()
         position = self._feed.position()
+        speed = f"tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); " if nbytes else ""
         self._events.say(
-            f"Data: tokenising at {nbytes / 1e6:.1f} MB/s ({tokens:,.0f} tokens/s); training waited for it "
-            f"{waited:.2%} of the time. Epoch {position.epoch}, document {position.document:,}.",
+            f"Data: {speed}training waited for it {waited:.2%} of the time. Epoch {position.epoch}, document "
+            f"{position.document:,}.",
             "data",
             bytes_per_second=round(nbytes),
             tokens_per_second=round(tokens),

@@ -32,7 +32,7 @@ TASKS = [
     "node.rounds.contribution.OutgoingUpdate.encode",
     "node.rounds.exchange.Exchange.receive",
     "node.pipeline.pipeline.Pipeline.train",
-    "node.pipeline.routing.Router.choose",
+    "node.pipeline.routing.Router.choose_some",  # with one peer alone nothing is chosen
     "node.model.stage_work.StageWork.forward",
     "node.model.stage_work.StageWork.backward",
     "node.model.stage_work.StageWork.last_stage",

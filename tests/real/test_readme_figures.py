@@ -1,0 +1,38 @@
+"""What the README shows of `make swarm` is what the command prints today."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.patience import patience
+from tests.real.test_local_swarm import said, start
+
+README = Path(__file__).parents[2] / "README.md"
+FIGURES = (
+    r"validation loss +start (?P<start>[\d.]+) +end (?P<end>[\d.]+) nats per byte"
+    r"\s+same text +unigram (?P<unigram>[\d.]+) +bigram (?P<bigram>[\d.]+)"
+    r"[^\n]*\s+trained +(?P<tokens>[\d,]+) tokens"
+)
+APART = 0.05  # of the README's figure
+JUMP = 0.15  # nats, of the losses shown one after another in the second half
+
+
+def figures(text: str) -> dict[str, float]:
+    found = re.search(FIGURES, text)
+    assert found is not None, text
+    return {name: float(value.replace(",", "")) for name, value in found.groupdict().items()}
+
+
+@pytest.mark.timeout(patience(900))
+def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    assert process.wait(patience(840)) == 0, said(tmp_path)
+    shown = figures(README.read_text(encoding="utf-8"))
+    assert figures(said(tmp_path)) == pytest.approx(shown, rel=APART)
+    losses = [loss for _, _, loss in json.loads((tmp_path / "summary.json").read_text())["validation_loss"]]
+    last = losses[len(losses) // 2 :]
+    assert max(abs(one - other) for one, other in zip(last, last[1:], strict=False)) < JUMP
