@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,4 +36,4 @@ def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
     assert figures(said(tmp_path)) == pytest.approx(shown, rel=APART)
     losses = [loss for _, _, loss in json.loads((tmp_path / "summary.json").read_text())["validation_loss"]]
     last = losses[len(losses) // 2 :]
-    assert max(abs(one - other) for one, other in zip(last, last[1:], strict=False)) < JUMP
+    assert max(abs(one - other) for one, other in pairwise(last)) < JUMP
