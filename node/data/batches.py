@@ -177,11 +177,15 @@ def sequences(
         while length <= tokens:
             held.append(next(pieces))
             length += len(held[-1].ids)
-        joined = np.concatenate([piece.ids for piece in held])[skip : skip + tokens + 1]
+        ids = held[0].ids  # most sequences are within one document
+        if len(ids) < skip + tokens + 1:
+            ids = np.concatenate([piece.ids for piece in held])
+        row = ids[skip : skip + tokens + 1]
         skip, length = skip + tokens, length - tokens
         while skip >= len(held[0].ids):
             skip -= len(held.popleft().ids)
-        yield joined, replace(held[0].position, token=skip)
+        at = held[0].position
+        yield row, Position(at.corpus, at.epoch, at.document, skip, at.drawn)
 
 
 class _Window:
