@@ -25,7 +25,7 @@ from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, trans
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
 from node.data.opening import LOCAL, DataPlan, open_data
-from node.data.sources import Document, documents_of, places_of
+from node.data.sources import Document, documents_in, places_of
 from node.data.tokenizer import FILE_NAME
 from node.machine.processes import in_background
 from node.model.stage import Stage, logits_through
@@ -261,7 +261,7 @@ def text_of_files(
     """
     batches: list[Batch] = []
     done = 0
-    for document in (document for place in places for document in documents_of(place, field)):
+    for document in documents_in(places, field):
         if limit is not None and done >= limit:
             break
         most = None if limit is None else (limit - done) * tokens + 1
