@@ -13,7 +13,7 @@ import typer
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
-from node.command import Version, fail, run_async
+from node.command import App, Version, fail, run_async
 from node.machine.limits import require_port
 from node.machine.listening import require_place
 from node.membership.outside import announced
@@ -21,9 +21,7 @@ from node.watch.events import set_up_logging
 from protocol.errors import NolocoError
 from protocol.manifest import PRESETS
 
-app = typer.Typer(
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+app = App(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (init, invite, delegate, revoke):

@@ -11,6 +11,7 @@ from node.data.batches import TrainingData
 from node.data.documents import Documents, Split, StreamedDocuments, stored_documents
 from node.data.sources import HUB, HubStream
 from node.data.tokenizer import load_tokenizer
+from node.machine.home import at_home
 from protocol.errors import DataError
 from protocol.manifest import BYTES, Manifest
 
@@ -41,7 +42,7 @@ class DataPlan:
 
 def default_cache() -> Path:
     """Where tools keep documents that belong to no node: the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noloco" / "documents"
+    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "noloco" / "documents"
 
 
 def token_name(manifest: Manifest) -> str:

@@ -35,6 +35,7 @@ from node.data.rows import (
     mended,
     parquet_texts,
 )
+from node.machine.home import at_home
 from node.machine.limits import optional
 from protocol.errors import DataError
 
@@ -76,9 +77,9 @@ def files_of(entry: str) -> list[Path]:
     `**` recurses, ~ is the home folder. Raises `DataError` for what is missing, unreadable, or named and empty.
     """
     try:
-        found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(Path(entry).expanduser())
+        found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(at_home(entry))
         return [path for path in found if path.stat().st_size]
-    except (OSError, RuntimeError, ValueError) as error:  # as of an unknown ~user, or a NUL in the path
+    except (OSError, ValueError) as error:  # as of a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"Cannot read {entry!r} ({reason}). Check the path and its permissions.") from error
 
@@ -104,18 +105,10 @@ def places_of(entries: Sequence[str]) -> list[Path]:
     """The files and dataset directories that the entries name, each once. Raises `DataError`."""
     places: dict[str, Path] = {}
     for entry in entries:
-        path = expanded(entry)
+        path = at_home(entry)
         for place in [path] if is_dataset_directory(path) else files_of(entry):
             places.setdefault(os.path.realpath(place), place)
     return list(places.values())
-
-
-def expanded(entry: str) -> Path:
-    """The path, with ~ for a home folder. Raises `DataError` for an unknown user's."""
-    try:
-        return Path(entry).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"Cannot read {entry!r} ({error}). Check the path and its permissions.") from None
 
 
 class Damage:
