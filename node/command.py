@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -55,6 +56,13 @@ class App(typer.Typer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
+
+    def __call__(self, *given: Any, **settings: Any) -> Any:
+        if isinstance(
+            sys.stdout, io.TextIOWrapper
+        ):  # of a path or a text that is not UTF-8, as on standard error
+            sys.stdout.reconfigure(errors="backslashreplace")
+        return super().__call__(*given, **settings)
 
     def command(self, *given: Any, **settings: Any) -> Callable[[Command], Command]:
         register = super().command(*given, **settings)
