@@ -12,7 +12,7 @@ import typer
 
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
-from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
+from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import App, Version, fail, run_async
 from node.machine.limits import require_port
 from node.machine.listening import require_place
@@ -34,7 +34,7 @@ def bootstrap(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: OwnManifest = None,
     tokenizer: RunTokenizer = "",
-    end_of_text: Annotated[str, typer.Option(help="The tokenizer's end-of-text token, if unusual.")] = "",
+    end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",

@@ -30,7 +30,14 @@ from node.data.tokenizer import FILE_NAME
 from node.machine.processes import in_background
 from node.model.stage import Stage, logits_through
 from protocol.codec import encode
-from protocol.errors import DataError, DeadlineExceeded, ManifestError, PeerUnreachable, Refused
+from protocol.errors import (
+    DataError,
+    DeadlineExceeded,
+    ManifestError,
+    NothingHeldOut,
+    PeerUnreachable,
+    Refused,
+)
 from protocol.manifest import BYTES, Data, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
 from protocol.supervision import all_of
@@ -79,8 +86,12 @@ class WantedLosses:
                 "This run trains on its volunteers' own text: name some with --data FILE, with --held-out for the "
                 "part of it that nobody trains on."
             )
-        corpus = open_data(manifest, DataPlan(self.data, self.field, self.cache), raw)
-        return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
+        corpus = open_data(manifest, DataPlan(self.data, self.field, self.cache, without_text=""), raw)
+        try:
+            return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
+        except NothingHeldOut as error:
+            whole = ", or leave out --held-out to measure on all of it" if self.data else ""
+            raise DataError(f"{error} Name {'more ' if self.data else ''}text with --data{whole}.") from None
 
 
 async def evaluate_swarm(
@@ -244,7 +255,7 @@ class MeasuredText:
 def held_out_text(
     manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
 ) -> MeasuredText:
-    """Held-out sequences, the same for everybody, in microbatches of the run's size."""
+    """Held-out sequences, the same for everybody, in microbatches of the run's size. Raises `NothingHeldOut`."""
     batches = data.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, sequences)
     return measured(list(batches), tokenizer)
 

@@ -159,9 +159,11 @@ class StoredDocuments:
 
 
 def stored_documents(
-    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path
+    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path, setting: str = "--data-cache"
 ) -> StoredDocuments:
     """The documents of what --data names, from the store in `cache`, which is made when there is none yet.
+
+    `setting` is by what whoever reads an error puts the store elsewhere.
 
     Documents are cut at `longest` bytes. Raises `DataError` with what to do; then no store is left behind.
     Processes that want the same store at the same time wait for the first one's.
@@ -178,7 +180,7 @@ def stored_documents(
     except OSError as error:
         advice = advice_for(error)
         raise DataError(
-            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another --data-cache."
+            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another {setting}."
         ) from None
 
 

@@ -20,11 +20,17 @@ LOCAL = "local"  # data.source of a run whose volunteers bring the text
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What a volunteer says of the data: --data, --text-field, and where documents are kept."""
+    """What a volunteer says of the data: --data, --text-field, and where documents are kept.
+
+    The rest is for advice, which differs between commands: the setting that puts the store elsewhere, and what else
+    can be done where text is missing.
+    """
 
     entries: tuple[str, ...]
     field: str
     cache: Path
+    cache_setting: str = "--data-cache"
+    without_text: str = ", or serve another --stage"
 
     def flags(self) -> list[str]:
         """These settings as flags of a node's command line."""
@@ -36,7 +42,7 @@ class DataPlan:
         if not self.entries and manifest.data.source == LOCAL:
             raise DataError(
                 f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
-                "(globs may be used, and --data may be given several times), or serve another --stage."
+                f"(globs may be used, and --data may be given several times){self.without_text}."
             )
 
 
@@ -66,7 +72,7 @@ def _documents(manifest: Manifest, plan: DataPlan) -> Documents:
     entries: Sequence[str] = plan.entries or (data.source,)
     longest, split = data.longest_document, Split(data.held_out)
     if not any(entry.startswith(HUB) for entry in entries):
-        return stored_documents(entries, plan.field, longest, split, plan.cache)
+        return stored_documents(entries, plan.field, longest, split, plan.cache, plan.cache_setting)
     if len(entries) > 1:
         raise DataError(f"A dataset of the Hub cannot be read beside others: give --data {HUB}NAME alone.")
     return StreamedDocuments(HubStream(entries[0].removeprefix(HUB), plan.field), longest, split)
