@@ -15,6 +15,7 @@ import uvloop
 from pydantic import BaseModel
 
 from node.machine.home import paths_at_home
+from node.machine.processes import without_named_locks
 from protocol.compatibility import PROTOCOL
 from protocol.errors import NolocoError, UserError
 from protocol.supervision import Work
@@ -58,6 +59,7 @@ class App(typer.Typer):
         super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
 
     def __call__(self, *given: Any, **settings: Any) -> Any:
+        without_named_locks()
         if isinstance(
             sys.stdout, io.TextIOWrapper
         ):  # of a path or a text that is not UTF-8, as on standard error
