@@ -91,7 +91,9 @@ def test_unusable_files_are_named_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=message):
             files_of(str(tmp_path / name))
     for look in (files_of, lambda entry: places_of([entry])):
-        with pytest.raises(UserError, match=r"no user of this machine .* ~nobody-here/a\.txt\. Check the name"):
+        with pytest.raises(
+            UserError, match=r"no user of this machine .* ~nobody-here/a\.txt\. Check the name"
+        ):
             look("~nobody-here/a.txt")
     for entries in ([str(tmp_path / "e*.txt")], []):
         with pytest.raises(DataError, match="no text"):
