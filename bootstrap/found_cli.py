@@ -12,8 +12,8 @@ import typer
 
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
-from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
-from node.command import Version, fail, run_async
+from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
+from node.command import App, Version, fail, run_async
 from node.machine.limits import require_port
 from node.machine.listening import require_place
 from node.membership.outside import announced
@@ -21,9 +21,7 @@ from node.watch.events import set_up_logging
 from protocol.errors import NolocoError
 from protocol.manifest import PRESETS
 
-app = typer.Typer(
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+app = App(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (init, invite, delegate, revoke):
@@ -36,7 +34,7 @@ def bootstrap(
     preset: Annotated[str | None, typer.Option(help=f"One of: {', '.join(PRESETS)}.")] = None,
     manifest: OwnManifest = None,
     tokenizer: RunTokenizer = "",
-    end_of_text: Annotated[str, typer.Option(help="The tokenizer's end-of-text token, if unusual.")] = "",
+    end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",

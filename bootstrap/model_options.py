@@ -16,6 +16,7 @@ OwnManifest = Annotated[Path | None, typer.Option(help="Your own manifest (TOML)
 RunTokenizer = Annotated[
     str, typer.Option(help="The run's tokenizer.json, or hub:NAME; default: bytes are tokens.")
 ]
+EndOfText = Annotated[str, typer.Option(help="The tokenizer's end-of-text token, if unusual.")]
 FromCheckpoint = Annotated[
     str | None, typer.Option(help="Hugging Face model to start from: a directory or a hub name.")
 ]

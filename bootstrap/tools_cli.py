@@ -6,8 +6,6 @@ The command modules hold options, and import what does the work when a command i
 
 from __future__ import annotations
 
-import typer
-
 from bootstrap.checking.manifest_cli import app as manifest_tools
 from bootstrap.dashboard.dashboard_cli import dashboard, watch
 from bootstrap.evaluation.eval_cli import evaluate
@@ -19,10 +17,10 @@ from bootstrap.local.swarm_cli import swarm
 from bootstrap.placement.plan_cli import plan
 from bootstrap.simulation.simulate_cli import app as simulate
 from bootstrap.trace_cli import show_trace
-from node.command import Version
+from node.command import App, Version
 from node.watch.events import set_up_logging
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+app = App(no_args_is_help=True)
 app.add_typer(manifest_tools, name="manifest")
 app.add_typer(simulate, name="simulate")
 app.add_typer(node_orders, name="node")

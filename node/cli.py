@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from node.command import Version, fail, options_from, run_async
+from node.command import App, Version, fail, options_from, run_async
 from node.config import MANIFEST_FILE, NO_ADDRESS, RARE, NodeConfig, build_config
 from node.data.sources import HUB, places_of
 from node.machine.limits import require_room_to_start
@@ -22,7 +22,7 @@ from node.watch.phases import Phases, told_while_importing
 from protocol.addresses import check_address
 from protocol.errors import JoinError, NolocoError
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
+app = App()
 
 
 @app.command(context_settings={"help_option_names": ["-h", "--help", "--help-all"]})

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import io
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 import uvloop
 from pydantic import BaseModel
 
+from node.machine.home import paths_at_home
+from node.machine.processes import without_named_locks
 from protocol.compatibility import PROTOCOL
 from protocol.errors import NolocoError, UserError
 from protocol.supervision import Work
 from protocol.version import own_version
 
 T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _print_version(wanted: bool) -> None:
@@ -45,6 +50,41 @@ def run_async(coroutine: Work[T]) -> T:
 def fail(error: NolocoError) -> NoReturn:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(error.exit_code if isinstance(error, UserError) else 1)
+
+
+class App(typer.Typer):
+    """A typer application for whose commands ~ stands for a home folder in every path, however it was given."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(pretty_exceptions_enable=False, rich_markup_mode=None, **settings)
+
+    def __call__(self, *given: Any, **settings: Any) -> Any:
+        without_named_locks()
+        if isinstance(
+            sys.stdout, io.TextIOWrapper
+        ):  # of a path or a text that is not UTF-8, as on standard error
+            sys.stdout.reconfigure(errors="backslashreplace")
+        return super().__call__(*given, **settings)
+
+    def command(self, *given: Any, **settings: Any) -> Callable[[Command], Command]:
+        register = super().command(*given, **settings)
+        return lambda function: register(_with_paths_at_home(function)) and function
+
+    def callback(self, *given: Any, **settings: Any) -> Callable[[Command], Command]:
+        register = super().callback(*given, **settings)
+        return lambda function: register(_with_paths_at_home(function)) and function
+
+
+def _with_paths_at_home(command: Command) -> Command:
+    @functools.wraps(command)
+    def with_paths(*given: Any, **settings: Any) -> Any:
+        try:
+            settings = {name: paths_at_home(value) for name, value in settings.items()}
+        except UserError as error:
+            fail(error)
+        return command(*given, **settings)
+
+    return with_paths  # type: ignore[return-value]
 
 
 def options_from(

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from node.machine.home import at_home, paths_at_home
 from node.machine.hours import Hours
 from node.machine.limits import parse_rate, parse_share, parse_size
 from node.machine.listening import parse_listen
@@ -129,6 +130,14 @@ class NodeConfig(BaseModel):
     dashboard: str = Field(default="", description="Show the run on a web page at HOST:PORT.")
     verbose: bool = Field(default=False, description="Also log what the network layer does.")
 
+    @field_validator("state_dir", "data_cache", "trace")
+    @classmethod
+    def _is_at_home(cls, path: Path | None) -> Path | None:
+        try:
+            return paths_at_home(path)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+
     @field_validator("compile", mode="before")
     @classmethod
     def _as_it_was_when_it_was_a_flag(cls, wish: object) -> object:
@@ -174,7 +183,7 @@ def build_config(
     """Flags before environment before file before defaults. Raises `UserError` that names settings as given."""
     environment = os.environ if environment is None else environment
     _require_known(environment)
-    values: dict[str, object] = _from_file(file) if file else {}
+    values: dict[str, object] = _from_file(at_home(file)) if file else {}
     named = {name: f"{name} in {file}" for name in values}
     for name, field in NodeConfig.model_fields.items():
         variable = ENVIRONMENT_PREFIX + name.upper()
@@ -225,7 +234,7 @@ def _require_known(environment: Mapping[str, str]) -> None:
 
 def _from_file(file: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"Cannot read the settings file {file} ({error.strerror}). Check --config.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

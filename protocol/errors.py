@@ -23,6 +23,10 @@ class DataError(UserError):
     """A dataset that is missing, unreadable or too short."""
 
 
+class NothingHeldOut(DataError):
+    """Of this text there is not one sequence that nobody trains on; who catches it knows what its user can do."""
+
+
 class TokenizerError(UserError):
     """A tokenizer that is missing, none, or not the run's."""
 

@@ -307,7 +307,7 @@ def load_toml(path: Path) -> Manifest:
 def toml_contents(path: Path) -> dict[str, object]:
     """What is written there, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
-        return _parsed(path.read_text(encoding="utf-8"), str(path))
+        return _parsed(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise ManifestError(f"Cannot read the manifest {path} ({error.strerror}). Check the path.") from None
     except UnicodeDecodeError:

@@ -13,14 +13,14 @@ import typer
 from pydantic import ValidationError
 
 from bootstrap.checking.devices import measured_here, named
-from node.command import fail
+from node.command import App, fail
 from node.machine.devices import DEVICES
 from node.machine.limits import parse_rate
 from protocol.errors import ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 from protocol.manifest_advice import advice
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+app = App(no_args_is_help=True)
 
 
 @app.callback()
@@ -107,7 +107,7 @@ def refuse(problems: list[str], file: Path | None, as_json: bool) -> NoReturn:
 def problems_in(file: Path) -> list[str]:
     """A line for each setting of a readable TOML file that cannot be used: its place, and what to do."""
     try:
-        Manifest.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        Manifest.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig")))
     except ValidationError as error:
         told = [advice(problem, Manifest) for problem in error.errors()]
         return [line if line.endswith(("?", ".")) else f"{line}." for line in told]

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootstrap.creating.positions import longer_than_positions
 from bootstrap.simulation.front import citation
 from node.machine.devices import GB, Device
 from node.model.memory_model import (
@@ -264,7 +265,8 @@ def _too_slow(manifest: Manifest, stages: Sequence[StageFigures], links: Assumed
 
 def _notes(manifest: Manifest) -> list[str]:
     """Settings that are allowed but probably not intended."""
-    outer, wire, notes = manifest.outer, manifest.wire, []
+    outer, wire = manifest.outer, manifest.wire
+    notes = [told] if (told := longer_than_positions(manifest)) else []
     if manifest.is_ring:
         notes.append(
             f"model.tied_embeddings in {manifest.stages} stages sends activations back to the first one: "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
+from bootstrap.creating.positions import longer_than_positions
 from bootstrap.display import writing
 from node.data.sources import HUB
 from node.data.tokenizer import (
@@ -63,6 +64,8 @@ class RunOptions:
             manifest = with_tokenizer(manifest, raw, self.end_of_text, is_preset=is_preset)
         elif self.file is None and self.from_checkpoint is None:
             _require_tokens(manifest)
+        if told := longer_than_positions(manifest):
+            logger.warning("%s", told)
         return manifest, raw
 
     def _manifest(self) -> Manifest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,14 +23,22 @@ from bootstrap.export.export_cli import FACTS
 from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, transformers_tokenizer
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
+from node.data.documents import cut
 from node.data.opening import LOCAL, DataPlan, open_data
-from node.data.sources import Document, documents_of, places_of
+from node.data.sources import Document, documents_in, places_of
 from node.data.tokenizer import FILE_NAME
 from node.machine.processes import in_background
 from node.model.stage import Stage, logits_through
 from protocol.codec import encode
-from protocol.errors import DataError, DeadlineExceeded, ManifestError, PeerUnreachable, Refused
-from protocol.manifest import BYTES, Manifest, manifest_from
+from protocol.errors import (
+    DataError,
+    DeadlineExceeded,
+    ManifestError,
+    NothingHeldOut,
+    PeerUnreachable,
+    Refused,
+)
+from protocol.manifest import BYTES, Data, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 HELD_OUT_SEQUENCES = 256
+LONGEST: int = Data.model_fields["longest_document"].default  # bytes of a document where no run says it
 AT_ONCE = 8  # sequences that an export computes together
 IN_FLIGHT = 4
 
@@ -67,7 +75,10 @@ class WantedLosses:
     ) -> MeasuredText:
         """The named files, or what the run of `manifest` holds out. Raises `DataError` with what to do."""
         if self.data and not self.held_out:
-            return text_of_files(places_of(self.data), self.field, tokenizer, tokens, at_once, self.sequences)
+            longest = LONGEST if manifest is None else manifest.data.longest_document
+            return text_of_files(
+                places_of(self.data), self.field, tokenizer, tokens, at_once, self.sequences, longest
+            )
         if manifest is None:
             raise DataError("Which text this model's run holds out is unknown: name text with --data FILE.")
         if not self.data and manifest.data.source == LOCAL:
@@ -75,8 +86,12 @@ class WantedLosses:
                 "This run trains on its volunteers' own text: name some with --data FILE, with --held-out for the "
                 "part of it that nobody trains on."
             )
-        corpus = open_data(manifest, DataPlan(self.data, self.field, self.cache), raw)
-        return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
+        corpus = open_data(manifest, DataPlan(self.data, self.field, self.cache, without_text=""), raw)
+        try:
+            return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
+        except NothingHeldOut as error:
+            whole = ", or leave out --held-out to measure on all of it" if self.data else ""
+            raise DataError(f"{error} Name {'more ' if self.data else ''}text with --data{whole}.") from None
 
 
 async def evaluate_swarm(
@@ -240,7 +255,7 @@ class MeasuredText:
 def held_out_text(
     manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
 ) -> MeasuredText:
-    """Held-out sequences, the same for everybody, in microbatches of the run's size."""
+    """Held-out sequences, the same for everybody, in microbatches of the run's size. Raises `NothingHeldOut`."""
     batches = data.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, sequences)
     return measured(list(batches), tokenizer)
 
@@ -252,6 +267,7 @@ def text_of_files(
     tokens: int,
     at_once: int,
     limit: int | None = None,
+    longest: int = LONGEST,
 ) -> MeasuredText:
     """Each document in windows of `tokens`, one after another, the last one shorter; `at_once` windows make a batch.
 
@@ -261,11 +277,11 @@ def text_of_files(
     """
     batches: list[Batch] = []
     done = 0
-    for document in (document for place in places for document in documents_of(place, field)):
+    for document in documents_in(places, field):
         if limit is not None and done >= limit:
             break
         most = None if limit is None else (limit - done) * tokens + 1
-        batches += _windows(_ids_of(document, tokenizer, most), tokens, at_once)
+        batches += _windows(_ids_of(document, tokenizer, longest, most), tokens, at_once)
         done = sum(inputs.shape[0] for inputs, _ in batches)
     if not batches:
         raise DataError(f"There is nothing to predict in {', '.join(map(str, places))}. Name longer texts.")
@@ -274,27 +290,19 @@ def text_of_files(
 
 def measured(batches: list[Batch], tokenizer: PreTrainedTokenizerBase) -> MeasuredText:
     """The batches, and how many bytes of text their labels are."""
-    rows = (row.tolist() for _, labels in batches for row in labels)
-    return MeasuredText(batches, sum(byte_count(tokenizer, row) for row in rows))
+    rows = (
+        (first, row) for pair in batches for first, row in zip(*map(torch.Tensor.tolist, pair), strict=True)
+    )
+    return MeasuredText(batches, sum(byte_count(tokenizer, row, first[0]) for first, row in rows))
 
 
-def _ids_of(document: Document, tokenizer: PreTrainedTokenizerBase, most: int | None) -> NDArray[np.int64]:
-    """The tokens of the document, the first `most` of them."""
-    ids = chain.from_iterable(ids_of(tokenizer, text) for text in _lines(document))
+def _ids_of(
+    document: Document, tokenizer: PreTrainedTokenizerBase, longest: int, most: int | None
+) -> NDArray[np.int64]:
+    """The document's tokens as in training, where one is cut at `longest` bytes; the first `most` of them."""
+    texts = (piece.decode() for piece in cut(document, longest))
+    ids = chain.from_iterable(ids_of(tokenizer, text) for text in texts)
     return np.fromiter(islice(ids, most), np.int64)
-
-
-def _lines(document: Document) -> Iterator[str]:
-    """The document in parts that end with a line, so that no token lies across them."""
-    rest = ""
-    for decoded in codecs.iterdecode(document, "utf-8", errors="replace"):
-        text = rest + decoded
-        end = text.rfind("\n") + 1
-        if end:
-            yield text[:end]
-        rest = text[end:]
-    if rest:
-        yield rest
 
 
 def _windows(ids: NDArray[np.int64], tokens: int, at_once: int) -> Iterator[Batch]:

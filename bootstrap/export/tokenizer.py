@@ -60,11 +60,32 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids
 
 
-def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> int:
-    """How many bytes of text `ids` stand for; a character cut at either end counts as its replacement."""
-    if len(tokenizer) == 256 and tokenizer.convert_ids_to_tokens(0) == BYTES_END:
-        return len(ids)
-    return len(tokenizer.decode(ids).encode())
+def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: int | None = None) -> int:
+    """How many bytes of text `ids` stand for where the token `before` precedes them; an end of text is none.
+
+    Exact where tokens are bytes under other names. Elsewhere a character cut at either end counts as its replacement.
+    """
+    end, total = tokenizer.eos_token_id, 0
+    kept = [i for i in ids if i != end]
+    if tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel):
+        added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        names = zip(kept, tokenizer.convert_ids_to_tokens(kept), strict=True)
+        return sum(len(added[i].encode()) if i in added else len(name) for i, name in names)
+    part: list[int] = []
+    context = [] if before in (None, end) else [before]
+    for token in [*ids, end]:
+        if token != end:
+            part.append(token)
+        elif part:
+            total += _decoded_bytes(tokenizer, context + part) - _decoded_bytes(tokenizer, context)
+        if token == end:
+            part, context = [], []
+    return total
+
+
+def _decoded_bytes(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int | None]) -> int:
+    text: str = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+    return len(text.encode("utf-8", errors="replace"))
 
 
 async def tokenizer_file(observer: Observer, own: str) -> bytes | None:

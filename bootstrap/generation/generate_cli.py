@@ -11,6 +11,8 @@ import typer
 
 from bootstrap.model_options import AccessToken, Join, ModelDirectory, TokenizerFile
 from node.command import fail, run_async
+from node.data.contents import without_mark
+from node.data.rows import mended
 from node.watch.events import set_up_logging
 from protocol.errors import NolocoError, UserError
 
@@ -49,10 +51,10 @@ def generate(
 
 def _prompt(argument: str | None) -> str:
     if argument is not None and argument != "-":
-        return argument
+        return mended(argument)
     if sys.stdin.isatty():
         raise UserError('Give the text to continue: noloco generate "Once upon a time" …, or on stdin.')
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    return without_mark(sys.stdin.buffer.read()).decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)

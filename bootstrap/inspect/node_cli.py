@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from node.command import fail
+from node.command import App, fail
 from node.watch.health import STATUS, Report, Unwell, directories, look
 from protocol.errors import UserError
 
 PAUSE_PATIENCE = 15.0  # seconds; a node takes ten at most
 LOOK_SECONDS = 0.2
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     help="Pause, resume or end a node that runs on this machine, or ask how it is.\n\nExample: noloco node pause",
 )

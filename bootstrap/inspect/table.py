@@ -33,6 +33,7 @@ class Picture:
     expected: int = 0  # nodes that were started; 0 when unknown
     names: Mapping[PeerId, str] = field(default_factory=dict)  # short ones, of known peers
     validation: Sequence[tuple[int, float, float]] = ()  # (tokens, seconds, nats)
+    is_held_out: bool = True  # the text that they are of
     bigram: float | None = None
     sampled_spread: float | None = None
 
@@ -108,7 +109,7 @@ def headline(picture: Picture) -> str:
         f"loss {_number(_mean([stats.loss for stats in nodes]), 3)}",
     ]
     if picture.validation:
-        parts.append(f"held-out {picture.validation[-1][2]:.3f}")
+        parts.append(f"{'held-out' if picture.is_held_out else 'same text'} {picture.validation[-1][2]:.3f}")
     if picture.bigram is not None:
         parts.append(f"bigram {picture.bigram:.3f}")
     if round_trip is not None:

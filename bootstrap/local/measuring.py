@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from bootstrap.evaluation.measuring import (
     Loss,
@@ -17,6 +18,7 @@ from bootstrap.evaluation.measuring import (
     checkpoint_loss,
     evaluate_route,
     held_out_text,
+    measured,
     starting_loss,
 )
 from bootstrap.export.export_cli import ExportOrder
@@ -28,9 +30,27 @@ from bootstrap.local.summary import Summary
 from node.data.batches import Position, TrainingData
 from node.data.opening import open_data
 from node.machine.processes import in_background
-from protocol.errors import NolocoError
+from protocol.errors import NolocoError, NothingHeldOut
 from protocol.manifest import BYTES, Manifest
 from protocol.transport.base import PeerId
+
+NOTHING_HELD_OUT = (
+    "Nothing of this text is held out: it has too few documents. So the losses are on text that is trained on, and "
+    "do not tell what the model makes of other text; for that, name more text with --data, or with --manifest a "
+    "manifest of your own that has a larger data.held_out."
+)
+
+
+def text_to_measure_on(
+    plan: LocalPlan, data: TrainingData, tokenizer: PreTrainedTokenizerBase
+) -> tuple[MeasuredText, bool]:
+    """Held-out text, and True; or, where a little text has none, some of that which is trained on."""
+    manifest, limit = plan.manifest, plan.validation_sequences
+    try:
+        return held_out_text(manifest, data, limit, tokenizer), True
+    except NothingHeldOut:
+        tokens, sequences = manifest.data.sequence_tokens, manifest.inner.sequences
+        return measured(list(data.trained_batches(tokens, sequences, limit)), tokenizer), False
 
 
 class Measuring:
@@ -52,7 +72,7 @@ class Measuring:
         data = open_data(plan.manifest, plan.data_plan, plan.tokenizer)
         data.require(plan.manifest.data.sequence_tokens)
         tokenizer = transformers_tokenizer(plan.manifest, plan.tokenizer)
-        self._text = held_out_text(plan.manifest, data, plan.validation_sequences, tokenizer)
+        self._text, self._summary.is_held_out = text_to_measure_on(plan, data, tokenizer)
         return data
 
     async def start(self, console: Console) -> None:
@@ -63,7 +83,10 @@ class Measuring:
         if not plan.data and plan.manifest.data.tokenizer == BYTES:  # small enough to be counted
             found = await in_background("entropies", entropies_of, plan.manifest, self._data, self._text)
             summary.unigram_entropy, summary.bigram_entropy = found
-        console.print(f"The loss starts at {loss.nats:.3f} nats per {summary.unit} on held-out text.")
+        if not summary.is_held_out:
+            console.print(NOTHING_HELD_OUT, soft_wrap=True)
+        text = "held-out text" if summary.is_held_out else "text that is trained on"
+        console.print(f"The loss starts at {loss.nats:.3f} nats per {summary.unit} on {text}.")
         if summary.unigram_entropy is not None:
             console.print(
                 f"Held-out text: unigram entropy {summary.unigram_entropy:.3f}, "

@@ -54,7 +54,7 @@ class LocalPlan:
     @property
     def data_plan(self) -> DataPlan:
         """All nodes and the evaluation share one store of documents."""
-        return DataPlan(self.data, self.text_field, self.directory / "documents")
+        return DataPlan(self.data, self.text_field, self.directory / "documents", "--dir", "")
 
     def names(self) -> dict[str, int]:
         """The stage of each node, by its name; a replica of every stage first, so that training can begin."""

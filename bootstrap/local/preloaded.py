@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 
-from node.machine.processes import die_with_parent
+from node.machine.processes import die_with_parent, without_named_locks
 
 
 def _preload() -> None:
+    without_named_locks()
     die_with_parent()  # before the imports: after a Ctrl-C nobody waits for them
     import protocol.kernels
     from node.model.outer import load_loops

@@ -29,6 +29,9 @@ class Summary:
     wall_seconds: float = 0.0
     tokens: int = 0
     validation_loss: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, seconds, nats
+    is_held_out: bool = (
+        True  # what the losses are on; of a little text nothing is, and they are on what is trained on
+    )
     unigram_entropy: float | None = None  # of the held-out text, where bytes are tokens
     bigram_entropy: float | None = None
     replica_spread: float | None = None  # measured on all replicas' weights at the end
@@ -67,9 +70,10 @@ class Summary:
         if not self.validation_loss:
             return ["The swarm ended before a loss was measured."]
         first, last = self.validation_loss[0], self.validation_loss[-1]
+        kind = "validation loss" if self.is_held_out else "training loss"
         lines = [
             "",
-            f"validation loss  start {first[2]:.3f}   end {last[2]:.3f} nats per {self.unit}",
+            f"{kind:<17}start {first[2]:.3f}   end {last[2]:.3f} nats per {self.unit}",
             f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
             f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
         ]

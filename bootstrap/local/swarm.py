@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -96,11 +97,15 @@ class LocalSwarm:
         try:
             observer = Observer(seed.transport, seed.rpc, founded.signed)
             async with page:
-                for work in (self._begin(seed), self._watch(observer), self._conclude(observer)):
-                    if self._stopping.is_set():
-                        work.close()
-                    else:
-                        await until_event(work, self._stopping)
+                # each is made when its turn comes: an error before would leave a coroutine that nobody awaits
+                parts = (
+                    partial(self._begin, seed),
+                    partial(self._watch, observer),
+                    partial(self._conclude, observer),
+                )
+                for part in parts:
+                    if not self._stopping.is_set():
+                        await until_event(part(), self._stopping)
         finally:
             self._progress.doing("")
             summary.wall_seconds = round(self._elapsed, 3)
@@ -206,6 +211,7 @@ class LocalSwarm:
             sightings=self.sightings,
             names=self.names,
             validation=self.summary.validation_loss,
+            is_held_out=self.summary.is_held_out,
             bigram=self.summary.bigram_entropy,
         )
 

@@ -17,6 +17,7 @@ import typer
 
 from bootstrap.model_options import (
     DataOption,
+    EndOfText,
     FromCheckpoint,
     OwnManifest,
     PresetToTrain,
@@ -73,6 +74,7 @@ def swarm(
     data: DataOption = None,
     text_field: TextFieldOption = DEFAULT_FIELD,
     tokenizer: RunTokenizer = "",
+    end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
     steps: Steps = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this many minutes.")] = 5.0,
@@ -103,7 +105,9 @@ def swarm(
         torch.set_num_threads(1)  # the nodes need the cores
         steps = steps or (STEPS if chaos is None else CHAOS_STEPS)
         try:
-            run, raw = RunOptions(preset, manifest, tokenizer, "", from_checkpoint, stages, steps).resolved()
+            run, raw = RunOptions(
+                preset, manifest, tokenizer, end_of_text, from_checkpoint, stages, steps
+            ).resolved()
             devices, told = devices_told(device)
         except NolocoError as error:
             fail(error)

@@ -80,7 +80,7 @@ def read_scenario(file: Path) -> Scenario:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ScenarioError(f"{file} is larger than {MAX_BYTES // 2**20} MiB: give fewer devices.")
-        contents = json.loads(file.read_text(encoding="utf-8"))
+        contents = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ScenarioError(f"Cannot read {file} ({error.strerror}). Give --scenario a JSON file.") from None
     except UnicodeDecodeError:

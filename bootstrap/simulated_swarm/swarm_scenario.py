@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from node.machine.home import at_home
 from protocol.errors import ScenarioError
 from protocol.manifest_advice import advice
 
@@ -154,13 +154,13 @@ def read_scenario(name: str) -> SwarmScenario:
     if name in SWARM_PRESETS:
         text = resources.files(__package__).joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
         return swarm_scenario({"name": name, **tomllib.loads(text)}, f"The preset {name}")
-    file = Path(name)
+    file = at_home(name)
     if not file.suffix and not file.exists():
         raise ScenarioError(
             f"There is no preset {name!r}. Choose one of: {', '.join(SWARM_PRESETS)}, or a TOML file."
         )
     try:
-        contents = tomllib.loads(file.read_text(encoding="utf-8"))
+        contents = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ScenarioError(f"Cannot read the scenario {file} ({error.strerror}). Check the path.") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

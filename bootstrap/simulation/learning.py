@@ -10,11 +10,13 @@ import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from bootstrap.inspect.observer import squared_deviation
 from bootstrap.simulation.swarm import SimulatedSwarm
@@ -24,6 +26,7 @@ from node.data.opening import DataPlan, default_cache, open_data
 from node.data.sources import DEFAULT_FIELD
 from node.model.passes import evaluate_through
 from node.model.replica import Replica
+from protocol.errors import DataError, NothingHeldOut
 from protocol.manifest import Manifest
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
@@ -127,7 +130,7 @@ class LearningResult:
 
 def text_of(manifest: Manifest) -> TrainingData:
     """The text that the manifest names. Raises `DataError` where that is left to volunteers."""
-    return open_data(manifest, DataPlan((), DEFAULT_FIELD, default_cache()), None)
+    return open_data(manifest, DataPlan((), DEFAULT_FIELD, default_cache(), "XDG_CACHE_HOME", ""), None)
 
 
 def simulate(setting: LearningSetting) -> LearningResult:
@@ -225,13 +228,22 @@ def spread_of(routes: list[list[Replica]]) -> float:
     return float((squares / sum(replica.parameters for route in routes for replica in route)) ** 0.5)
 
 
+def _held_out(data: TrainingData, tokens: int, sequences: int) -> Iterator[tuple[Tensor, Tensor]]:
+    try:
+        yield from data.validation_batches(tokens, EVALUATED_AT_ONCE, sequences)
+    except NothingHeldOut as error:
+        raise DataError(
+            f"{error} Try a larger --set data.held_out or a smaller --set data.sequence_tokens."
+        ) from None
+
+
 @torch.no_grad()
 def loss_along(route: list[Replica], data: TrainingData, sequences: int) -> float:
     """Mean nats per token of the slow weights on held-out text, through one replica of each stage."""
     tokens = route[0].manifest.data.sequence_tokens
     passes = [replica.passes for replica in route]
     total, count = 0.0, 0
-    for inputs, labels in data.validation_batches(tokens, EVALUATED_AT_ONCE, sequences):
+    for inputs, labels in _held_out(data, tokens, sequences):
         logits = evaluate_through(passes, inputs)
         total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
         count += labels.numel()

@@ -16,13 +16,13 @@ import typer
 from typer import Argument, Option
 
 from bootstrap.model_options import OwnManifest, PresetToTrain
-from node.command import fail
+from node.command import App, fail
 from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
 
 CORES = os.cpu_count() or 1
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+app = App(no_args_is_help=True)
 
 
 @app.callback()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from node.data.documents import DocumentOrder, Documents
-from protocol.errors import DataError
+from protocol.errors import DataError, NothingHeldOut
 from protocol.manifest import Data, Manifest
 
 if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does without tokenizers
@@ -131,25 +131,29 @@ class TrainingData:
         """At most `limit` held-out sequences in batches of `sequences`, the same at every call.
 
         They are spread over `SPREAD` times as many, so that a few do not come from a document or two. The last batch
-        may have fewer. Raises `DataError` when there is not one.
+        may have fewer. Raises `NothingHeldOut` when there is not one.
         """
-        held_out = self._held_out(tokens, limit)
-        rows = list(islice(held_out, sequences))
-        if not rows:
-            raise DataError(
-                f"The held-out documents of the data have fewer than the {tokens + 1} tokens of a sequence. Name "
-                "more text, or found the run with a larger data.held_out or a smaller data.longest_document."
+        batches = self._spread(self._documents.held_out(), tokens, sequences, limit)
+        if (first := next(batches, None)) is None:
+            raise NothingHeldOut(
+                f"The held-out documents of the data have fewer than the {tokens + 1} tokens of a sequence."
             )
-        while rows:
-            yield batch_of(rows)
-            rows = list(islice(held_out, sequences))
+        yield first
+        yield from batches
 
-    def _held_out(self, tokens: int, limit: int | None) -> Iterator[Ids]:
-        packed = packed_once(self._documents.held_out(), self._tokenizer, tokens)
-        if limit is None:
-            return packed
-        found = list(islice(packed, SPREAD * limit))
-        return islice(found, 0, limit * (step := max(1, len(found) // limit)), step)
+    def trained_batches(self, tokens: int, sequences: int, limit: int) -> Iterator[Batch]:
+        """The same of the documents that are trained on."""
+        return self._spread(self._documents.training((), 0, 0), tokens, sequences, limit)
+
+    def _spread(
+        self, documents: Iterator[str], tokens: int, sequences: int, limit: int | None
+    ) -> Iterator[Batch]:
+        packed = packed_once(documents, self._tokenizer, tokens)
+        if limit is not None:
+            found = list(islice(packed, SPREAD * limit))
+            packed = islice(found, 0, limit * (step := max(1, len(found) // limit)), step)
+        while rows := list(islice(packed, sequences)):
+            yield batch_of(rows)
 
 
 # --- documents to sequences ---------------------------------------------------------------------

@@ -27,7 +27,7 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.data.sources import HubStream, documents_of, places_of
+from node.data.sources import HubStream, documents_in, places_of
 from node.machine.limits import advice_for
 from protocol.errors import DataError
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 HASHES = 2**64
 BUFFER = 10_000  # examples shuffled among each other; the order of the dataset's files is random, too
-_FORMAT = 1  # of the store; another one is made again
+_FORMAT = 2  # of the store; another one is made again
 _TEXT, _INDEX = "text.bin", "index.npy"
 _TELL_SECONDS = 10.0
 _FEISTEL_ROUNDS = 6
@@ -159,9 +159,11 @@ class StoredDocuments:
 
 
 def stored_documents(
-    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path
+    entries: Sequence[str], field: str, longest: int, split: Split, cache: Path, setting: str = "--data-cache"
 ) -> StoredDocuments:
     """The documents of what --data names, from the store in `cache`, which is made when there is none yet.
+
+    `setting` is by what whoever reads an error puts the store elsewhere.
 
     Documents are cut at `longest` bytes. Raises `DataError` with what to do; then no store is left behind.
     Processes that want the same store at the same time wait for the first one's.
@@ -178,7 +180,7 @@ def stored_documents(
     except OSError as error:
         advice = advice_for(error)
         raise DataError(
-            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another --data-cache."
+            f"Cannot keep the documents in {cache} ({error.strerror}). {advice}, or choose another {setting}."
         ) from None
 
 
@@ -213,16 +215,15 @@ def _write(
     """All documents into `text`, one after another. Returns their hashes and where each ends."""
     hashes, ends = array.array("Q"), array.array("Q")
     end, told = 0, time.monotonic()
-    for place in places:
-        for document in documents_of(place, field):
-            for piece in cut(document, longest):
-                text.write(piece)
-                end += len(piece)
-                hashes.append(content_hash(piece))
-                ends.append(end)
-            if time.monotonic() - told > _TELL_SECONDS:
-                told = time.monotonic()
-                logger.info("Reading the data: %s documents, %.1f GB so far.", f"{len(ends):,}", end / 1e9)
+    for document in documents_in(places, field):
+        for piece in cut(document, longest):
+            text.write(piece)
+            end += len(piece)
+            hashes.append(content_hash(piece))
+            ends.append(end)
+        if time.monotonic() - told > _TELL_SECONDS:
+            told = time.monotonic()
+            logger.info("Reading the data: %s documents, %.1f GB so far.", f"{len(ends):,}", end / 1e9)
     return hashes, ends
 
 

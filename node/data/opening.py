@@ -11,6 +11,7 @@ from node.data.batches import TrainingData
 from node.data.documents import Documents, Split, StreamedDocuments, stored_documents
 from node.data.sources import HUB, HubStream
 from node.data.tokenizer import load_tokenizer
+from node.machine.home import at_home
 from protocol.errors import DataError
 from protocol.manifest import BYTES, Manifest
 
@@ -19,11 +20,17 @@ LOCAL = "local"  # data.source of a run whose volunteers bring the text
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What a volunteer says of the data: --data, --text-field, and where documents are kept."""
+    """What a volunteer says of the data: --data, --text-field, and where documents are kept.
+
+    The rest is for advice, which differs between commands: the setting that puts the store elsewhere, and what else
+    can be done where text is missing.
+    """
 
     entries: tuple[str, ...]
     field: str
     cache: Path
+    cache_setting: str = "--data-cache"
+    without_text: str = ", or serve another --stage"
 
     def flags(self) -> list[str]:
         """These settings as flags of a node's command line."""
@@ -35,13 +42,13 @@ class DataPlan:
         if not self.entries and manifest.data.source == LOCAL:
             raise DataError(
                 f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
-                "(globs may be used, and --data may be given several times), or serve another --stage."
+                f"(globs may be used, and --data may be given several times){self.without_text}."
             )
 
 
 def default_cache() -> Path:
     """Where tools keep documents that belong to no node: the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "noloco" / "documents"
+    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "noloco" / "documents"
 
 
 def token_name(manifest: Manifest) -> str:
@@ -65,7 +72,7 @@ def _documents(manifest: Manifest, plan: DataPlan) -> Documents:
     entries: Sequence[str] = plan.entries or (data.source,)
     longest, split = data.longest_document, Split(data.held_out)
     if not any(entry.startswith(HUB) for entry in entries):
-        return stored_documents(entries, plan.field, longest, split, plan.cache)
+        return stored_documents(entries, plan.field, longest, split, plan.cache, plan.cache_setting)
     if len(entries) > 1:
         raise DataError(f"A dataset of the Hub cannot be read beside others: give --data {HUB}NAME alone.")
     return StreamedDocuments(HubStream(entries[0].removeprefix(HUB), plan.field), longest, split)

@@ -1,41 +1,60 @@
-"""Documents from what --data names: text files, globs, JSON lines, parquet, dataset directories, and the Hub.
+"""Documents from what --data names: files of text or rows, globs, folders, and the Hub.
 
 A document is an iterable of blocks of its UTF-8 bytes, so that a text file larger than memory is one, too. A
 text file is one document; a line, a row or an example is one, and an empty one is passed over.
 
-Datasets are read by Hugging Face's library. No code of a dataset is run: the library reads data files only (its
-loading scripts are gone since version 4).
+A file is read in the same way however it is named, by itself, by a glob or by its folder. Hugging Face's library
+tells which files of a folder are which split, and reads what is streamed from the Hub or was left by `save_to_disk`.
+No code of a dataset is run: the library reads data files only (its loading scripts are gone since version 4).
 """
 
 from __future__ import annotations
 
 import codecs
 import glob
-import gzip
-import json
+import logging
 import os
+import re
 import sysconfig
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
+from node.data.contents import BLOCK_BYTES, opened, plain_name, require_text, without_mark
+from node.data.rows import (
+    ARROW,
+    CSV_ENDINGS,
+    JSON_ENDINGS,
+    PARQUET,
+    arrow_texts,
+    begins_with_row,
+    checked,
+    choice,
+    csv_texts,
+    json_texts,
+    mended,
+    parquet_texts,
+)
+from node.machine.home import at_home
 from node.machine.limits import optional
 from protocol.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 Document: TypeAlias = Iterable[bytes]
+_Part = TypeVar("_Part")  # what stands for a split
 
 PYTHON_STDLIB = "python-stdlib"
 DEFAULT_FIELD = "text"  # where JSON lines and the like have the text
 _LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
-_BLOCK_BYTES = 2**20
-_LONGEST_LINE = 2**26  # bytes of a JSON line: more is no document but a mistake
-_ROWS_AT_ONCE = 256
-_LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-_PARQUET = ".parquet"
+_PARQUET, _ARROW = ".parquet", ".arrow"
 HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
-_DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".arrow", ".gz", ".zst")
+_ROWS = (_PARQUET, _ARROW, *JSON_ENDINGS, *CSV_ENDINGS)
+_TEXT = ".txt"
+_SPLIT = re.compile(  # words by which the Hub's layout tells splits
+    r"(?<![a-z0-9])(train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z0-9])"
+)
 _WANTED_SPLIT = "train"
 
 
@@ -58,16 +77,19 @@ def files_of(entry: str) -> list[Path]:
     `**` recurses, ~ is the home folder. Raises `DataError` for what is missing, unreadable, or named and empty.
     """
     try:
-        found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(Path(entry).expanduser())
+        found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(at_home(entry))
         return [path for path in found if path.stat().st_size]
-    except (OSError, RuntimeError, ValueError) as error:  # as of an unknown ~user, or a NUL in the path
+    except (OSError, ValueError) as error:  # as of a NUL in the path
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"Cannot read {entry!r} ({reason}). Check the path and its permissions.") from error
 
 
 def _find(path: Path) -> list[Path]:
     if path.is_dir():
-        raise DataError(f"{path} is a folder. Name the files in it, for instance {path / '**' / '*.txt'}.")
+        raise DataError(
+            f"{path} is a folder, and nothing in it is known to be text. Name the files in it, for instance "
+            f"{path / '**' / '*.txt'}."
+        )
     if path.exists() or not glob.has_magic(str(path)):
         if not path.stat().st_size:
             raise DataError(f"{path} is empty. Name a file with text in it, or leave it out.")
@@ -81,122 +103,135 @@ def _find(path: Path) -> list[Path]:
 
 def places_of(entries: Sequence[str]) -> list[Path]:
     """The files and dataset directories that the entries name, each once. Raises `DataError`."""
-    places: dict[Path, None] = {}
+    places: dict[str, Path] = {}
     for entry in entries:
-        path = Path(entry).expanduser()
-        places |= dict.fromkeys([path] if is_dataset_directory(path) else files_of(entry))
-    return list(places)
+        path = at_home(entry)
+        for place in [path] if is_dataset_directory(path) else files_of(entry):
+            places.setdefault(os.path.realpath(place), place)
+    return list(places.values())
 
 
-def documents_of(place: Path, field: str) -> Iterator[Document]:
-    """The documents of a file or dataset directory in its order; `field` holds the text where there are fields.
+class Damage:
+    """Rows that are not UTF-8, over all that is read at once. Mutable: how many, and where the first is."""
 
-    Raises `DataError` that names file, line and what to do.
+    def __init__(self) -> None:
+        self._rows = 0
+        self._first = ""
+
+    def mended(self, text: str, place: Path, number: int) -> bytes:
+        """The row's UTF-8, with U+FFFD for what is none."""
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            self._first = self._first or f"{place}, row {number}"
+            self._rows += 1
+            return mended(text).encode()
+
+    def tell(self) -> None:
+        if self._rows:
+            logger.warning(
+                "Rows that are not UTF-8: %s; the first is %s. The bytes that are none were replaced by U+FFFD.",
+                f"{self._rows:,}",
+                self._first,
+            )
+
+
+def documents_in(places: Iterable[Path], field: str) -> Iterator[Document]:
+    """The documents of files and dataset directories in their order; `field` holds the text where there are fields.
+
+    Rows that are not UTF-8 are mended, and told of once. Raises `DataError` that names file, line and what to do.
     """
-    name = place.name.lower()
-    if place.is_dir():
-        dataset = _opened(str(place), str(place), is_saved=_is_saved(place))
-        texts: Iterable[str | None] = _texts(dataset, field, str(place))
-    elif name.endswith(_LINES):
-        texts = _json_lines(place, field)
-    elif name.endswith(_PARQUET):
-        texts = _parquet_rows(place, field)
-    else:
+    damage = Damage()
+    try:
+        for place in places:
+            for file in _dataset_files(place) if place.is_dir() and not _is_saved(place) else [place]:
+                yield from _documents_of(file, field, damage)
+    finally:
+        damage.tell()
+
+
+def _documents_of(place: Path, field: str, damage: Damage) -> Iterator[Document]:
+    rows = _rows_of(place, field)
+    if rows is None:
         yield _text_blocks(place)
         return
-    for text in texts:
+    for number, text in enumerate(rows, 1):
         if text:
-            yield (text.encode("utf-8", errors="replace"),)
+            yield (without_mark(damage.mended(text, place, number)),)
+
+
+def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
+    """The texts of a file or directory that has rows, which its first bytes or its name say; None for other text."""
+    if place.is_dir():
+        return _texts(_opened(str(place), str(place), is_saved=True), field, str(place))
+    with opened(place) as file:
+        head = file.peek()
+    name = plain_name(place)
+    if head.startswith(PARQUET) or name.endswith(_PARQUET):
+        return parquet_texts(place, field)
+    if head.startswith(ARROW) or name.endswith(_ARROW):
+        return arrow_texts(place, field)
+    require_text(place, head)
+    if name.endswith(CSV_ENDINGS):
+        return csv_texts(place, field)
+    is_json = name.endswith(JSON_ENDINGS) or begins_with_row(without_mark(head), field)
+    return json_texts(place, field) if is_json else None
 
 
 def _text_blocks(path: Path) -> Iterator[bytes]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
+        with opened(path) as file:
+            while block := file.read(BLOCK_BYTES):
                 if b"\0" in block:
                     raise DataError(f"{path} is binary: it has NUL bytes. Name text files only.")
                 decoder.decode(block)
+                yield block if done else without_mark(block)
                 done += len(block)
-                yield block
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text (near byte {done + error.start:,}). Name text files only, or convert it: "
             f"iconv -f LATIN1 -t UTF-8 {path.name}."
         ) from None
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def _json_lines(path: Path, field: str) -> Iterator[str | None]:
-    try:
-        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
-                if not line.isspace():
-                    yield _field_of_line(line, field, f"{path}:{number}")
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from None
-
-
-def _field_of_line(line: bytes, field: str, where: str) -> str | None:
-    if len(line) >= _LONGEST_LINE:
-        raise DataError(f"{where} is longer than {_LONGEST_LINE >> 20} MiB. Is this JSON lines? Split it.")
-    try:
-        contents = json.loads(line)
-    except ValueError as error:
-        raise DataError(
-            f"{where} is not JSON ({str(error)[:80]}). Correct or delete this line; each line must be one object."
-        ) from None
-    if not isinstance(contents, dict):
-        raise DataError(f"{where} is not a JSON object. Each line must be one, with text in field {field!r}.")
-    if field not in contents:
-        raise DataError(f"{where} has no field {field!r}. {_choice(contents)}")
-    return _checked(contents[field], field, where)
-
-
-def _parquet_rows(path: Path, field: str) -> Iterator[str | None]:
-    pyarrow, parquet = optional("pyarrow", "data"), optional("pyarrow.parquet", "data")
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if field not in names:
-                raise DataError(f"{path} has no column {field!r}. {_choice(names)}")
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=[field]):
-                for text in batch.column(0).to_pylist():
-                    yield _checked(text, field, str(path))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path} is not a readable parquet file ({str(error).strip().splitlines()[0][:100]}). "
-            "Fetch it again, or leave it out."
-        ) from None
-
-
-def _checked(value: object, field: str, where: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise DataError(
-        f"{where}: {field!r} holds {type(value).__name__}, not text. "
-        "Name the field that holds text with --text-field."
-    )
-
-
-def _choice(names: Iterable[str]) -> str:
-    return f"Name the one that holds the text with --text-field: there is {', '.join(names) or 'none'}."[:300]
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"Cannot read {path} ({error}). Check the file and its permissions.")
 
 
 def is_dataset_directory(path: Path) -> bool:
-    """Whether the library would find examples here. Folders of plain text are none: it would take lines for texts."""
-    if not path.is_dir():
-        return False
-    return _is_saved(path) or any(
-        found.name.endswith(_DATA_FILES) for found in path.rglob("*") if not found.name.startswith(".")
-    )
+    """Whether there is anything in it that is read: files with rows, or text."""
+    return path.is_dir() and (_is_saved(path) or any(_found_in(path, (*_ROWS, _TEXT))))
+
+
+def _found_in(directory: Path, endings: tuple[str, ...]) -> Iterator[Path]:
+    """Its files of these kinds and those of its folders, compressed or not; none that are hidden."""
+    for found in directory.rglob("*"):
+        hidden = any(part.startswith(".") for part in found.relative_to(directory).parts)
+        if not hidden and plain_name(found).endswith(endings) and found.is_file():
+            yield found
+
+
+def _dataset_files(directory: Path) -> list[Path]:
+    """The files to train on: those of the split "train" in the Hub's layout; or all with rows; or all .txt files."""
+    rows = sorted(_found_in(directory, _ROWS))
+    if not rows:
+        return sorted(found for found in _found_in(directory, (_TEXT,)) if found.stat().st_size)
+    names = [row.relative_to(directory).as_posix().lower() for row in rows]
+    if (directory / "README.md").exists() or any(map(_SPLIT.search, names)):
+        return _files_of_split(directory)
+    return rows
+
+
+def _files_of_split(directory: Path) -> list[Path]:
+    """As Hugging Face's library assigns files to splits, by their names or by what README.md says."""
+    datasets = optional("datasets", "data")
+    try:
+        files = datasets.load_dataset_builder(str(directory)).config.data_files
+    except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
+        raise DataError(
+            f"Cannot read the dataset {str(directory)!r} ({_reason(error)}). Check what README.md says of its files, "
+            "or name the files themselves with --data."
+        ) from None
+    return [Path(file) for file in _train_of(files or {}, str(directory), "Name its files with --data.")]
 
 
 def _is_saved(directory: Path) -> bool:
@@ -249,14 +284,17 @@ def _opened(
             f"Cannot read the dataset {name!r} ({_reason(error)}). Check its name (hub:NAME:CONFIG:SPLIT) and "
             "the connection, or name files on this machine with --data."
         ) from None
-    splits = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
-    found: _Dataset | None = splits.get(_WANTED_SPLIT)
+    splits: Mapping[str, _Dataset] = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
+    return _train_of(splits, name, f"Name one: --data {HUB}{name}::SPLIT.")
+
+
+def _train_of(splits: Mapping[str, _Part], name: str, advice: str) -> _Part:
+    found = splits.get(_WANTED_SPLIT)
     if found is None and len(splits) == 1:
         (found,) = splits.values()
     if found is None:
         raise DataError(
-            f"The dataset {name!r} has no split 'train', but {', '.join(map(str, splits))}. "
-            f"Name one: --data {HUB}{name}::SPLIT."
+            f"The dataset {name!r} has no split 'train', but {', '.join(map(str, splits)) or 'none'}. {advice}"
         )
     return found
 
@@ -264,8 +302,8 @@ def _opened(
 def _texts(dataset: _Dataset, field: str, name: str) -> Iterator[str | None]:
     for example in _examples(dataset, name):
         if field not in example:
-            raise DataError(f"The dataset {name!r} has no column {field!r}. {_choice(example)}")
-        yield _checked(example[field], field, f"The dataset {name!r}")
+            raise DataError(f"The dataset {name!r} has no column {field!r}. {choice(example)}")
+        yield checked(example[field], field, f"The dataset {name!r}")
 
 
 def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from node.data.contents import without_mark
 from node.data.sources import HUB
+from node.machine.home import at_home
 from protocol.errors import TokenizerError
 from protocol.manifest import BYTES, Manifest
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
@@ -128,7 +129,7 @@ def read_tokenizer(place: str) -> bytes:
     """A tokenizer.json: a file, a directory with one, or hub:NAME. Raises `TokenizerError` with what to do."""
     if place.startswith(HUB):
         return _from_hub(place.removeprefix(HUB))
-    path = Path(place).expanduser()
+    path = at_home(place)
     path = path / FILE_NAME if path.is_dir() else path
     try:
         size = path.stat().st_size
@@ -137,7 +138,7 @@ def read_tokenizer(place: str) -> bytes:
                 f"{path} has {size:,} bytes; a tokenizer may have {MAX_TOKENIZER_BYTES:,} at most. "
                 "Check that it is a tokenizer.json."
             )
-        return path.read_bytes()
+        return without_mark(path.read_bytes())
     except OSError as error:
         raise TokenizerError(
             f"Cannot read the tokenizer {path} ({error.strerror}). Check the path; for one on the Hugging Face "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -35,6 +36,16 @@ def die_with_parent() -> None:
     """In the child, before exec: the kernel kills it when the parent dies, even by kill -9."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def without_named_locks() -> None:
+    """Have locks that libraries make when they are imported leave no name behind in the system.
+
+    hivemind makes four. Where processes are not forked by default, as from Python 3.14 on, each has a name, and of
+    those of a process that ends by `os._exit` Python's resource tracker says "leaked semaphore objects". Whatever we
+    start as a process names its own way to.
+    """
+    multiprocessing.set_start_method("fork", force=True)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 
+from node.machine.home import at_home
 from node.model.flat import layout
 from node.model.replica import Replica
 from node.model.stage import parameter_shapes
@@ -44,7 +45,7 @@ class Pretrained:
     """
 
     def __init__(self, source: str) -> None:
-        path = Path(source).expanduser()
+        path = at_home(source)
         self.source = source
         self._directory = path if path.is_dir() else None
         self._is_offline = False
@@ -176,7 +177,7 @@ class Pretrained:
         try:
             if path.stat().st_size > most:
                 raise ValueError(f"it is larger than {most} bytes")
-            contents = json.loads(path.read_text(encoding="utf-8"))
+            contents = json.loads(path.read_text(encoding="utf-8-sig"))
             if not isinstance(contents, dict):
                 raise ValueError("it is not a JSON object")
         except (OSError, ValueError) as error:

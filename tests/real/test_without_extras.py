@@ -60,8 +60,8 @@ def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
         (
             "pyarrow",
             "data",
-            "from pathlib import Path; from node.data.sources import _parquet_rows; "
-            "list(_parquet_rows(Path('none.parquet'), 'text'))",
+            "from pathlib import Path; from node.data.rows import parquet_texts; "
+            "list(parquet_texts(Path('none.parquet'), 'text'))",
         ),
         *(
             (

@@ -39,6 +39,13 @@ def as_jsonl(path: Path, documents: Sequence[str], field: str = "text") -> str:
     return str(path)
 
 
+def zstd(raw: bytes) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(raw)
+    return sink.getvalue().to_pybytes()
+
+
 def as_parquet(path: Path, documents: Sequence[str], field: str = "text") -> str:
     table = pyarrow.table({"id": list(range(len(documents))), field: list(documents)})
     pyarrow.parquet.write_table(table, path, row_group_size=7)

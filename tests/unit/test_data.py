@@ -21,7 +21,7 @@ from node.data.documents import DocumentOrder, Split, stored_documents
 from node.data.opening import DataPlan, open_data
 from node.data.sources import files_of, places_of, python_stdlib_files
 from node.data.tokenizer import ByteTokenizer
-from protocol.errors import DataError
+from protocol.errors import DataError, UserError
 from protocol.manifest import load_preset
 from tests.swarm.micro import MadeUpDocuments, micro_manifest
 
@@ -90,8 +90,11 @@ def test_unusable_files_are_named_with_what_to_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             files_of(str(tmp_path / name))
-    with pytest.raises(DataError, match="Cannot read '~nobody-here"):
-        files_of("~nobody-here/a.txt")
+    for look in (files_of, lambda entry: places_of([entry])):
+        with pytest.raises(
+            UserError, match=r"no user of this machine .* ~nobody-here/a\.txt\. Check the name"
+        ):
+            look("~nobody-here/a.txt")
     for entries in ([str(tmp_path / "e*.txt")], []):
         with pytest.raises(DataError, match="no text"):
             stored_documents(entries, "text", 16_384, Split(0.05), tmp_path / "cache")

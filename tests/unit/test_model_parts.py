@@ -163,7 +163,7 @@ def test_files_are_predicted_from_their_second_token_on(tmp_path: Path) -> None:
     two.write_text("x")
     with pytest.raises(DataError, match="nothing to predict"):
         text_of_files([two], "text", tokenizer, 8, 2)
-    two.write_bytes(b"\xff\xfe")
+    two.write_bytes(b"\xff\xff")
     with pytest.raises(DataError, match="not UTF-8"):
         text_of_files([two], "text", tokenizer, 8, 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tarfile
 from pathlib import Path
 
 import pyarrow
@@ -13,7 +14,7 @@ import pytest
 from node.data.opening import DataPlan, open_data
 from protocol.errors import DataError
 from tests.swarm.micro import micro_manifest
-from tests.unit.corpora import as_jsonl, as_parquet, as_saved_to_disk
+from tests.unit.corpora import as_jsonl, as_parquet, as_saved_to_disk, zstd
 
 MANIFEST = micro_manifest(data__source="local")
 LINE = json.dumps({"text": "a fine line"})
@@ -47,7 +48,26 @@ def make(directory: Path) -> None:
     as_parquet(directory / "body.parquet", ["a"], "body")
     pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2]}), directory / "numbers.parquet")
     (directory / "texts").mkdir()
-    (directory / "texts" / "a.txt").write_text("text")
+    (directory / "texts" / "a.md").write_text("text")
+    (directory / "cut.jsonl.zst").write_bytes(zstd(f"{LINE}\n".encode() * 100)[:-4])
+    (directory / "junk.jsonl.zst").write_bytes(zstd(f"{LINE}\n".encode()) + b"junk")
+    (directory / "body.parquet.gz").write_bytes(gzip.compress((directory / "body.parquet").read_bytes()))
+    (directory / "texts.zip").write_bytes(b"PK\x03\x04 and so on")
+    with tarfile.open(directory / "texts.tar.gz", "w:gz") as archive:
+        archive.add(directory / "short.txt")
+    (directory / "windows.txt").write_bytes("a text".encode("utf-16"))
+    (directory / "windows.csv").write_bytes("text\nrow\n".encode("utf-16"))
+    (directory / "cut.json").write_text(json.dumps([{"text": "a"}] * 3)[:-5])
+    (directory / "unclosed.json").write_text(json.dumps([{"text": "a"}] * 3)[:-1])
+    (directory / "strings.json").write_text('["one", "two"]')
+    (directory / "nested.json").write_text(json.dumps({"rows": [{"text": "a"}]}, indent=1))
+    (directory / "body.csv").write_text("id;body\n1;a\n")
+    (directory / "none.csv").write_text("text\n")
+    (directory / "none.arrow").write_text("ARROW1 is how they begin")
+    (directory / "deep.jsonl").write_text("[" * 100_000)
+    (directory / "no-train").mkdir()
+    for split in ("test", "validation"):
+        as_jsonl(directory / "no-train" / f"{split}.jsonl", ["a"])
     (directory / "damaged").mkdir()
     (directory / "damaged" / "train.parquet").write_text("no parquet")
 
@@ -64,17 +84,36 @@ def make(directory: Path) -> None:
         ("short.txt", ("too short to train on", "--data")),
         ("*.md", ("No file matches", "*.md", "Check the pattern")),
         ("texts", ("texts is a folder", "*.txt")),
+        ("cut.jsonl.zst", ("cut.jsonl.zst", "Check the file")),
+        ("junk.jsonl.zst", ("junk.jsonl.zst", "Check the file")),
+        ("body.parquet.gz", ("body.parquet.gz is a compressed parquet file", "Decompress it")),
+        ("texts.zip", ("texts.zip is a zip archive", "unzip 'texts.zip'")),
+        ("texts.tar.gz", ("texts.tar.gz is a tar archive", "tar -xf 'texts.tar.gz'")),
+        ("windows.txt", ("windows.txt is UTF-16", "iconv -f UTF-16 -t UTF-8 'windows.txt'")),
+        ("windows.csv", ("windows.csv is UTF-16", "iconv")),
+        ("cut.json", ("cut.json is not whole JSON", "after 2 objects", "Fetch it again")),
+        ("unclosed.json", ("unclosed.json is not whole JSON", "after 3 objects")),
+        ("strings.json", ("strings.json, object 1 is not a JSON object", "'text'")),
+        ("nested.json", ("nested.json, object 1 has no field 'text'", "rows")),
+        ("body.csv", ("body.csv has no column 'text'", "--text-field", "body")),
+        ("none.csv", ("no text in", "none.csv")),
+        ("none.arrow", ("none.arrow is not a readable Arrow file", "leave it out")),
+        ("deep.jsonl", ("deep.jsonl is not whole JSON", "correct that place")),
+        ("no-train", ("no-train", "has no split 'train', but", "validation", "Name its files with --data")),
         ("broken.jsonl", ("broken.jsonl:3 is not JSON", "Correct or delete")),
         ("list.jsonl", ("list.jsonl:2 is not a JSON object",)),
         ("number.jsonl", ("number.jsonl:1", "holds int, not text", "--text-field")),
         ("text.jsonl", ("text.jsonl:1 is not JSON",)),
         ("body.jsonl", ("body.jsonl:1 has no field 'text'", "--text-field", "body")),
         ("cut.jsonl.gz", ("cut.jsonl.gz", "Check the file")),
-        ("plain.jsonl.gz", ("plain.jsonl.gz", "Not a gzipped file")),
+        (
+            "plain.jsonl.gz",
+            ("too short to train on",),
+        ),  # it was read: decompressed on its way, as some browsers do
         ("none.parquet", ("none.parquet is not a readable parquet file", "leave it out")),
         ("body.parquet", ("body.parquet has no column 'text'", "--text-field", "body")),
         ("numbers.parquet", ("numbers.parquet", "holds int, not text")),
-        ("damaged", ("damaged", "Check")),
+        ("damaged", ("damaged/train.parquet is not a readable parquet file", "leave it out")),
     ],
 )
 def test_wrong_files(name: str, said: tuple[str, ...], tmp_path: Path) -> None:

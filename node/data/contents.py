@@ -1,0 +1,149 @@
+"""The bytes of a file, decompressed where it is compressed: its first bytes say so, whatever its name ends in."""
+
+from __future__ import annotations
+
+import bz2
+import io
+import logging
+import lzma
+import zlib
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO
+
+from node.machine.limits import optional
+from protocol.errors import DataError, UserError
+
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES = 2**20
+_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
+_BOM = "\ufeff".encode()
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_ZIP = b"PK\x03\x04"
+_TAR_AT, _TAR = 257, b"ustar"
+_ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
+
+
+def plain_name(path: Path) -> str:
+    """The file's name in lower case, without the ending of a compression."""
+    name = path.name.lower()
+    return next((name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)), name)
+
+
+def opened(path: Path) -> io.BufferedReader:
+    """The file's bytes to read from, decompressed. Reading raises `DataError` with what to do."""
+    return io.BufferedReader(_Blocks(_blocks(path)), BLOCK_BYTES)
+
+
+def is_compressed(path: Path) -> bool:
+    return _start(path).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
+
+
+def require_text(path: Path, head: bytes) -> None:
+    """Raises `DataError` when a file that begins with `head` needs another program before it is text."""
+    if head.startswith(_UTF_16):
+        raise DataError(
+            f"{path} is UTF-16 text. Convert it: iconv -f UTF-16 -t UTF-8 '{path.name}' > 'utf8-{path.name}'."
+        )
+    if head.startswith(_ZIP):
+        raise DataError(f"{path} is a zip archive. Unpack it and name the files in it: unzip '{path.name}'.")
+    if head[_TAR_AT:].startswith(_TAR):
+        raise DataError(
+            f"{path} is a tar archive. Unpack it and name the files in it: tar -xf '{path.name}'."
+        )
+
+
+def without_mark(head: bytes) -> bytes:
+    """A text's first bytes without a byte order mark, which Windows' editors write."""
+    return head.removeprefix(_BOM)
+
+
+class _Blocks(io.RawIOBase):
+    """Blocks as a file. Mutable: what is left of the last block."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._left = memoryview(b"")
+        self._blocks = blocks
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: memoryview) -> int:  # type: ignore[override]
+        if not self._left:
+            self._left = memoryview(next(self._blocks, b""))
+        count = min(len(into), len(self._left))
+        into[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_XZ))
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    start = _start(path)
+    try:
+        if start.startswith(_GZIP):
+            yield from _gunzipped(path)
+        elif start.startswith(_ZSTD):
+            yield from _unzstd(path)
+        else:
+            opener = bz2.open if start.startswith(_BZIP2) else lzma.open if start.startswith(_XZ) else open
+            with opener(path, "rb") as file:
+                yield from _read(file)
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise unreadable(path, error) from None
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def _gunzipped(path: Path) -> Iterator[bytes]:
+    """All members of the file. As gunzip does, passes over zeros after them, and warns of anything else there."""
+    with path.open("rb") as file:
+        rest = file.read(BLOCK_BYTES)
+        while rest:
+            if not rest.startswith(_GZIP):
+                logger.warning("%s has bytes after the end of its gzip; they were left out.", path)
+                return
+            rest = yield from _member(file, rest)
+            while not rest.strip(b"\0") and (more := file.read(BLOCK_BYTES)):
+                rest = more
+            rest = rest.lstrip(b"\0")
+            rest += file.read(1) if len(rest) == 1 else b""
+
+
+def _member(file: IO[bytes], rest: bytes) -> Generator[bytes, None, bytes]:
+    """What the member of a gzip that begins with `rest` holds. Returns what was read of the file after it."""
+    inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    while not inflate.eof:
+        block = inflate.decompress(rest, BLOCK_BYTES)
+        if block:
+            yield block
+        rest = inflate.unconsumed_tail
+        if not inflate.eof and not rest and not block and not (rest := file.read(BLOCK_BYTES)):
+            raise EOFError("it is cut short: the end of the gzip is missing")
+    return inflate.unused_data
+
+
+def _unzstd(path: Path) -> Iterator[bytes]:
+    try:
+        pyarrow = optional("pyarrow", "data")
+    except UserError as error:
+        raise DataError(
+            f"{path} is compressed with zstd. Decompress it: zstd -d '{path.name}'. {error}"
+        ) from None
+    with pyarrow.input_stream(str(path), compression="zstd") as file:
+        yield from _read(file)
+
+
+def unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"Cannot read {path} ({error}). Check the file and its permissions.")

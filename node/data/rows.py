@@ -1,0 +1,267 @@
+"""The texts of files that hold them in rows: JSON, CSV, parquet, Arrow.
+
+Bytes that are not UTF-8 come as lone surrogates (`surrogateescape`), whatever the format: `mended` replaces them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from node.data.contents import BLOCK_BYTES, is_compressed, opened, plain_name, without_mark
+from node.machine.limits import optional
+from protocol.errors import DataError
+
+Texts: TypeAlias = Iterator[str | None]
+
+JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+CSV_ENDINGS = (".csv", ".tsv")
+PARQUET, ARROW = b"PAR1", b"ARROW1"  # how these files begin
+_LONGEST = 2**26  # bytes of a row: more is no document but a mistake
+_ROWS_AT_ONCE = 256
+_DELIMITERS = ",;\t|"  # the second is what spreadsheets write where the decimal sign is a comma
+_BETWEEN = re.compile(r"[\s,]*")
+_NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # surrogates that stand for no byte
+_DECODER = json.JSONDecoder()
+
+
+def mended(text: str) -> str:
+    """The text with U+FFFD for what is not UTF-8, as `errors="replace"` gives of the bytes."""
+    raw = _NO_BYTE.sub("\ufffd", text).encode("utf-8", errors="surrogateescape")
+    return raw.decode("utf-8", errors="replace")
+
+
+# --- JSON ---------------------------------------------------------------------------------------
+
+
+def json_texts(path: Path, field: str) -> Texts:
+    """JSON lines, one array of objects, or objects over several lines: which, its beginning says."""
+    with opened(path) as file:
+        head = _decoded(without_mark(file.peek(BLOCK_BYTES)[:BLOCK_BYTES]))
+        if _is_by_lines(head):
+            yield from _json_lines(file, field, path)
+        else:
+            yield from _json_values(file, field, path)
+
+
+def begins_with_row(head: bytes, field: str) -> bool:
+    """Whether a file that begins so is JSON with its text in `field`, whatever its name ends in."""
+    start = _decoded(head).lstrip()
+    value, _ = _value_at(start, len(start) - len(start.removeprefix("[").lstrip()))
+    return isinstance(value, dict) and field in value
+
+
+def _is_by_lines(head: str) -> bool:
+    """An array is none, nor is an object that goes on over a line's end."""
+    start = head.lstrip()
+    first, _, rest = start.partition("\n")
+    if start.startswith("["):
+        return False
+    value, end = _value_at(start, 0)
+    return not rest or value is None or end <= len(first)
+
+
+def _value_at(text: str, place: int) -> tuple[object, int]:
+    """The JSON value there and its end; None where there is no whole one."""
+    try:
+        return _DECODER.raw_decode(text, place)
+    except (ValueError, RecursionError):
+        return None, place
+
+
+def _json_lines(file: io.BufferedReader, field: str, path: Path) -> Texts:
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST), b""), 1):
+        where = f"{path}:{number}"
+        if len(line) >= _LONGEST:
+            raise DataError(f"{where} is longer than {_LONGEST >> 20} MiB. Is this JSON lines? Split it.")
+        text = _decoded(without_mark(line) if number == 1 else line)
+        if text.strip():
+            yield _field_of(_parsed(text, where), field, where, "Each line must be one")
+
+
+def _parsed(line: str, where: str) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where} is not JSON ({str(error)[:80]}). Correct or delete this line; each line must be one object."
+        ) from None
+
+
+def _json_values(file: io.BufferedReader, field: str, path: Path) -> Texts:
+    """Objects one after another, in an array or not; no more than one of them and some blocks are in memory."""
+    reader = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape")
+    rest, number = reader.read(BLOCK_BYTES).lstrip(), 0
+    is_array, rest = rest.startswith("["), rest.removeprefix("[")
+    while True:
+        rest = rest[_end_of_gap(rest, 0) :]
+        start = 0
+        while True:  # the values of what is in memory
+            value, end = _value_at(rest, start)
+            if end == start:
+                break
+            number += 1
+            yield _field_of(value, field, f"{path}, object {number}", "Each must be one")
+            start = _end_of_gap(rest, end)
+        rest = rest[start:]
+        if is_array and rest.startswith("]"):
+            return
+        if len(rest) >= _LONGEST:
+            raise DataError(f"{path}, object {number + 1}, has more than {_LONGEST >> 20} MiB. Split it.")
+        more = reader.read(max(BLOCK_BYTES, len(rest)))  # twice as much each time: not read over and over
+        if not more and (rest or is_array):
+            raise DataError(
+                f"{path} is not whole JSON: it breaks off, or is damaged, after {number:,} objects. Fetch it again, "
+                "or correct that place."
+            )
+        if not more:
+            return
+        rest += more
+
+
+def _end_of_gap(text: str, place: int) -> int:
+    found = _BETWEEN.match(text, place)
+    return found.end() if found else place
+
+
+def _field_of(contents: object, field: str, where: str, rule: str) -> str | None:
+    if not isinstance(contents, dict):
+        raise DataError(f"{where} is not a JSON object. {rule}, with text in field {field!r}.")
+    if field not in contents:
+        raise DataError(f"{where} has no field {field!r}. {choice(contents)}")
+    return checked(contents[field], field, where)
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="surrogateescape")
+
+
+# --- CSV ----------------------------------------------------------------------------------------
+
+
+def csv_texts(path: Path, field: str) -> Texts:
+    """Rows of a CSV or TSV file; its first row names the columns."""
+    csv.field_size_limit(_LONGEST)  # of the whole process, whose only CSV these are; 128 KiB unless it is set
+    with opened(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        header = text.readline(BLOCK_BYTES)
+        mark = _delimiter(header, field, "\t" if plain_name(path).endswith(".tsv") else ",")
+        names = next(csv.reader([header], delimiter=mark), [])
+        if field not in names:
+            raise DataError(f"{path} has no column {field!r} in its first row. {choice(names)}")
+        column = names.index(field)
+        rows = csv.reader(text, delimiter=mark)
+        try:
+            for row in rows:
+                yield row[column] if column < len(row) else None
+        except csv.Error as error:
+            raise DataError(
+                f"{path}:{rows.line_num + 1} is not CSV ({error}). Correct this line, or delete it."
+            ) from None
+
+
+def _delimiter(header: str, field: str, usual: str) -> str:
+    """The usual one, unless only another makes a column of `field`."""
+    marks = [usual, *_DELIMITERS]
+    return next((mark for mark in marks if field in next(csv.reader([header], delimiter=mark), [])), usual)
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def parquet_texts(path: Path, field: str) -> Texts:
+    parquet = _columns_of(path, "pyarrow.parquet", "parquet")
+    try:
+        with parquet.ParquetFile(path) as file:
+            _require_column(file.schema_arrow.names, field, path)
+            batches = file.iter_batches(_ROWS_AT_ONCE, columns=[field])
+            yield from _texts_of(batches, 0, field, path)
+    except (optional("pyarrow", "data").ArrowException, OSError) as error:
+        raise _damaged(path, "parquet", error) from None
+
+
+def arrow_texts(path: Path, field: str) -> Texts:
+    """An Arrow file or stream."""
+    ipc = _columns_of(path, "pyarrow.ipc", "Arrow")
+    pyarrow = optional("pyarrow", "data")
+    try:
+        with pyarrow.memory_map(str(path)) as source:
+            is_file = source.read(len(ARROW)) == ARROW
+            source.seek(0)
+            reader = ipc.open_file(source) if is_file else ipc.open_stream(source)
+            _require_column(reader.schema.names, field, path)
+            batches = (
+                (reader.get_batch(n) for n in range(reader.num_record_batches)) if is_file else iter(reader)
+            )
+            yield from _texts_of(batches, reader.schema.names.index(field), field, path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _damaged(path, "Arrow", error) from None
+
+
+class _Column(Protocol):
+    """The part of pyarrow's arrays that is used here."""
+
+    type: Any
+
+    def to_pylist(self) -> list[object]: ...
+
+    def cast(self, target_type: Any) -> _Column: ...
+
+
+class _RecordBatch(Protocol):
+    def column(self, index: int) -> _Column: ...
+
+
+def _texts_of(batches: Iterable[_RecordBatch], column: int, field: str, path: Path) -> Texts:
+    for batch in batches:
+        for value in _values(batch.column(column)):
+            yield checked(value, field, str(path))
+
+
+def _values(column: _Column) -> list[object]:
+    """A writer in another language may have put bytes that are not UTF-8 where it says that there is text."""
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        binary = column.cast(optional("pyarrow", "data").large_binary())
+        return [_decoded(raw) if isinstance(raw, bytes) else raw for raw in binary.to_pylist()]
+
+
+def _columns_of(path: Path, module: str, kind: str) -> Any:
+    """The module that reads them. Raises `DataError` for a file that is compressed as a whole."""
+    found = optional(module, "data")
+    if is_compressed(path):
+        raise DataError(f"{path} is a compressed {kind} file. Decompress it first.")
+    return found
+
+
+def _require_column(names: list[str], field: str, path: Path) -> None:
+    if field not in names:
+        raise DataError(f"{path} has no column {field!r}. {choice(names)}")
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> DataError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
+    return DataError(f"{path} is not a readable {kind} file ({reason}). Fetch it again, or leave it out.")
+
+
+# --- what all have in common --------------------------------------------------------------------
+
+
+def checked(value: object, field: str, where: str) -> str | None:
+    """The value, if it is text or none at all. Raises `DataError`."""
+    if value is None or isinstance(value, str):
+        return value
+    raise DataError(
+        f"{where}: {field!r} holds {type(value).__name__}, not text. "
+        "Name the field that holds text with --text-field."
+    )
+
+
+def choice(names: Iterable[str] | Mapping[str, object]) -> str:
+    return f"Name the one that holds the text with --text-field: there is {', '.join(names) or 'none'}."[:300]

@@ -1,0 +1,132 @@
+"""What `noloco eval` counts: the ids that training makes, and the bytes of the text; an end of text is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from bootstrap.evaluation.measuring import held_out_text, text_of_files
+from bootstrap.export.tokenizer import byte_count, transformers_tokenizer
+from node.data.documents import Split, cut
+from node.data.opening import DataPlan, open_data
+from node.data.tokenizer import Tokenizer as TrainingTokenizer
+from node.data.tokenizer import identity_of, load_tokenizer
+from protocol.manifest import Manifest
+from tests.swarm.micro import micro_manifest
+from tests.unit.corpora import as_jsonl
+from tests.unit.tokenizers_made_here import bpe
+
+TEXT = "First line.\n\nSecond paragraph here.\n\n\ndef f():\n    return 1\n\nThe end. größer 中文 🙂\n" * 20
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@cache
+def pattern() -> bytes:
+    """Split as for Llama 3 and Qwen: line ends and what is after them lie in one token."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    tokenizer.add_tokens([AddedToken("größer", normalized=False)])
+    return str(tokenizer.to_str()).encode()
+
+
+@cache
+def spaces() -> bytes:
+    """As sentencepiece's: a word's beginning is marked, and every text begins with a word."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    special = ["<unk>", "<|endoftext|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    return str(tokenizer.to_str()).encode()
+
+
+KINDS: dict[str, Callable[[], bytes | None]] = {
+    "bytes": lambda: None,
+    "bpe": bpe,
+    "pattern": pattern,
+    "spaces": spaces,
+}
+
+
+def run_of(kind: str, **changes: object) -> tuple[Manifest, bytes | None]:
+    raw = KINDS[kind]()
+    changes |= {"data__source": "local"}
+    if raw is not None:
+        changes |= {"model__vocab_size": 512, "data__tokenizer": identity_of(raw)}
+        changes |= {"data__end_of_text": "<|endoftext|>"}
+    return micro_manifest(**changes), raw
+
+
+@cache
+def tokenizers_of(kind: str) -> tuple[PreTrainedTokenizerFast, TrainingTokenizer]:
+    """For evaluating and for training."""
+    manifest, raw = run_of(kind)
+    return transformers_tokenizer(manifest, raw), load_tokenizer(raw, manifest)
+
+
+def ids_in(batches: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
+    """Of windows one after another: the first token, and all labels."""
+    rows = [pair for inputs, labels in batches for pair in zip(inputs.tolist(), labels.tolist(), strict=True)]
+    return [rows[0][0][0], *(token for _, labels in rows for token in labels)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("longest", [256, 16_384])
+def test_a_file_has_the_ids_and_the_bytes_that_training_has(kind: str, longest: int, tmp_path: Path) -> None:
+    manifest, raw = run_of(kind, data__longest_document=longest)
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
+    tokenizer = transformers_tokenizer(manifest, raw)
+    text = text_of_files([tmp_path / "a.txt"], "text", tokenizer, 16, 3, longest=longest)
+    pieces = [piece.decode() for piece in cut([TEXT.encode()], longest)]
+    trained = [i for ids in load_tokenizer(raw, manifest).encode_batch(pieces) for i in ids.tolist()]
+    assert ids_in(text.batches) == trained
+    first = byte_count(tokenizer, trained[:1])
+    spaces_between = len(pieces) - 1 if kind == "spaces" else 0  # before the first word of each piece
+    assert text.bytes == len(TEXT.encode()) - first + spaces_between
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_end_of_text_has_no_bytes(kind: str, tmp_path: Path) -> None:
+    """Rows that are about as long as the name of their end: as many bytes were counted for it as for them."""
+    manifest, raw = run_of(kind)
+    rows = [f"short row {number}" for number in range(4000)]
+    place = as_jsonl(tmp_path / "rows.jsonl", rows)
+    data = open_data(manifest, DataPlan((place,), "text", tmp_path / "cache"), raw)
+    text = held_out_text(manifest, data, 1_000_000, transformers_tokenizer(manifest, raw))
+    held_out = sum(len(row) for row in rows if Split(manifest.data.held_out).holds_out(row.encode()))
+    assert held_out - 300 < text.bytes < held_out  # the last sequence may be incomplete, and is left out
+
+
+@given(
+    st.lists(st.sampled_from(["größer", " and", "中文", "\n\n", "word", " ", "🙂"]), max_size=12), st.data()
+)
+def test_the_bytes_of_parts_are_those_of_the_whole(words: list[str], data: st.DataObject) -> None:
+    """Windows cut where they will, also within a character: for bytes under other names the sum is exact."""
+    for kind in ("bytes", "bpe", "pattern"):
+        tokenizer, trained = tokenizers_of(kind)
+        (ids,) = (found.tolist() for found in trained.encode_batch(["".join(words)]))
+        place = data.draw(st.integers(0, len(ids)))
+        parts = [[*ids[:place], tokenizer.eos_token_id], ids[place:]]
+        assert sum(byte_count(tokenizer, part) for part in parts) == len("".join(words).encode())
