@@ -108,7 +108,7 @@ def _require_tokens(preset: Manifest) -> None:
 
 def _require_bytes(manifest: Manifest, checkpoint: str) -> None:
     """Raises `TokenizerError` for a checkpoint without a tokenizer whose ids are not bytes."""
-    if manifest.model.vocab_size != BYTE_VALUES:
+    if manifest.data.tokenizer == BYTES and manifest.model.vocab_size != BYTE_VALUES:
         raise TokenizerError(
             f"{checkpoint} has no {FILE_NAME}, and its {manifest.model.vocab_size:,} tokens are not bytes. Name the "
             "tokenizer that it was trained with: --tokenizer tokenizer.json, or --tokenizer hub:NAME."
@@ -256,8 +256,8 @@ def _tell_rowless(tokenizer: FileTokenizer, manifest: Manifest) -> None:
     rowless = tokenizer.tokens - manifest.model.vocab_size
     if rowless > 0:
         logger.warning(
-            "The tokenizer has %d special tokens more than the model has rows. No text becomes one, so training goes "
-            "well; whoever uses the model must not, either.",
+            "Tokens of the tokenizer without a row in the model: %d, all of them special. No text becomes one, so "
+            "training does without; do not give them to the model, either.",
             rowless,
         )
 
