@@ -49,7 +49,7 @@ class ByteTokenizer:
         return [np.frombuffer(each, np.uint8).astype(np.int32) for each in found]
 
 
-# from this and the vocabulary it shows whether two files tokenise alike
+# by this, and the text of each token, it shows whether two files tokenise alike
 SAMPLE = (
     "The quick brown fox's 1,234 jumps over   the lazy dog; don't they?\n\tdef train(model): return model.step()\r\n"
     "Ça coûte 3.14 € à l'hôtel, ÄÖÜ größer. Ελληνικά и русский, 中文字符, 日本語のテキスト, 한국어, العربية, עברית, "
@@ -75,18 +75,20 @@ class FileTokenizer:
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(text_alone(settings, end_of_text)))
         self.end_of_text = int(token)
         ids = file.get_vocab(with_added_tokens=True)
-        unwritten = hidden_names(settings, end_of_text).keys() - {
-            end_of_text,
-            unknown_name(settings, end_of_text),
-        }
+        self._hidden = frozenset(hidden_names(settings, end_of_text))
+        unwritten = self._hidden - {end_of_text, unknown_name(settings, end_of_text)}
         self._names = sorted((token, name) for name, token in ids.items())
         self.tokens = max(ids.values()) + 1
         self.size = max(token for name, token in ids.items() if name not in unwritten) + 1
 
     def fingerprint(self) -> str:
         """The same for all files that give the same ids under the same names, in whatever form they were written."""
-        ids = [self.encode_batch([part])[0].tolist() for part in (SAMPLE, *SAMPLE.split())]
-        return hashlib.sha256(json.dumps([self.end_of_text, self._names, ids]).encode()).hexdigest()
+        named = [[token] for token, name in self._names if name not in self._hidden]
+        texts = [SAMPLE, *self._tokenizer.decode_batch(named, skip_special_tokens=False)]
+        does = hashlib.sha256(json.dumps([self.end_of_text, self._names]).encode())
+        for ids in self.encode_batch(texts):
+            does.update(ids.tobytes() + b"|")
+        return does.hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Raises `DataError`, which shows the text, when one has what the tokenizer has no token for."""
