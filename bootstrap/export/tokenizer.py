@@ -43,11 +43,15 @@ def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedT
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write its files under the name of the class that transformers 4 and 5 both have."""
+    """Write its files for transformers 4 and 5: a class that both have, and only what a causal model takes."""
     tokenizer.save_pretrained(directory)
     path = directory / CONFIG
-    contents = json.loads(path.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
-    path.write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    both = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    path.write_text(json.dumps(contents | both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def fingerprint_of(manifest: Manifest, raw: bytes | None) -> str:

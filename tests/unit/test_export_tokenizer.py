@@ -142,3 +142,4 @@ def test_the_tokenizer_has_a_class_that_transformers_4_and_5_know(tmp_path: Path
     export_with(RAW, tmp_path / "export")
     written = json.loads((tmp_path / "export" / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["model_input_names"] == ["input_ids", "attention_mask"]  # 4 would give token_type_ids, too

@@ -128,6 +128,11 @@ def test_an_end_of_text_that_stands_for_the_unknown_ends_no_document(model: str)
         probe(raw, END)
 
 
+def test_an_end_of_text_that_stands_for_the_unknown_is_taken_where_nothing_is_unknown() -> None:
+    raw = with_settings(bpe(), unk_token="<|endoftext|>")
+    assert probe(raw, "<|endoftext|>") == ""
+
+
 def test_a_byte_that_is_missing_is_found() -> None:
     for lost, shown in (("Į", "Ì"), ("A", "A"), ("ð", "🙂")):  # the bytes 8C, 41 and F0
         settings = json.loads(bpe())
