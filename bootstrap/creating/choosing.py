@@ -12,17 +12,12 @@ from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
 from bootstrap.creating.positions import longer_than_positions
+from bootstrap.creating.probing import probe
 from bootstrap.display import writing
+from bootstrap.export.tokenizer import is_byte_tokenizer
 from node.data.sources import HUB
-from node.data.tokenizer import (
-    FILE_NAME,
-    FileTokenizer,
-    end_of_text_in,
-    identity_of,
-    load_tokenizer,
-    read_tokenizer,
-    require_fit,
-)
+from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
+from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from node.model.stage import FAMILIES, parts_of
 from protocol.errors import CheckpointError, ManifestError, TokenizerError
@@ -37,6 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_LAYERS = 1_024  # as in the manifest
 UNKNOWN_DIGEST = "0" * 64
 MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
+BYTE_VALUES = 256
 _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
 
 
@@ -62,10 +58,14 @@ class RunOptions:
         if raw is not None:
             is_preset = self.file is None and self.from_checkpoint is None
             manifest = with_tokenizer(manifest, raw, self.end_of_text, is_preset=is_preset)
-        elif self.file is None and self.from_checkpoint is None:
+        elif self.from_checkpoint is not None:
+            _require_bytes(manifest, self.from_checkpoint)
+        elif self.file is None:
             _require_tokens(manifest)
         if told := longer_than_positions(manifest):
             logger.warning("%s", told)
+        if self.from_checkpoint is not None:
+            manifest = with_digests(Pretrained(self.from_checkpoint), manifest)
         return manifest, raw
 
     def _manifest(self) -> Manifest:
@@ -76,7 +76,7 @@ class RunOptions:
         return self._adapted(load_toml(self.file) if self.file else load_preset(self.preset or "tiny"))
 
     def _from_checkpoint(self, source: Pretrained) -> Manifest:
-        """The model is the checkpoint's; each stage has a digest of its weights, so their number comes first."""
+        """The model is the checkpoint's. Each stage is to have a digest of its weights, which are not read yet."""
         contents = toml_contents(self.file) if self.file else load_preset(self.preset or "tiny").model_dump()
         if self.file and "model" in contents:
             raise ManifestError(
@@ -86,7 +86,7 @@ class RunOptions:
         if self.stages is not None:
             contents["stages"] = self.stages
         contents["start"] = unread_start(source, contents.get("stages")).model_dump()
-        return with_digests(source, self._adapted(manifest_from(contents)))
+        return self._adapted(manifest_from(contents))
 
     def _adapted(self, manifest: Manifest) -> Manifest:
         """With the number of stages and steps that were asked for, validated again."""
@@ -106,6 +106,15 @@ def _require_tokens(preset: Manifest) -> None:
             f"The preset {preset.name} has {preset.model.vocab_size:,} tokens, of which bytes would use 256. Name "
             "the tokenizer of the text to train on: --tokenizer tokenizer.json, or --tokenizer hub:NAME. "
             f"For bytes, write a manifest: noloco-bootstrap init run.toml --size {preset.name} --vocab 256."
+        )
+
+
+def _require_bytes(manifest: Manifest, checkpoint: str) -> None:
+    """Raises `TokenizerError` for a checkpoint without a tokenizer whose ids are not bytes."""
+    if manifest.data.tokenizer == BYTES and manifest.model.vocab_size != BYTE_VALUES:
+        raise TokenizerError(
+            f"{checkpoint} has no {FILE_NAME}, and its {manifest.model.vocab_size:,} tokens are not bytes. Name the "
+            "tokenizer that it was trained with: --tokenizer tokenizer.json, or --tokenizer hub:NAME."
         )
 
 
@@ -206,13 +215,17 @@ def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
 
 def chosen_tokenizer(named: str, checkpoint: str | None) -> bytes | None:
     """The run's tokenizer.json: the one named, else the checkpoint's own, None where bytes are tokens."""
-    if not named and checkpoint:
-        place = Path(checkpoint)
-        if not place.exists():
-            named = HUB + checkpoint
-        elif (place / FILE_NAME).exists():
-            named = checkpoint
-    return read_tokenizer(named) if named else None
+    if named:
+        return read_tokenizer(named)
+    if not checkpoint:
+        return None
+    place = Path(checkpoint).expanduser()
+    if not place.exists():
+        return read_tokenizer(HUB + checkpoint)
+    if not (place / FILE_NAME).exists() and not others_in(place):
+        return None
+    raw = read_tokenizer(str(place))
+    return None if is_byte_tokenizer(raw) else raw
 
 
 def with_tokenizer(
@@ -230,13 +243,26 @@ def with_tokenizer(
         )
     end_of_text = end_of_text or manifest.data.end_of_text or end_of_text_in(raw)
     tokenizer = FileTokenizer(raw, end_of_text)
+    if lost := probe(raw, end_of_text):
+        logger.warning("%s", lost)
     contents = manifest.model_dump()
     contents["data"] |= {"tokenizer": identity_of(raw), "end_of_text": end_of_text}
     if is_preset:
-        contents["model"]["vocab_size"] = -(-tokenizer.size // _ROUNDED_TO) * _ROUNDED_TO
+        contents["model"]["vocab_size"] = -(-tokenizer.tokens // _ROUNDED_TO) * _ROUNDED_TO
     else:
-        require_fit(tokenizer, manifest.model.vocab_size)
+        require_fit(tokenizer, manifest)
+        _tell_rowless(tokenizer, manifest)
     return manifest_from(contents)
+
+
+def _tell_rowless(tokenizer: FileTokenizer, manifest: Manifest) -> None:
+    rowless = tokenizer.tokens - manifest.model.vocab_size
+    if rowless > 0:
+        logger.warning(
+            "Tokens of the tokenizer without a row in the model: %d, all of them special. No text becomes one, so "
+            "training does without; do not give them to the model, either.",
+            rowless,
+        )
 
 
 def kept_tokenizer(directory: Path, manifest: Manifest, raw: bytes | None) -> bytes | None:

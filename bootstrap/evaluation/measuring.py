@@ -24,9 +24,10 @@ from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, trans
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
 from node.data.documents import cut
-from node.data.opening import LOCAL, DataPlan, open_data
+from node.data.opening import LOCAL, DataPlan, tokenised_by
 from node.data.sources import Document, documents_in, places_of
-from node.data.tokenizer import FILE_NAME
+from node.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
+from node.data.tokenizer_files import FILE_NAME, read_tokenizer
 from node.machine.processes import in_background
 from node.model.stage import Stage, logits_through
 from protocol.codec import encode
@@ -37,6 +38,7 @@ from protocol.errors import (
     NothingHeldOut,
     PeerUnreachable,
     Refused,
+    TokenizerError,
 )
 from protocol.manifest import BYTES, Data, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
@@ -68,7 +70,7 @@ class WantedLosses:
     def text(
         self,
         manifest: Manifest | None,
-        raw: bytes | None,
+        reader: Tokenizer | None,
         tokenizer: PreTrainedTokenizerBase,
         tokens: int,
         at_once: int,
@@ -79,14 +81,14 @@ class WantedLosses:
             return text_of_files(
                 places_of(self.data), self.field, tokenizer, tokens, at_once, self.sequences, longest
             )
-        if manifest is None:
+        if manifest is None or reader is None:
             raise DataError("Which text this model's run holds out is unknown: name text with --data FILE.")
         if not self.data and manifest.data.source == LOCAL:
             raise DataError(
                 "This run trains on its volunteers' own text: name some with --data FILE, with --held-out for the "
                 "part of it that nobody trains on."
             )
-        corpus = open_data(manifest, DataPlan(self.data, self.field, self.cache, without_text=""), raw)
+        corpus = tokenised_by(reader, manifest, DataPlan(self.data, self.field, self.cache, without_text=""))
         try:
             return held_out_text(manifest, corpus, self.sequences or HELD_OUT_SEQUENCES, tokenizer)
         except NothingHeldOut as error:
@@ -102,7 +104,9 @@ async def evaluate_swarm(
         raw = await tokenizer_file(observer, own)
         tokenizer = transformers_tokenizer(manifest, raw)
         sizes = (manifest.data.sequence_tokens, manifest.inner.sequences)
-        text = await in_background("data", wanted.text, manifest, raw, tokenizer, *sizes)
+        text = await in_background(
+            "data", wanted.text, manifest, load_tokenizer(raw, manifest), tokenizer, *sizes
+        )
         routes = await observer.routes()
         losses = []
         for route in routes if every_replica else routes[:1]:
@@ -121,19 +125,43 @@ def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
 
     loaded = load_exported(directory)
     manifest = _manifest_of(directory)
-    is_bytes = manifest is None or manifest.data.tokenizer == BYTES
-    raw = None if is_bytes else (directory / FILE_NAME).read_bytes()
-    text = wanted.text(manifest, raw, loaded.tokenizer, loaded.context, AT_ONCE)
+    reader = None if manifest is None else reader_of(directory, manifest)
+    text = wanted.text(manifest, reader, loaded.tokenizer, loaded.context, AT_ONCE)
     with bars() as shown:
         loss = model_loss(loaded.model, text, lambda done, total: shown.update("Evaluating", done, total))
     print(f"{loss}, by {directory}")
 
 
+def reader_of(directory: Path, manifest: Manifest) -> Tokenizer:
+    """The run's tokenizer by the export's file, which transformers has written anew, so its hash is another one.
+
+    Raises `TokenizerError` when it does something else than the run's did.
+    """
+    if manifest.data.tokenizer == BYTES:
+        return load_tokenizer(None, manifest)
+    tokenizer = FileTokenizer(read_tokenizer(str(directory)), manifest.data.end_of_text)
+    known = _facts_of(directory).get("tokenizer_fingerprint")
+    if known and known != tokenizer.fingerprint():
+        raise TokenizerError(
+            f"{directory / FILE_NAME} is not the tokenizer of run '{manifest.name}', which the export had. Export "
+            "again, or copy the file from another copy of the export."
+        )
+    return tokenizer
+
+
+def _facts_of(directory: Path) -> dict[str, object]:
+    try:
+        facts = json.loads((directory / FACTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 def _manifest_of(directory: Path) -> Manifest | None:
     """The manifest of the run, as the export recorded it; None when it did not."""
     try:
-        return manifest_from(json.loads((directory / FACTS).read_text(encoding="utf-8"))["manifest"])
-    except (OSError, ValueError, KeyError, TypeError, ManifestError):
+        return manifest_from(_facts_of(directory)["manifest"])
+    except (ValueError, KeyError, TypeError, ManifestError):
         return None
 
 

@@ -101,6 +101,18 @@ def checkpoint_config(manifest: Manifest, dtype: torch.dtype, ids: dict[str, int
     return config
 
 
+def save_config(config: PreTrainedConfig, directory: Path) -> None:
+    """Write config.json for transformers 5 and 4, which know the rotary positions under different names."""
+    config.save_pretrained(directory)
+    path = directory / "config.json"
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    scaling = dict(contents["rope_parameters"])
+    contents["rope_theta"] = scaling.pop("rope_theta")
+    contents["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
+    contents["torch_dtype"] = contents["dtype"]
+    path.write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
 SOURCES = {
     "python-stdlib": "the .py files of the Python standard library",
     "local": "text that each volunteer chose; it is not recorded which",
@@ -121,6 +133,7 @@ class Facts:
     validation_loss: float | None = None
     directory: str = "model"
     contributions: Sequence[Contribution] = ()
+    tokenizer_fingerprint: str = ""  # of what it does; empty where bytes are tokens
 
     def as_json(self) -> str:
         stages = [
@@ -139,6 +152,7 @@ class Facts:
             "training_loss": self.training_loss,
             "validation_loss": self.validation_loss,
             "stages": stages,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "manifest": self.manifest.model_dump(),
         }
         return json.dumps(known, indent=2)

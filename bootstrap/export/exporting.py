@@ -17,6 +17,7 @@ from bootstrap.export.checkpoint import (
     Facts,
     checkpoint_config,
     model_card,
+    save_config,
     sha256_of,
     weights_of,
     write_shards,
@@ -32,7 +33,7 @@ from bootstrap.export.fetching import (
     earlier_donors,
     fetch_stage,
 )
-from bootstrap.export.tokenizer import tokenizer_file, transformers_tokenizer
+from bootstrap.export.tokenizer import fingerprint_of, save_tokenizer, tokenizer_file, transformers_tokenizer
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained
@@ -74,7 +75,11 @@ async def export(
             source = await _source(observer, order, stage, partial)
             files.append(await _fetch(observer, order, source, partial, tell, progress))
         facts = _facts(observer, order, [file.source for file in files], sightings)
-        facts = replace(facts, contributions=await contributions(observer, sightings))
+        facts = replace(
+            facts,
+            contributions=await contributions(observer, sightings),
+            tokenizer_fingerprint=fingerprint_of(observer.manifest, tokenizer),
+        )
         _finish(observer, order, files, facts, tokenizer, tell)
     except OSError as error:
         raise StateError(
@@ -197,8 +202,8 @@ def _finish(
 
 def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype, facts: Facts) -> None:
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    tokenizer.save_pretrained(new)
-    checkpoint_config(facts.manifest, dtype, ids).save_pretrained(new)
+    save_tokenizer(tokenizer, new)
+    save_config(checkpoint_config(facts.manifest, dtype, ids), new)
     GenerationConfig(**ids).save_pretrained(new)
     (new / "README.md").write_text(model_card(facts), encoding="utf-8")
     (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")

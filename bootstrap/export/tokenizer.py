@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -10,7 +13,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from bootstrap.inspect.observer import Observer
-from node.data.tokenizer import load_tokenizer
+from node.data.tokenizer import FileTokenizer, load_tokenizer
+from node.data.tokenizer_files import CONFIG
 from node.membership.data_source import RunTokenizer
 from protocol.manifest import BYTES, Manifest
 
@@ -20,16 +24,14 @@ BYTES_END = "\0"  # byte 0, which no text holds, ends one
 def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
     """The run's tokenizer as transformers knows it; `raw` is its tokenizer.json, None where bytes are tokens.
 
-    Its one special token ends a text, and so also begins one and fills up. Raises `TokenizerError` for another file
-    than the manifest names.
+    It adds nothing to a text, as training did not. The token that ends a text also begins one and fills up. Raises
+    `TokenizerError` for another file than the manifest names.
     """
     load_tokenizer(raw, manifest)  # checks it
     if manifest.data.tokenizer == BYTES or raw is None:
         backend, end = byte_tokenizer(), BYTES_END
     else:
-        backend, end = tokenizers.Tokenizer.from_str(raw.decode()), manifest.data.end_of_text
-        backend.no_truncation()
-        backend.no_padding()
+        backend, end = _adding_nothing(raw), manifest.data.end_of_text
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=end,
@@ -37,6 +39,33 @@ def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedT
         pad_token=end,
         model_max_length=manifest.data.sequence_tokens,
         clean_up_tokenization_spaces=False,
+    )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
+    """Write its files for transformers 4 and 5: a class that both have, and only what a causal model takes."""
+    tokenizer.save_pretrained(directory)
+    path = directory / CONFIG
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    both = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    path.write_text(json.dumps(contents | both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def fingerprint_of(manifest: Manifest, raw: bytes | None) -> str:
+    """By which the export's own file is known as the run's tokenizer; empty where bytes are tokens."""
+    return FileTokenizer(raw, manifest.data.end_of_text).fingerprint() if raw is not None else ""
+
+
+def _adding_nothing(raw: bytes) -> tokenizers.Tokenizer:
+    """A tokenizer.json without what its last user had put around, behind or instead of a text's own tokens."""
+    settings = json.loads(tokenizers.Tokenizer.from_str(raw.decode()).to_str())
+    if settings["model"]["type"] == "BPE":
+        settings["model"]["dropout"] = None
+    return tokenizers.Tokenizer.from_str(
+        json.dumps(settings | {"truncation": None, "padding": None, "post_processor": None})
     )
 
 
@@ -53,11 +82,32 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
+def is_byte_tokenizer(raw: bytes) -> bool:
+    """Whether a tokenizer.json is that of an export whose run had bytes as tokens."""
+    try:
+        vocabulary = tokenizers.Tokenizer.from_str(raw.decode()).get_vocab()
+    except Exception:  # noqa: BLE001  the library raises nothing narrower; what it is will be told by whoever loads it
+        return False
+    return bool(vocabulary == byte_tokenizer().get_vocab())
+
+
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The tokens of `text` alone, as in training: none around it, and what reads like a special token is text."""
+    reader = _reader(tokenizer)
+    if reader is not None:
+        found: list[int] = reader.encode_batch([text])[0].tolist()
+        return found
     settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     ids: list[int] = tokenizer.encode(text, **settings)
     return ids
+
+
+@lru_cache(maxsize=2)
+def _reader(tokenizer: PreTrainedTokenizerBase) -> FileTokenizer | None:
+    """What training would make of its file; None for one that has no file, or nothing that ends a text."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.eos_token is None:
+        return None
+    return FileTokenizer(tokenizer.backend_tokenizer.to_str().encode(), str(tokenizer.eos_token))
 
 
 def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: int | None = None) -> int:

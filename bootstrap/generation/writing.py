@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -19,7 +20,7 @@ from protocol.errors import DataError, legible
 def generate_from_export(directory: Path, prompt: str, decoding: Decoding) -> None:
     loaded = load_exported(directory)
     ids = first_tokens(loaded.tokenizer, prompt, loaded.context)
-    stream = TextStream(loaded.tokenizer, _write)
+    stream = TextStream(loaded.tokenizer, _write, ids)
     generate_tokens(loaded, ids, decoding, stream.put)
     _end(stream, len(ids), loaded.context, decoding)
 
@@ -30,7 +31,7 @@ async def generate_from_swarm(join: list[str], token: str, prompt: str, decoding
         context = observer.manifest.data.sequence_tokens
         ids = first_tokens(tokenizer, prompt, context)
         answer = SwarmAnswer(observer, (await observer.routes())[0], _note)
-        stream = TextStream(tokenizer, _write)
+        stream = TextStream(tokenizer, _write, ids)
         async for chosen in answer.tokens(ids, decoding, tokenizer.eos_token_id):
             stream.put(chosen)
         _end(stream, len(ids), context, decoding)
@@ -73,17 +74,30 @@ _UNFINISHED = "�"  # how the bytes of a character are shown while some are mis
 
 
 class TextStream:
-    """Mutable state: the tokens so far and how much of their text was written."""
+    """Mutable state: the tokens so far and how much of their text was written.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None]) -> None:
+    They are read together with those of the prompt: alone, a tokenizer that marks where words begin reads no space
+    before the first.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None], prompt: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._tell = tell
+        self._prompt = list(prompt)
+        self._prompt_text = self._read(self._prompt)
         self.tokens: list[int] = []
         self._told = 0
 
     @property
     def text(self) -> str:
-        text: str = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
+        whole = self._read(self._prompt + self.tokens)
+        pairs = zip(whole, self._prompt_text, strict=False)
+        return whole[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
+
+    def _read(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
         return text
 
     def put(self, token: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from node.data.batches import TrainingData
 from node.data.documents import Documents, Split, StreamedDocuments, stored_documents
 from node.data.sources import HUB, HubStream
-from node.data.tokenizer import load_tokenizer
+from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.machine.home import at_home
 from protocol.errors import DataError
 from protocol.manifest import BYTES, Manifest
@@ -62,9 +62,13 @@ def open_data(manifest: Manifest, plan: DataPlan, tokenizer: bytes | None) -> Tr
     Reads all of it when it is seen for the first time, so call it in a thread. Raises `DataError` or
     `TokenizerError` with what to do.
     """
+    return tokenised_by(load_tokenizer(tokenizer, manifest), manifest, plan)
+
+
+def tokenised_by(tokenizer: Tokenizer, manifest: Manifest, plan: DataPlan) -> TrainingData:
+    """The same by a tokenizer that is known to do what the run's does."""
     plan.require(manifest)
-    loaded = load_tokenizer(tokenizer, manifest)
-    return TrainingData(_documents(manifest, plan), loaded)
+    return TrainingData(_documents(manifest, plan), tokenizer)
 
 
 def _documents(manifest: Manifest, plan: DataPlan) -> Documents:

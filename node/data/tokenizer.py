@@ -15,16 +15,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from node.data.contents import without_mark
-from node.data.sources import HUB
-from node.machine.home import at_home
-from protocol.errors import TokenizerError
+from node.data.text_alone import hidden_names, text_alone, unknown_name
+from protocol.errors import DataError, TokenizerError
 from protocol.manifest import BYTES, Manifest
-from protocol.messages.peers import MAX_TOKENIZER_BYTES
 
 Ids: TypeAlias = NDArray[np.int32]
-
-FILE_NAME = "tokenizer.json"
 
 # what the tokenizers in use call the token that ends a text, in the order in which they are looked for
 END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>")
@@ -54,26 +49,63 @@ class ByteTokenizer:
         return [np.frombuffer(each, np.uint8).astype(np.int32) for each in found]
 
 
+# by this, and the text of each token, it shows whether two files tokenise alike
+SAMPLE = (
+    "The quick brown fox's 1,234 jumps over   the lazy dog; don't they?\n\tdef train(model): return model.step()\r\n"
+    "Ça coûte 3.14 € à l'hôtel, ÄÖÜ größer. Ελληνικά и русский, 中文字符, 日本語のテキスト, 한국어, العربية, עברית, "
+    "हिन्दी 🙂👍🏽 https://example.org/a_b?c=%20#d HELLO_World camelCase <b>bold</b> {x: [1, 2]}"
+)
+
+
 class FileTokenizer:
-    """What a tokenizer.json describes. Raises `TokenizerError` when `raw` is none, or lacks `end_of_text`."""
+    """What a tokenizer.json describes. Raises `TokenizerError` when `raw` is none, or `end_of_text` cannot end texts.
+
+    `tokens` counts all that it has; those from `size` on are special ones, which no text becomes.
+    """
 
     def __init__(self, raw: bytes, end_of_text: str) -> None:
-        self._tokenizer = _parse(raw)
-        self._tokenizer.no_truncation()  # a file may ask for both, as its last user had them
-        self._tokenizer.no_padding()
-        self._tokenizer.encode_special_tokens = True  # text that reads like one is no end of text
-        self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        token = self._tokenizer.token_to_id(end_of_text)
+        file = _parse(raw)
+        token = file.token_to_id(end_of_text)
         if token is None:
             raise TokenizerError(
                 f"The tokenizer has no token {end_of_text!r}, which is to end texts. Name one that it has with "
                 "--end-of-text, or add it to the tokenizer."
             )
+        settings = json.loads(file.to_str())
+        self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(text_alone(settings, end_of_text)))
         self.end_of_text = int(token)
+        ids = file.get_vocab(with_added_tokens=True)
+        self._hidden = frozenset(hidden_names(settings, end_of_text))
+        unwritten = self._hidden - {end_of_text, unknown_name(settings, end_of_text)}
+        self._names = sorted((token, name) for name, token in ids.items())
+        self.tokens = max(ids.values()) + 1
+        self.size = max(token for name, token in ids.items() if name not in unwritten) + 1
+
+    def fingerprint(self) -> str:
+        """The same for all files that give the same ids under the same names, in whatever form they were written."""
+        named = [[token] for token, name in self._names if name not in self._hidden]
+        texts = [SAMPLE, *self._tokenizer.decode_batch(named, skip_special_tokens=False)]
+        does = hashlib.sha256(json.dumps([self.end_of_text, self._names]).encode())
+        for ids in self.encode_batch(texts):
+            does.update(ids.tobytes() + b"|")
+        return does.hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Raises `DataError`, which shows the text, when one has what the tokenizer has no token for."""
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001  the library raises nothing narrower
+            if len(texts) > 1:
+                return [ids for text in texts for ids in self.encode_batch([text])]
+            raise DataError(_unwritable(texts[0], str(error))) from None
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+
+def _unwritable(text: str, reason: str) -> str:
+    return (
+        f"The tokenizer cannot write the text that begins {text[:60]!r} ({reason[:120]}). Leave it out, or found "
+        "a run with a tokenizer that has an unknown token or falls back to bytes."
+    )
 
 
 def load_tokenizer(raw: bytes | None, manifest: Manifest) -> Tokenizer:
@@ -95,17 +127,25 @@ def load_tokenizer(raw: bytes | None, manifest: Manifest) -> Tokenizer:
             f"manifest names {expected[:23]}…. Leave out --tokenizer to get it from other members."
         )
     tokenizer = FileTokenizer(raw, manifest.data.end_of_text)
-    require_fit(tokenizer, manifest.model.vocab_size)
+    require_fit(tokenizer, manifest)
     return tokenizer
 
 
-def require_fit(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises `TokenizerError` when the model has no embedding for some of the tokenizer's ids."""
-    if tokenizer.size > vocab_size:
+def require_fit(tokenizer: Tokenizer, manifest: Manifest) -> None:
+    """Raises `TokenizerError` when the model has no embedding for an id that text can become."""
+    vocabulary = manifest.model.vocab_size
+    if tokenizer.size <= vocabulary:
+        return
+    if manifest.start is None:
         raise TokenizerError(
-            f"The tokenizer has {tokenizer.size:,} tokens, model.vocab_size is {vocab_size:,}. Set "
+            f"The tokenizer has {tokenizer.size:,} tokens, model.vocab_size is {vocabulary:,}. Set "
             f"model.vocab_size to {tokenizer.size} or more, or take a smaller tokenizer."
         )
+    raise TokenizerError(
+        f"The tokenizer has {tokenizer.size:,} tokens, the checkpoint {vocabulary:,}. Name the tokenizer that the "
+        f"checkpoint was trained with, --tokenizer FILE, or give the checkpoint more rows by transformers: "
+        f"model.resize_token_embeddings({tokenizer.size}), then model.save_pretrained."
+    )
 
 
 def identity_of(raw: bytes) -> str:
@@ -123,43 +163,6 @@ def end_of_text_in(raw: bytes) -> str:
         f"The tokenizer has no end-of-text token: none of {', '.join(END_OF_TEXT_NAMES)}. Name the one that "
         "it has with --end-of-text TOKEN, or add one to the tokenizer."
     )
-
-
-def read_tokenizer(place: str) -> bytes:
-    """A tokenizer.json: a file, a directory with one, or hub:NAME. Raises `TokenizerError` with what to do."""
-    if place.startswith(HUB):
-        return _from_hub(place.removeprefix(HUB))
-    path = at_home(place)
-    path = path / FILE_NAME if path.is_dir() else path
-    try:
-        size = path.stat().st_size
-        if size > MAX_TOKENIZER_BYTES:
-            raise TokenizerError(
-                f"{path} has {size:,} bytes; a tokenizer may have {MAX_TOKENIZER_BYTES:,} at most. "
-                "Check that it is a tokenizer.json."
-            )
-        return without_mark(path.read_bytes())
-    except OSError as error:
-        raise TokenizerError(
-            f"Cannot read the tokenizer {path} ({error.strerror}). Check the path; for one on the Hugging Face "
-            f"Hub write --tokenizer {HUB}{place}."
-        ) from None
-
-
-def _from_hub(name: str) -> bytes:
-    """The tokenizer of a model on the Hub, also of one that has no tokenizer.json and must be converted."""
-    from transformers import AutoTokenizer
-
-    try:
-        raw: str = AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str()
-    except Exception as error:  # noqa: BLE001  what the library raises differs with its version and the fault
-        reason = str(error).strip().splitlines()
-        raise TokenizerError(
-            f"Cannot get the tokenizer {name!r} from the Hugging Face Hub "
-            f"({reason[0][:120] if reason else type(error).__name__}). Check the name and the connection, or give "
-            "a tokenizer.json on this machine with --tokenizer FILE."
-        ) from None
-    return raw.encode()
 
 
 def _parse(raw: bytes) -> tokenizers.Tokenizer:

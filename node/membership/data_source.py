@@ -16,7 +16,8 @@ from node.config import NodeConfig
 from node.data.batches import Position, TrainingData
 from node.data.opening import DataPlan, open_data
 from node.data.prefetch import Feed
-from node.data.tokenizer import identity_of, load_tokenizer, read_tokenizer
+from node.data.tokenizer import identity_of, load_tokenizer
+from node.data.tokenizer_files import read_tokenizer
 from node.machine.processes import in_background
 from node.membership.view import View
 from node.model.state_directory import StateDirectory

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bootstrap.creating.choosing import with_tokenizer
 from bootstrap.creating.run import found
+from bootstrap.found_cli import app
 from node.data.tokenizer import identity_of
 from protocol.errors import TokenizerError
 from protocol.manifest import load_preset
 from tests.swarm.micro import micro_manifest
+from tests.unit.tokenizer_kinds import Kind
 from tests.unit.tokenizers_made_here import bpe
 
 FITTING = micro_manifest(model__vocab_size=300)
@@ -51,3 +54,23 @@ def test_founders_mistakes_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="not the tokenizer of run"):
         found(tmp_path, manifest, other)
     assert not (tmp_path / "manifest.noloco").exists()
+
+
+@pytest.mark.parametrize("model", ["BPE", "Unigram", "WordPiece", "WordLevel"])
+def test_a_tokenizer_that_cannot_write_all_text_founds_nothing(model: str, tmp_path: Path) -> None:
+    file, directory = tmp_path / "tokenizer.json", tmp_path / "run"
+    file.write_bytes(Kind(model, has_unknown=False).file())
+    answer = CliRunner().invoke(app, ["--tokenizer", str(file), "--dir", str(directory)])
+    assert answer.exit_code == 2
+    assert "has no token for some text, as" in answer.output
+    assert "Traceback" not in answer.output
+    assert not directory.exists()
+
+
+def test_what_a_tokenizer_loses_is_told_when_a_run_is_founded(caplog: pytest.LogCaptureFixture) -> None:
+    raw = Kind("Unigram", has_unknown=True).file()
+    with_tokenizer(micro_manifest(), raw)
+    assert "becomes <unk>" in caplog.text
+    caplog.clear()
+    with_tokenizer(FITTING, bpe())
+    assert not caplog.text

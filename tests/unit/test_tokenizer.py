@@ -16,8 +16,8 @@ from node.data.tokenizer import (
     end_of_text_in,
     identity_of,
     load_tokenizer,
-    read_tokenizer,
 )
+from node.data.tokenizer_files import read_tokenizer
 from protocol.errors import ManifestError, TokenizerError
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest

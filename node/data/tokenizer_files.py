@@ -1,0 +1,96 @@
+"""Where a tokenizer.json comes from: a file, a folder that has one or can be made to, or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from node.data.contents import without_mark
+from node.data.sources import HUB
+from node.machine.home import at_home
+from protocol.errors import TokenizerError
+from protocol.messages.peers import MAX_TOKENIZER_BYTES
+
+FILE_NAME = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+OTHER_FILES = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt")
+
+
+def read_tokenizer(place: str) -> bytes:
+    """A tokenizer.json: a file, a directory with one, or hub:NAME. Raises `TokenizerError` with what to do."""
+    if place.startswith(HUB):
+        return _from_hub(place.removeprefix(HUB))
+    path = at_home(place)
+    if path.is_dir() and not (path / FILE_NAME).exists() and others_in(path):
+        return _converted(path)
+    path = path / FILE_NAME if path.is_dir() else path
+    try:
+        size = path.stat().st_size
+        if size > MAX_TOKENIZER_BYTES:
+            raise TokenizerError(
+                f"{path} has {size:,} bytes; a tokenizer may have {MAX_TOKENIZER_BYTES:,} at most. "
+                "Check that it is a tokenizer.json."
+            )
+        return without_mark(path.read_bytes())
+    except OSError as error:
+        raise TokenizerError(
+            f"Cannot read the tokenizer {path} ({error.strerror}). Check the path; for one on the Hugging Face "
+            f"Hub write --tokenizer {HUB}{place}."
+        ) from None
+
+
+def others_in(directory: Path) -> list[str]:
+    """The files of a tokenizer in another form than tokenizer.json."""
+    return [name for name in OTHER_FILES if (directory / name).exists()]
+
+
+def _converted(directory: Path) -> bytes:
+    """The tokenizer.json of a folder that says, in tokenizer_config.json, what its other files are.
+
+    Without that nothing is guessed: the same vocab.json gives other ids as GPT-2's and as Qwen's.
+    """
+    try:
+        names_class = bool(
+            json.loads((directory / CONFIG).read_text(encoding="utf-8")).get("tokenizer_class")
+        )
+        raw = _by_transformers(str(directory)) if names_class else b""
+        vocabulary = directory / "vocab.json"
+        wanted = json.loads(vocabulary.read_text(encoding="utf-8")) if vocabulary.exists() else {}
+    except Exception:  # noqa: BLE001  what the library raises differs with its version and the fault
+        raw, wanted = b"", {}
+    if raw and wanted.items() <= _vocabulary(raw).items():
+        return raw
+    raise TokenizerError(
+        f"{directory} has {' and '.join(others_in(directory))} but no {FILE_NAME}, and it cannot be converted here. "
+        f"Make one where the tokenizer's own library is installed, by transformers: "
+        "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY); or name one with --tokenizer."
+    )
+
+
+def _vocabulary(raw: bytes) -> dict[str, int]:
+    import tokenizers
+
+    vocabulary: dict[str, int] = tokenizers.Tokenizer.from_str(raw.decode()).get_vocab(with_added_tokens=True)
+    return vocabulary
+
+
+def _by_transformers(name: str) -> bytes:
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # what it has to say is said here, in one sentence
+    raw: str = AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str()
+    return raw.encode()
+
+
+def _from_hub(name: str) -> bytes:
+    """The tokenizer of a model on the Hub, also of one that has no tokenizer.json and must be converted."""
+    try:
+        return _by_transformers(name)
+    except Exception as error:  # noqa: BLE001  what the library raises differs with its version and the fault
+        reason = str(error).strip().splitlines()
+        raise TokenizerError(
+            f"Cannot get the tokenizer {name!r} from the Hugging Face Hub "
+            f"({reason[0][:120] if reason else type(error).__name__}). Check the name and the connection, or give "
+            "a tokenizer.json on this machine with --tokenizer FILE."
+        ) from None
