@@ -19,8 +19,9 @@ from node.machine.limits import require_room_to_start
 from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
-from protocol.addresses import check_address
+from protocol.addresses import check_address, check_announced
 from protocol.errors import JoinError, NolocoError
+from protocol.transport.ports import require_port
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -61,6 +62,9 @@ def require_usable(settings: NodeConfig) -> None:
         raise JoinError(NO_ADDRESS)
     for address in settings.join:
         check_address(address)
+    for address in settings.announce:
+        check_announced(address)
+    require_port(settings.host, settings.port)
     places_of([entry for entry in settings.data if not entry.startswith(HUB)])
 
 

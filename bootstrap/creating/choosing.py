@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
-from bootstrap.display import writing
+from bootstrap.display import write_whole, writing
 from node.data.sources import HUB
 from node.data.tokenizer import (
     FILE_NAME,
@@ -248,9 +248,16 @@ def kept_tokenizer(directory: Path, manifest: Manifest, raw: bytes | None) -> by
         raise TokenizerError(
             "The manifest names a tokenizer. Give its tokenizer.json with --tokenizer FILE: members get it from here."
         )
-    raw = read_tokenizer(str(path)) if raw is None else raw
+    if raw is None:
+        raw = read_tokenizer(str(path))
+        if identity_of(raw) != manifest.data.tokenizer:
+            raise TokenizerError(
+                f"{path} is damaged: it is not the file that the manifest names. Give the run's tokenizer.json again "
+                "with --tokenizer FILE, or copy it from the state directory of any member."
+            )
     load_tokenizer(raw, manifest)
     with writing(path, "Choose another --dir."):
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw)
+    if not (path.exists() and path.read_bytes() == raw):
+        write_whole(path, raw, "Choose another --dir.")
     return raw

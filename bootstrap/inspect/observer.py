@@ -63,7 +63,11 @@ class Observer:
     """
 
     def __init__(
-        self, transport: Transport, rpc: Rpc, signed: SignedManifest, tell: Callable[[str], None] = logger.info
+        self,
+        transport: Transport,
+        rpc: Rpc,
+        signed: SignedManifest,
+        tell: Callable[[str], None] = logger.info,
     ) -> None:
         self.transport = transport
         self.rpc = rpc
@@ -106,7 +110,9 @@ class Observer:
         while True:
             sightings = await self.look()
             self._looked = loop.time() - began
-            missing = set(range(self.manifest.stages)) - {seen.member.announcement.stage for seen in sightings}
+            missing = set(range(self.manifest.stages)) - {
+                seen.member.announcement.stage for seen in sightings
+            }
             if not missing or self._looked > SURVEY_SECONDS:
                 return sightings
             if not told and self._looked > TOLD_SECONDS:
