@@ -15,6 +15,7 @@ from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.model_options import FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import Version, fail, run_async
 from node.machine.listening import require_place
+from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
 from protocol.addresses import check_announced
@@ -77,6 +78,7 @@ def bootstrap(
         for address in announce or ():
             check_announced(address)
         require_port(host, port)
+        take_open_files()
     except NolocoError as error:
         fail(error)
     from bootstrap.creating.choosing import RunOptions

@@ -16,6 +16,7 @@ from node.command import Version, fail, options_from, run_async
 from node.config import MANIFEST_FILE, NO_ADDRESS, RARE, NodeConfig, build_config
 from node.data.sources import HUB, places_of
 from node.machine.limits import require_room_to_start
+from node.machine.open_files import take_open_files
 from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
@@ -43,6 +44,7 @@ def node(
         settings = build_config(flags, file=config)
         require_usable(settings)
         require_room_to_start()
+        take_open_files()
     except NolocoError as error:
         fail(error)
     set_up_logging(settings.verbose)

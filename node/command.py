@@ -12,6 +12,7 @@ import typer
 import uvloop
 from pydantic import BaseModel
 
+from node.machine.open_files import take_open_files
 from protocol.compatibility import PROTOCOL
 from protocol.errors import NolocoError, UserError
 from protocol.supervision import Work
@@ -34,11 +35,13 @@ Version = Annotated[
 def run_async(coroutine: Work[T]) -> T:
     """Run on uvloop; an error that we raise on purpose is printed as it is, without a traceback."""
     try:
+        take_open_files()
         result: T = uvloop.run(coroutine)
         return result
     except KeyboardInterrupt:
         sys.exit(130)
     except NolocoError as error:
+        coroutine.close()  # if it has not begun
         fail(error)
 
 

@@ -20,6 +20,7 @@ from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.giving.keeper import Keeper, Month, Senses
 from node.giving.policy import VolunteerLimits
+from node.machine.cores import cores
 from node.machine.duty import Duty
 from node.machine.limits import parse_rate, parse_share, parse_size
 from node.machine.processes import PATIENCE, Children, on_interrupt
@@ -71,7 +72,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
     senses = Senses(limits, torch.device(config.device))
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda stage: ComputeThread(config.threads or torch.get_num_threads(), trace, duty),
+        compute=lambda stage: ComputeThread(threads_for(config.threads), trace, duty),
         events=Events(transport.now, lines, phases),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
@@ -107,6 +108,11 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         trace.close()
         lines.close()
         state.close()
+
+
+def threads_for(setting: int) -> int:
+    """Those of `--threads`; else torch's own choice, which knows of no quota, unless fewer cores may be used."""
+    return setting or min(torch.get_num_threads(), cores())
 
 
 def panel_here() -> LivePanel | None:

@@ -2,8 +2,8 @@
 
 A second Ctrl-C or SIGTERM ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes
 from a machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that,
-the process ends, whatever is still to be done. Nor does it wait for a `BackgroundThread`. SIGHUP comes from a terminal
-that closes, more than once, or beside a SIGTERM, and means the same; under nohup it is ignored, and stays so.
+the process ends, whatever is still to be done. Nor does it wait for a `BackgroundThread`. A closing terminal sends
+SIGHUP, more than once, or with a SIGTERM: that means the same. Under nohup it is ignored, and stays so.
 """
 
 from __future__ import annotations
