@@ -13,6 +13,7 @@ from rich.table import Table
 
 from node.machine.limits import optional
 from protocol.errors import StateError, UserError
+from protocol.keeping import FOR_OTHERS, advice_for, replace_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,11 +60,18 @@ def bars() -> Iterator[Bars]:
 
 @contextmanager
 def writing(file: Path, advice: str) -> Iterator[None]:
-    """Turns a failure to write `file` into a `StateError` that ends with `advice`."""
+    """Turns a failure to write `file` into a `StateError` that ends with `advice`, or with what a full disk needs."""
     try:
         yield
     except OSError as error:
-        raise StateError(f"Cannot write {file} ({error.strerror}). {advice}") from None
+        told = advice_for(error, advice.removesuffix("."))
+        raise StateError(f"Cannot write {file} ({error.strerror}). {told}.") from None
+
+
+def write_whole(file: Path, contents: str | bytes, advice: str, mode: int = FOR_OTHERS) -> None:
+    """The file as a whole or, with a `StateError` that ends with `advice`, as it was."""
+    with writing(file, advice):
+        replace_whole(file, contents.encode() if isinstance(contents, str) else contents, mode=mode)
 
 
 @contextmanager

@@ -14,12 +14,15 @@ from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
 from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import App, Version, fail, run_async
-from node.machine.limits import require_port
 from node.machine.listening import require_place
+from node.machine.open_files import take_open_files
 from node.membership.outside import announced
 from node.watch.events import set_up_logging
+from protocol.addresses import check_announced
 from protocol.errors import NolocoError
+from protocol.keeping import own
 from protocol.manifest import PRESETS
+from protocol.transport.ports import require_port
 
 app = App(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,6 +73,10 @@ def bootstrap(
         return
     try:
         require_place(dashboard, "--dashboard")
+        for address in announce or ():
+            check_announced(address)
+        require_port(host, port)
+        take_open_files()
     except NolocoError as error:
         fail(error)
     from bootstrap.creating.choosing import RunOptions
@@ -81,12 +88,13 @@ def bootstrap(
         wanted, raw = None, None
         if preset or manifest or from_checkpoint or tokenizer:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
-        founded = found(directory, wanted, raw)
-        require_port(host, port)
+        with own(directory, "--dir"):
+            founded = found(directory, wanted, raw)
+            known_as = announced(announce or (), port, founded.peer_id)
+            config = Libp2pConfig(host=host, port=port, announce=known_as)
+            run_async(keep_seed_peer(founded, config, address_file, dashboard))
     except NolocoError as error:
         fail(error)
-    config = Libp2pConfig(host=host, port=port, announce=announced(announce or (), port))
-    run_async(keep_seed_peer(founded, config, address_file, dashboard))
 
 
 def main() -> None:

@@ -16,11 +16,13 @@ from node.command import App, Version, fail, options_from, run_async
 from node.config import MANIFEST_FILE, NO_ADDRESS, RARE, NodeConfig, build_config
 from node.data.sources import HUB, places_of
 from node.machine.limits import require_room_to_start
+from node.machine.open_files import take_open_files
 from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
-from protocol.addresses import check_address
+from protocol.addresses import check_address, check_announced
 from protocol.errors import JoinError, NolocoError
+from protocol.transport.ports import require_port
 
 app = App()
 
@@ -42,6 +44,7 @@ def node(
         settings = build_config(flags, file=config)
         require_usable(settings)
         require_room_to_start()
+        take_open_files()
     except NolocoError as error:
         fail(error)
     set_up_logging(settings.verbose)
@@ -61,6 +64,9 @@ def require_usable(settings: NodeConfig) -> None:
         raise JoinError(NO_ADDRESS)
     for address in settings.join:
         check_address(address)
+    for address in settings.announce:
+        check_announced(address)
+    require_port(settings.host, settings.port)
     places_of([entry for entry in settings.data if not entry.startswith(HUB)])
 
 

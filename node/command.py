@@ -15,6 +15,7 @@ import uvloop
 from pydantic import BaseModel
 
 from node.machine.home import paths_at_home
+from node.machine.open_files import take_open_files
 from node.machine.processes import without_named_locks
 from protocol.compatibility import PROTOCOL
 from protocol.errors import NolocoError, UserError
@@ -39,11 +40,13 @@ Version = Annotated[
 def run_async(coroutine: Work[T]) -> T:
     """Run on uvloop; an error that we raise on purpose is printed as it is, without a traceback."""
     try:
+        take_open_files()
         result: T = uvloop.run(coroutine)
         return result
     except KeyboardInterrupt:
         sys.exit(130)
     except NolocoError as error:
+        coroutine.close()  # if it has not begun
         fail(error)
 
 

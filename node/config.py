@@ -112,7 +112,9 @@ class NodeConfig(BaseModel):
         default="auto",
         description="Compile the stage at the start: on, off, or auto (on GPUs); without a value: on.",
     )
-    threads: int = Field(default=0, ge=0, description="Number of torch threads; 0 lets torch choose.")
+    threads: int = Field(
+        default=0, ge=0, description="Number of torch threads; 0: as many as cores, or as a quota allows."
+    )
     max_minutes: float = Field(
         default=0,
         ge=0,

@@ -65,11 +65,16 @@ async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
     raise UserError("its process ended; what it said is above")
 
 
-def own_addresses(transport: Transport, port: int = 0) -> list[str]:
-    """Where a process on this machine joins through `transport`, which listens on `port`; 0 is not known."""
+def own_addresses(transport: Transport, port: int = 0, host: str = "0.0.0.0") -> list[str]:
+    """Where a process on this machine joins through `transport`, which listens on `port` of `host`.
+
+    Port 0 is not known.
+    """
     try:
         announced = transport.addresses()
     except TransportDown:
         return []
-    here = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{transport.peer_id}"] if port else []
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    kind = "ip6" if ":" in near else "ip4"
+    here = [f"/{kind}/{near}/tcp/{port}/p2p/{transport.peer_id}"] if port else []
     return list(dict.fromkeys([*here, *announced]))

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from node.membership.entry import enter
 from node.membership.joining import serve_greeting
 from node.membership.revoking import Revoking
+from node.model.state_directory import StateDirectory
 from node.node_resources import NodeResources
-from protocol.errors import NodeFailed
+from protocol.errors import NodeFailed, RecordError
+from protocol.revocations import Revocations
+from protocol.signed_manifest import SignedManifest
+
+logger = logging.getLogger(__name__)
+
+
+def kept_revocations(state: StateDirectory, signed: SignedManifest) -> bytes:
+    """The owner's list as this node kept it; nothing, which is told, when it is damaged."""
+    known = state.revoked()
+    if not state.revoked_path.exists():
+        return b""
+    try:
+        Revocations.read(known, signed.run_id, signed.public_key)
+    except RecordError as damage:
+        logger.warning(
+            "The list of revocations that was kept cannot be used (%s); others give it again.", damage
+        )
+        return b""
+    return known
 
 
 async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFailed], None]) -> None:
@@ -18,7 +39,7 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
     """
     rpc, state, signed = member.rpc, member.surroundings.state, member.signed
     token = member.config.token or (state.token() if state is not None else "")
-    known = state.revoked() if state is not None else b""
+    known = kept_revocations(state, signed) if state is not None else b""
     admission = member.admission = await enter(rpc, signed, revoked or known, token)
     serve_greeting(
         rpc,

@@ -20,8 +20,9 @@ from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.giving.keeper import Keeper, Month, Senses
 from node.giving.policy import VolunteerLimits
+from node.machine.cores import cores
 from node.machine.duty import Duty
-from node.machine.limits import parse_rate, parse_share, parse_size, port_is_free, require_port
+from node.machine.limits import parse_rate, parse_share, parse_size
 from node.machine.processes import PATIENCE, Children, on_interrupt
 from node.membership.outside import announced
 from node.model.compute import ComputeThread
@@ -38,7 +39,9 @@ from node.watch.time_use import TimeUse
 from node.watch.trace import NO_TRACE, TraceFile
 from protocol.errors import UserError
 from protocol.supervision import all_of
+from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+from protocol.transport.ports import port_is_free
 
 
 async def start(config: NodeConfig, phases: Phases) -> None:
@@ -62,14 +65,14 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
     set_up_logging(config.verbose, state.path / "node.log", panel)
     teller = Teller(asked, state, trace, phases, panel)
     identity = state.identity()
-    network = transport_config(config, state)
+    network = transport_config(config, state, identity.peer_id)
     transport = Libp2pTransport(state.identity_path, network)
     lines = JsonLines(state.path / "events.jsonl")
     limits, duty = VolunteerLimits.of(config), Duty(config.gpu_percent / 100)
     senses = Senses(limits, torch.device(config.device))
     surroundings = Surroundings(
         transport=transport,
-        compute=lambda stage: ComputeThread(config.threads or torch.get_num_threads(), trace, duty),
+        compute=lambda stage: ComputeThread(threads_for(config.threads), trace, duty),
         events=Events(transport.now, lines, phases),
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
@@ -92,7 +95,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         return daemon.health() | {"limits": told_limits(config, duty, keeper)}
 
     def joined_at() -> list[str]:
-        return own_addresses(transport, network.port) if daemon.knows_run else []
+        return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
     page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
     try:
@@ -105,6 +108,11 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         trace.close()
         lines.close()
         state.close()
+
+
+def threads_for(setting: int) -> int:
+    """Those of `--threads`; else torch's own choice, which knows of no quota, unless fewer cores may be used."""
+    return setting or min(torch.get_num_threads(), cores())
 
 
 def panel_here() -> LivePanel | None:
@@ -152,17 +160,16 @@ def limit_on(device: str, max_memory: str) -> str:
     return max_memory if share is None else str(int(share * memory_of(torch.device(device), int(1 / share))))
 
 
-def transport_config(config: NodeConfig, state: StateDirectory) -> Libp2pConfig:
+def transport_config(config: NodeConfig, state: StateDirectory, own: PeerId) -> Libp2pConfig:
     """The network's settings. A returning node listens where it did before, if that port is free."""
     port = config.port
-    require_port(config.host, port)
     if not port:
         before = state.facts().get("port", 0)
         port = before if isinstance(before, int) and before and port_is_free(config.host, before) else 0
     return Libp2pConfig(
         host=config.host,
         port=port,
-        announce=announced(config.announce, port),
+        announce=announced(config.announce, port, own),
         relay=config.relay,
         nat_port_map=config.relay,
         upload=parse_rate(config.max_upload) if config.max_upload else 0.0,

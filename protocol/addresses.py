@@ -16,6 +16,8 @@ from protocol.transport.base import PeerId
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEXAMPLE"
 
+QUOTES = tuple("\"'`“”‘’")
+
 Host: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 # RFC 1918, RFC 6598 (carriers' own), RFC 4193: each leads somewhere else in every network
@@ -40,10 +42,7 @@ def check_address(text: str) -> str:
         raise _bad(address, "it does not have the form /ip4/HOST/tcp/PORT/p2p/PEER")
     _, host_kind, host, tcp, port, p2p, peer = parts
     _check_host(address, host_kind, host)
-    if tcp != "tcp":
-        raise _bad(address, f"peers listen on tcp, not on {tcp!r}")
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise _bad(address, f"{port!r} is not a port between 1 and 65535")
+    _check_port(address, tcp, port)
     if p2p != "p2p":
         raise _bad(address, f"the peer id follows after /p2p/, not after /{p2p}/")
     try:
@@ -52,6 +51,55 @@ def check_address(text: str) -> str:
         reason = f"{peer!r} is not a peer id; one begins with 12D3Koo and has 52 characters"
         raise _bad(address, reason) from error
     return address
+
+
+def check_announced(text: str, own: PeerId | None = None) -> str:
+    """What others are to dial this peer at, /<ip4|ip6|dns4|dns6|dns>/<host>/tcp/<port>, its own /p2p/ taken off.
+
+    Raises `UserError` for all else; as long as the peer's `own` id is not known, any id passes.
+    """
+    address, _, peer = text.strip().partition("/p2p/")
+    parts = address.split("/")
+    if text.strip()[:1] in QUOTES or text.strip()[-1:] in QUOTES:
+        raise _not_announced(text, "it has quotes around it: leave them out")
+    if parts[0] or len(parts) != 5:
+        raise _not_announced(text, _written_right(text))
+    _, kind, host, tcp, port = parts
+    try:
+        _check_host(address, kind, host)
+        _check_port(address, tcp, port)
+        if peer:
+            public_key_of(peer)
+    except RecordError:
+        raise _not_announced(text, f"{peer!r} is not a peer id; leave out /p2p/ and what follows") from None
+    except UserError as problem:
+        raise _not_announced(text, str(problem).partition(": ")[2].rpartition(". ")[0]) from None
+    if (known := host_of(address)) is not None and (known.is_unspecified or known.is_multicast):
+        raise _not_announced(text, f"nobody can dial {host}")
+    if peer and own is not None and peer != own:
+        raise _not_announced(
+            text, f"it ends with another peer's id, and this peer is {own}: leave out /p2p/…"
+        )
+    return address
+
+
+def _written_right(text: str) -> str:
+    """What is wrong with an address of another form, and how it is written where that can be told."""
+    host, _, port = text.strip().rpartition(":")
+    for one, number in ((text.strip(), "31337"), (host.strip("[]"), port)):
+        try:
+            version = ipaddress.ip_address(one).version
+        except ValueError:
+            continue
+        if number.isascii() and number.isdigit():
+            return f"write it as /ip{version}/{one}/tcp/{number}, with the port that leads to this machine"
+    return "it does not have the form /ip4/HOST/tcp/PORT"
+
+
+def _not_announced(text: str, reason: str) -> UserError:
+    return UserError(
+        f"Cannot announce {text!r} (--announce): {reason}. A right one looks like {EXAMPLE.partition('/p2p/')[0]}"
+    )
 
 
 def peer_id_in(address: str) -> PeerId:
@@ -144,11 +192,21 @@ def _check_host(address: str, kind: str, host: str) -> None:
         if kind == "ip4":
             ipaddress.IPv4Address(host)
         elif kind == "ip6":
-            ipaddress.IPv6Address(host)
+            if (
+                ipaddress.IPv6Address(host).scope_id is not None
+            ):  # of this machine's interfaces; libp2p takes none
+                raise ValueError(host)
         elif len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.split(".")):
             raise ValueError(host)
     except ValueError as error:
         raise _bad(address, f"{host!r} is not an address of kind {kind}") from error
+
+
+def _check_port(address: str, tcp: str, port: str) -> None:
+    if tcp != "tcp":
+        raise _bad(address, f"peers listen on tcp, not on {tcp!r}")
+    if not (len(port) <= 5 and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise _bad(address, f"{port!r} is not a port between 1 and 65535")
 
 
 def _bad(address: str, reason: str) -> UserError:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import RecordError, StateError
+from protocol.keeping import advice_for, create_whole
 from protocol.transport.base import PeerId
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -52,11 +53,13 @@ class Identity:
             raw = path.read_bytes()
         except OSError as error:
             raise StateError(f"Cannot read the key file {path} ({error.strerror}).") from error
-        if len(raw) != len(_KEY_FILE_PREFIX) + 64 or not raw.startswith(_KEY_FILE_PREFIX):
+        seed = raw[len(_KEY_FILE_PREFIX) : len(_KEY_FILE_PREFIX) + 32]
+        if len(seed) != 32 or raw != (identity := cls(seed))._contents():
             raise StateError(
-                f"{path} is not an Ed25519 key file. Restore it from a copy, or delete it to become a new peer."
+                f"{path} is not an Ed25519 key file, or damaged. Restore it from a copy, or delete it: a new key is "
+                "made then, with which this is another peer, or another run."
             )
-        return cls(raw[len(_KEY_FILE_PREFIX) : len(_KEY_FILE_PREFIX) + 32])
+        return identity
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
@@ -70,13 +73,13 @@ class Identity:
         """Write the key file, readable by its owner only. Raises `StateError` when that is impossible."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(_KEY_FILE_PREFIX + self._seed + self.public_key)
+            create_whole(path, self._contents())
         except OSError as error:
-            raise StateError(
-                f"Cannot write the key file {path} ({error.strerror}). Choose another directory."
-            ) from error
+            advice = advice_for(error, "Choose another directory")
+            raise StateError(f"Cannot write the key file {path} ({error.strerror}). {advice}.") from error
+
+    def _contents(self) -> bytes:
+        return _KEY_FILE_PREFIX + self._seed + self.public_key
 
     def sign(self, data: bytes) -> bytes:
         """64 bytes, deterministic (RFC 8032)."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.creating.probing import probe
-from bootstrap.display import writing
+from bootstrap.display import write_whole, writing
 from bootstrap.export.tokenizer import is_byte_tokenizer
 from node.data.sources import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
@@ -277,9 +277,16 @@ def kept_tokenizer(directory: Path, manifest: Manifest, raw: bytes | None) -> by
         raise TokenizerError(
             "The manifest names a tokenizer. Give its tokenizer.json with --tokenizer FILE: members get it from here."
         )
-    raw = read_tokenizer(str(path)) if raw is None else raw
+    if raw is None:
+        raw = read_tokenizer(str(path))
+        if identity_of(raw) != manifest.data.tokenizer:
+            raise TokenizerError(
+                f"{path} is damaged: it is not the file that the manifest names. Give the run's tokenizer.json again "
+                "with --tokenizer FILE, or copy it from the state directory of any member."
+            )
     load_tokenizer(raw, manifest)
     with writing(path, "Choose another --dir."):
         directory.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw)
+    if not (path.exists() and path.read_bytes() == raw):
+        write_whole(path, raw, "Choose another --dir.")
     return raw

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.display import writing
+from bootstrap.display import write_whole
 from node.command import fail
 from protocol.errors import ManifestError, NolocoError, UserError
 from protocol.manifest import PRESETS, Manifest, as_toml, load_preset, manifest_from
@@ -107,8 +107,7 @@ def init(
             raise UserError("There is no terminal to ask questions on: give flags, and --yes for the rest.")
         base = load_preset(size or "tiny") if yes or size else _asked_for_size()
         manifest = changed(base, given) if yes else _answered(base, given)
-        with writing(file, "Choose another file."):
-            file.write_text(toml_of(manifest, str(file)), encoding="utf-8")
+        write_whole(file, toml_of(manifest, str(file)), "Choose another file.")
     except NolocoError as error:
         fail(error)
     print(f"Wrote {file}. Look at it: noloco manifest check {file}")

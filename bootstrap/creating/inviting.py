@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgpack
 
-from bootstrap.creating.run import MANIFEST, REVOKED, RUN_KEY
-from bootstrap.display import writing
+from bootstrap.creating.run import REVOKED, RUN_KEY, revocations_in, signed_in
+from bootstrap.display import write_whole, writing
 from bootstrap.inspect.observer import visit
 from node.membership.discovery import DHT_DEADLINE
-from protocol.errors import JoinError, RecordError, StateError, TokenError
+from protocol.errors import JoinError, StateError, TokenError
 from protocol.identity import Identity, is_peer_id, public_key_of
+from protocol.keeping import create_whole
 from protocol.records import MAX_LIFETIME
 from protocol.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
-from protocol.signed_manifest import SignedManifest
 from protocol.tokens import SERIAL_BYTES, Delegation, Token
 
 DAY = 86_400.0
@@ -36,7 +36,7 @@ class Issuer:
     @classmethod
     def owner(cls, directory: Path) -> Issuer:
         """Raises `StateError` where the key or the manifest is not, `TokenError` for a run that is open."""
-        signed = manifest_in(directory)
+        signed = signed_in(directory)
         if not signed.manifest.access.private:
             raise TokenError(
                 f"Run '{signed.manifest.name}' is open: everybody may join it. A private one is founded with "
@@ -52,21 +52,16 @@ class Issuer:
                 case [str(run_id), bytes(seed), float(expires), bytes(signature)] if len(seed) == 32:
                     key = Identity(seed)
                     return cls(run_id, key, Delegation(key.public_key, expires, signature))
-        except (OSError, ValueError, msgpack.UnpackException) as error:
-            raise StateError(f"Cannot read the delegate's file {file} ({error}).") from None
-        raise StateError(f"{file} is no delegate's file. Ask the run's owner for it again.")
+        except OSError as error:
+            raise StateError(
+                f"Cannot read the delegate's file {file} ({error.strerror}). Check --delegate."
+            ) from None
+        except (ValueError, msgpack.UnpackException):
+            pass
+        raise StateError(f"{file} is no delegate's file, or not all of it. Ask the run's owner for it again.")
 
     def invite(self, uses: int, days: float) -> Token:
         return Token.issue(self.run_id, self.key, self.delegation, uses, time.time() + days * DAY)
-
-
-def manifest_in(directory: Path) -> SignedManifest:
-    try:
-        return SignedManifest.from_bytes((directory / MANIFEST).read_bytes())
-    except OSError as error:
-        raise StateError(
-            f"Cannot read {directory / MANIFEST} ({error.strerror}). Name the run's directory with --dir."
-        ) from None
 
 
 def write_delegate(directory: Path, file: Path, days: float) -> str:
@@ -75,29 +70,21 @@ def write_delegate(directory: Path, file: Path, days: float) -> str:
     key, expires = Identity(seed), time.time() + days * DAY
     given = Delegation.sign(issuer.key, issuer.run_id, key.public_key, expires)
     with writing(file, "Choose another file."):
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "wb") as output:
-            output.write(msgpack.packb([issuer.run_id, seed, expires, given.signature]))
+        create_whole(file, msgpack.packb([issuer.run_id, seed, expires, given.signature]))
     return mark_of(key.public_key).hex()
 
 
 def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
     """The run's list with these, too, signed and written to the directory. Raises `StateError` or `TokenError`."""
-    signed, key = manifest_in(directory), Identity.load(directory / RUN_KEY)
-    place, known = directory / REVOKED, Revocations()
-    if place.exists():
-        try:
-            known = Revocations.read(place.read_bytes(), signed.run_id, signed.public_key)
-        except RecordError as error:
-            raise StateError(f"{place} cannot be used ({error}). Restore it from a copy.") from None
+    signed, key = signed_in(directory), Identity.load(directory / RUN_KEY)
+    place, known = directory / REVOKED, revocations_in(directory, signed)
     entries = known.entries | {_entry(name) for name in named}
     if len(entries) > MOST_REVOKED:
         raise TokenError(
             f"A list holds {MOST_REVOKED} entries. Found a new run and invite anew who is to stay."
         )
     sealed = Revocations(max(time.time(), known.issued + 1e-3), entries).sign(signed.run_id, key)
-    with writing(place, "Check --dir."):
-        place.write_bytes(sealed)
+    write_whole(place, sealed, "Check --dir.")
     return sealed
 
 
@@ -114,7 +101,7 @@ def _entry(named: str) -> bytes:
 
 async def publish(directory: Path, join: Sequence[str], sealed: bytes) -> None:
     """Bring a list to a member. Raises `JoinError` when nobody answers or takes it."""
-    signed = manifest_in(directory)
+    signed = signed_in(directory)
     token = Issuer.owner(directory).invite(1, VISIT_DAYS).to_text() if signed.manifest.access.private else ""
     async with visit(join, token) as observer:
         key = revoked_key(signed.run_id)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
 from bootstrap.creating.newcomers import tell_newcomers
-from bootstrap.display import writing
+from bootstrap.display import write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.machine.processes import on_interrupt
 from node.membership.data_source import serve_tokenizer
@@ -31,14 +31,15 @@ from node.membership.revoking import Revoking
 from node.model.stage import described_parameters
 from node.watch.health import Report, health_served, report_of
 from protocol.admission import Admission
-from protocol.errors import StateError, TokenError
+from protocol.errors import ManifestError, RecordError, StateError, TokenError
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
+from protocol.revocations import Revocations
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
-from protocol.tokens import Token
-from protocol.transport.base import Transport
+from protocol.tokens import Credential, Token
+from protocol.transport.base import PeerId, Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ SEED_YEARS = 20
 class Founded:
     signed: SignedManifest
     seed_key: Path
+    peer_id: PeerId  # of the seed peer
     is_new: bool
     tokenizer: bytes | None = None  # the run's tokenizer.json
     credential: bytes = b""  # of the seed peer of a private run
@@ -74,39 +76,82 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
         key = Identity.load_or_create(directory / RUN_KEY)
         signed = SignedManifest.sign(manifest or load_preset("tiny"), key)
     else:
-        try:
-            signed = SignedManifest.from_bytes(signed_path.read_bytes())
-        except OSError as error:
-            raise StateError(f"Cannot read {signed_path} ({error.strerror}).") from None
+        signed = signed_in(directory)
         if manifest is not None and signed.manifest != manifest:
             raise StateError(
                 f"{directory} holds run {signed.run_id} with another manifest, and manifests never change. "
                 "Give a new run a directory of its own with --dir."
             )
     kept = kept_tokenizer(directory, signed.manifest, tokenizer)
-    if is_new:
-        with writing(signed_path, "Choose another --dir."):
-            signed_path.write_bytes(signed.to_bytes())
     seed = Identity.load_or_create(seed_key)
     shown = _seed_credential(directory, signed, seed) if signed.manifest.access.private else b""
-    return Founded(signed, seed_key, is_new, kept, shown)
+    revocations_in(directory, signed)
+    if is_new:  # at last: it makes the run whole
+        write_whole(signed_path, signed.to_bytes(), "Choose another --dir.")
+    return Founded(signed, seed_key, seed.peer_id, is_new, kept, shown)
+
+
+def signed_in(directory: Path) -> SignedManifest:
+    """The run's manifest as its owner kept it. Raises `StateError`, also when it is damaged."""
+    path = directory / MANIFEST
+    try:
+        return SignedManifest.from_bytes(path.read_bytes())
+    except OSError as error:
+        raise StateError(
+            f"Cannot read {path} ({error.strerror}). Name the run's directory with --dir."
+        ) from None
+    except ManifestError as damage:
+        raise StateError(
+            f"{path} cannot be used: {str(damage).split('. ')[0].rstrip('.')}. Restore it from a copy, or from the "
+            "state directory of any member, where it has the same name. If nobody has joined the run yet, delete it: "
+            "the run is founded anew with the same keys."
+        ) from None
+
+
+def revocations_in(directory: Path, signed: SignedManifest) -> Revocations:
+    """Whom the owner has shut out so far. Raises `StateError` when the list is damaged."""
+    place = directory / REVOKED
+    if not place.exists():
+        return Revocations()
+    try:
+        return Revocations.read(_read(place), signed.run_id, signed.public_key)
+    except RecordError as damage:
+        raise StateError(
+            f"{place} cannot be used ({damage}). Restore it from a copy, or from the state directory of any member, "
+            "where it has the same name."
+        ) from None
 
 
 def _seed_credential(directory: Path, signed: SignedManifest, seed: Identity) -> bytes:
-    """Kept beside the keys, and made while the run's key is there, too. Raises `StateError`, `TokenError`."""
+    """Kept beside the keys, and made while the run's key is there, too: again if it is damaged.
+
+    Raises `StateError`, `TokenError`.
+    """
     place = directory / SEED_CREDENTIAL
     if place.exists():
-        return place.read_bytes()
+        kept = _read(place)
+        try:
+            Credential.read(kept, signed.run_id, signed.public_key, seed.peer_id)
+            return kept
+        except RecordError as damage:
+            logger.warning("%s cannot be used (%s).", place, damage)
     if not (directory / RUN_KEY).exists():
         raise TokenError(
-            f"The run is private, and {directory} has neither {SEED_CREDENTIAL} nor {RUN_KEY}. "
+            f"The run is private, and {directory} has neither a {SEED_CREDENTIAL} of its seed peer nor {RUN_KEY}. "
             "Copy one of them there."
         )
     expires = time.time() + SEED_YEARS * 365.25 * 86_400
     token = Token.issue(signed.run_id, Identity.load(directory / RUN_KEY), None, 1, expires)
-    with writing(place, "Choose another --dir."):
-        place.write_bytes(token.credential(seed.peer_id))
-    return place.read_bytes()
+    shown = token.credential(seed.peer_id)
+    write_whole(place, shown, "Choose another --dir.")
+    return shown
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StateError(f"Cannot read {path} ({error.strerror}). Check its permissions.") from None
 
 
 def reach_of(address: str) -> str:
@@ -201,7 +246,7 @@ async def keep_seed_peer(
         addresses = seed.transport.addresses()
         _introduce(founded, addresses, address_file)
         seed.tell_newcomers()
-        page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port))
+        page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port, config.host))
         async with health_served(founded.seed_key.parent, seed.health), page:
             await leaving.wait()
         logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
@@ -224,8 +269,8 @@ def _show_code(addresses: list[str]) -> None:
 
 def _introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
     if address_file is not None:
-        with writing(address_file, "Choose another --address-file."):
-            address_file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
+        listed = "".join(f"{address}\n" for address in addresses)
+        write_whole(address_file, listed, "Choose another --address-file.")
     manifest = founded.signed.manifest
     doing = "Founded" if founded.is_new else "Taking up"
     print(

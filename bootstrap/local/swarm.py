@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bootstrap.creating.run import SeedPeer, found
+from bootstrap.creating.run import Founded, SeedPeer, found
 from bootstrap.inspect.observer import Observer, Sighting, sampled_spreads, spread_of_all
 from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.measuring import Measuring
@@ -24,6 +24,7 @@ from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
 from protocol.identity import Identity
+from protocol.keeping import own
 from protocol.supervision import Supervisor, all_of, until_event
 from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
@@ -86,10 +87,14 @@ class LocalSwarm:
 
         A summary that lies there from before is only replaced once something was measured.
         """
-        plan, summary = self.plan, self.summary
+        plan = self.plan
         if plan.trace is not None:
             require_writable(plan.trace)
-        founded = found(plan.directory, plan.manifest, plan.tokenizer)
+        with own(plan.directory, "--dir"):
+            return await self._run(found(plan.directory, plan.manifest, plan.tokenizer))
+
+    async def _run(self, founded: Founded) -> Summary:
+        plan, summary = self.plan, self.summary
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
         seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)

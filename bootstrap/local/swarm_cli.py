@@ -27,6 +27,7 @@ from bootstrap.model_options import (
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
 from node.machine.listening import require_place
+from node.machine.open_files import take_open_files
 from protocol.errors import NolocoError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def swarm(
     """
     try:
         require_place(dashboard, "--dashboard")
+        take_open_files()
     except NolocoError as error:
         fail(error)
     with _started(chaos) as (console, progress):

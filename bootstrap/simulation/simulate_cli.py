@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from typer import Argument, Option
 
 from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import App, fail
+from node.machine.cores import cores
 from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
 
-CORES = os.cpu_count() or 1
+CORES = cores()
 
 app = App(no_args_is_help=True)
 

@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.data.sources import HubStream, documents_in, places_of
-from node.machine.limits import advice_for
 from protocol.errors import DataError
+from protocol.keeping import advice_for
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def stored_documents(
         cache.mkdir(parents=True, exist_ok=True)
         with directory.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (directory / _INDEX).exists():
+            if not _is_whole(directory):
                 _make(places, field, longest, directory)
         return StoredDocuments(directory, split)
     except OSError as error:
@@ -192,6 +192,20 @@ def _name(places: Sequence[Path], field: str, longest: int) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
+def _is_whole(directory: Path) -> bool:
+    """Whether there is a store, and nothing of it is missing."""
+    if not directory.exists():
+        return False
+    try:
+        index = np.load(directory / _INDEX, mmap_mode="r", allow_pickle=False)
+        if index.ndim == 2 and int(index[:, 2].max()) == (directory / _TEXT).stat().st_size:
+            return True
+    except (OSError, ValueError, EOFError, IndexError):
+        pass
+    logger.warning("The prepared documents in %s are damaged; they are made again.", directory)
+    return False
+
+
 def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> None:
     beside = directory.with_suffix(".new")
     shutil.rmtree(beside, ignore_errors=True)
@@ -204,6 +218,7 @@ def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> 
                 f"There is no text in {', '.join(map(str, places[:3])) or 'nothing'}. Name files with text in them."
             )
         np.save(beside / _INDEX, _index_of(hashes, ends), allow_pickle=False)
+        shutil.rmtree(directory, ignore_errors=True)  # a damaged one
         beside.replace(directory)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -6,6 +6,7 @@ Kept in the state directory, over all lives of the node.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 from protocol.identity import is_peer_id
 from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
 from protocol.transport.base import PeerId
+
+logger = logging.getLogger(__name__)
 
 MOST_PEERS = 4_096  # of each kind; whoever did least makes room
 MOST_OWING = 256
@@ -103,8 +106,10 @@ class ContributionLedger:
 
     @classmethod
     def read(cls, path: Path) -> ContributionLedger:
-        """An empty one for a file that is missing or damaged."""
+        """An empty one for a file that is missing or damaged, which is told."""
         ledger = cls()
+        if not path.exists():
+            return ledger
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             ledger.had = {
@@ -113,6 +118,7 @@ class ContributionLedger:
             for entry in saved["receipts"]:
                 ledger.keep(_receipt(entry))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            logger.warning("%s is damaged: who did how much for this node is counted anew.", path)
             return cls()
         return ledger
 

@@ -7,12 +7,10 @@ of its control groups are read, of both versions (Linux's admin-guide/cgroup-v2.
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import importlib
 import re
 import resource
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -213,32 +211,6 @@ def parse_rate(text: str) -> float:
 def size(count: int) -> str:
     """Bytes for people: "85.3 GiB", "5.6 MiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
-
-
-def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:
-    """The beginning of a sentence. `otherwise` is for all that is neither a full disk nor a limit."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space"
-    if error.errno == errno.EFBIG:
-        return "Raise the limit on the size of files (ulimit -f)"
-    return otherwise
-
-
-def port_is_free(host: str, port: int) -> bool:
-    """Whether a program could listen on `port` of the address `host` now."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def require_port(host: str, port: int) -> None:
-    """Raises `ResourceError` unless a program could listen on `port`; 0 is whichever is free."""
-    if port and not port_is_free(host, port):
-        raise ResourceError(f"Port {port} is in use on {host}. Stop what uses it, or choose another --port.")
 
 
 def tcp_port(addresses: list[str]) -> int:

@@ -7,6 +7,7 @@ import re
 import socket
 
 from protocol.errors import ResourceError, UserError
+from protocol.transport.ports import why_not
 
 HERE = "127.0.0.1"
 
@@ -40,9 +41,7 @@ def listen_at(host: str, port: int, flag: str) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        raise ResourceError(
-            f"Cannot listen on {host}:{port} ({error.strerror}). Stop what uses it, or choose another {flag}."
-        ) from None
+        raise ResourceError(why_not(error, host, port, flag, flag)) from None
 
 
 def address_of(listening: socket.socket) -> str:

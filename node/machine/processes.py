@@ -1,22 +1,26 @@
-"""How processes end: children never outlive their parent, and Ctrl-C and SIGTERM first ask for a graceful end.
+"""How processes end: children never outlive their parent; Ctrl-C, SIGTERM and SIGHUP first ask for a graceful end.
 
-A second signal ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes from a
-machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that, the
-process ends, whatever is still to be done. Nor does it wait for a `BackgroundThread`.
+A second Ctrl-C or SIGTERM ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes
+from a machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that,
+the process ends, whatever is still to be done. Nor does it wait for a `BackgroundThread`. A closing terminal sends
+SIGHUP, more than once, or with a SIGTERM: that means the same. Under nohup it is ignored, and stays so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import logging
 import multiprocessing
 import os
 import signal
 import sys
+import termios
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -28,8 +32,9 @@ T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
-PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5}  # seconds that a graceful end may take
-LAST_MOMENT = 9.0  # seconds after SIGTERM: what is not done by now is left undone
+# seconds that a graceful end may take
+PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5, signal.SIGHUP: 7.5}
+LAST_MOMENT = 9.0  # seconds after SIGTERM or SIGHUP: what is not done by now is left undone
 
 
 def die_with_parent() -> None:
@@ -84,16 +89,20 @@ class Children:
 def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
     """Call `stop` with the first signal; it then has `PATIENCE`.
 
-    At the second, exit at once without saving; so too `LAST_MOMENT` after a SIGTERM.
+    At the second, exit at once without saving; so too `LAST_MOMENT` after a SIGTERM or SIGHUP.
     """
-    asked = False
+    first: signal.Signals | None = None
 
     def handle(number: signal.Signals) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal first
+        if number == signal.SIGHUP:
+            let_go_of_terminal()
+        if is_repeated(first, number):
             _exit("Left at once; what was in flight here is lost to the swarm.", EXIT_INTERRUPTED)
-        asked = True
-        if number == signal.SIGTERM:
+        if first is not None:
+            return
+        first = number
+        if number != signal.SIGINT:
             # in a thread of its own: the loop may be what hangs
             sentence = "There was no time to end everything; a restart goes on from the last checkpoint."
             timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
@@ -102,20 +111,42 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
         stop(number)
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, handle, number)
+    for number in PATIENCE:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # which nohup has set
+            loop.add_signal_handler(number, handle, number)
+
+
+def is_repeated(first: signal.Signals | None, number: signal.Signals) -> bool:
+    """Whether a signal after the `first` asks for an end at once: not when both came of one terminal that closed."""
+    if first is None or number == signal.SIGHUP:
+        return False
+    return first != signal.SIGHUP or number != signal.SIGTERM
+
+
+def let_go_of_terminal() -> None:
+    """What is said from now on goes nowhere where the terminal is gone: writing to it would raise errors."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # others are files and pipes
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def end_process() -> NoReturn:
     """Exit with code 0 once everything is closed: taking torch apart first costs over a second of processor time."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 
 def _exit(sentence: str, code: int) -> None:
-    print(sentence, file=sys.stderr)
+    with suppress(OSError):  # nobody may be there to read it
+        print(sentence, file=sys.stderr)
     os._exit(code)  # p2pd notices the closed pipe and ends by itself
 
 

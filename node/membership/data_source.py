@@ -155,7 +155,10 @@ class RunTokenizer:
             load_tokenizer(raw, self._manifest)
             return raw
         kept = self._state.tokenizer() if self._state is not None else None
-        return kept if kept is not None and identity_of(kept) == self._manifest.data.tokenizer else None
+        if kept is None or identity_of(kept) == self._manifest.data.tokenizer:
+            return kept
+        logger.warning("The tokenizer.json that was kept is damaged; another member gives it again.")
+        return None
 
     async def _peers(self) -> list[PeerId]:
         """Whoever may have it: those connected, the seed peer among them, and the members known."""

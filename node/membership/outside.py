@@ -13,6 +13,10 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from protocol.addresses import check_announced
+from protocol.errors import UserError
+from protocol.transport.base import PeerId
+
 logger = logging.getLogger(__name__)
 
 _NEIGHBOURHOOD = 16  # bits: container networks and home networks are no larger
@@ -49,10 +53,15 @@ class Rented:
     warning: str = ""
 
 
-def announced(given: Sequence[str], port: int) -> tuple[str, ...]:
-    """What to announce from the start: what the volunteer says, else what the rented machine's environment says."""
+def announced(given: Sequence[str], port: int, own: PeerId | None = None) -> tuple[str, ...]:
+    """What to announce from the start: what the volunteer says, else what the rented machine's environment says.
+
+    `own` is this peer's id. Raises `UserError` for what the volunteer says and nobody can dial this peer at.
+    """
+    if given and not port:
+        raise UserError("--announce names an address that leads to a fixed port here: choose it with --port.")
     if given:
-        return tuple(given)
+        return tuple(check_announced(address, own) for address in given)
     found = rented(port, os.environ)
     if found.warning:
         logger.warning(found.warning)

@@ -6,26 +6,27 @@ beside, flushed to disk, renamed.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
+import logging
 import threading
 import zlib
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 import safetensors
 import torch
 
 from node.data.batches import Position
-from node.machine.limits import advice_for
 from node.model.flat import StageState
-from protocol.errors import StateError
+from protocol.errors import ManifestError, StateError, TokenError
 from protocol.identity import Identity
+from protocol.keeping import Lock, advice_for, own, replace_whole
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
+from protocol.tokens import Token
+
+logger = logging.getLogger(__name__)
 
 J = TypeVar("J")
 
@@ -46,7 +47,7 @@ class StateDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: TextIO | None = None
+        self._lock: Lock | None = None
         self._saving = threading.Lock()  # a save whose caller gave up still writes
 
     def exists(self) -> bool:
@@ -55,27 +56,11 @@ class StateDirectory:
 
     def open(self) -> None:
         """Create and lock the directory. Raises `StateError`."""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(PermissionError):  # somebody else's, who lets this user write there
-                self.path.chmod(0o700)  # keys, a token, the volunteer's prepared text
-            self._lock = (self.path / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
-            raise StateError(
-                f"Another node runs with the state directory {self.path}. "
-                "Give this one a directory of its own with --state-dir."
-            ) from None
-        except OSError as error:
-            self.close()
-            raise StateError(
-                f"Cannot use the state directory {self.path} ({error.strerror}). Choose one with --state-dir."
-            ) from None
+        self._lock = own(self.path, "--state-dir", is_private=True)  # keys, a token, prepared text
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            self._lock.release()
             self._lock = None
 
     # --- who this node is ---------------------------------------------------------------------
@@ -89,7 +74,13 @@ class StateDirectory:
 
     def manifest(self) -> SignedManifest | None:
         path = self.path / "manifest.noloco"
-        return SignedManifest.from_bytes(self._read(path)) if path.exists() else None
+        try:
+            return SignedManifest.from_bytes(self._read(path)) if path.exists() else None
+        except ManifestError as damage:
+            raise ManifestError(
+                f"{path} cannot be used: {str(damage).split('. ')[0].rstrip('.')}. Delete it, and name a member with "
+                "--join: this node gets it again."
+            ) from None
 
     def save_manifest(self, signed: SignedManifest) -> None:
         known = self.manifest()
@@ -101,16 +92,27 @@ class StateDirectory:
         self._replace(self.path / "manifest.noloco", signed.to_bytes())
 
     def token(self) -> str:
-        """By which this node came into a private run; empty if it needed none."""
+        """By which this node came into a private run; empty if it needed none. Raises `StateError` for no token."""
         path = self.path / "token"
-        return self._read(path).decode(errors="replace") if path.exists() else ""
+        if not path.exists():
+            return ""
+        token = self._read(path).decode(errors="replace")
+        try:
+            Token.from_text(token)
+        except TokenError:
+            raise StateError(f"{path} is damaged. Give the token of this run again with --token.") from None
+        return token
 
     def save_token(self, token: str) -> None:
         self._replace(self.path / "token", token.encode())
 
+    @property
+    def revoked_path(self) -> Path:
+        return self.path / "revoked.noloco"
+
     def revoked(self, sealed: bytes = b"") -> bytes:
         """The last list of revocations, unchecked; a newer one is kept in its place."""
-        path = self.path / "revoked.noloco"
+        path = self.revoked_path
         known = self._read(path) if path.exists() else b""
         if sealed and sealed != known:
             self._replace(path, sealed)
@@ -209,24 +211,23 @@ class StateDirectory:
             raise StateError(f"Cannot read {path} ({error.strerror}).") from None
 
     def _json(self, name: str, kind: type[J]) -> J:
-        """The contents of a small file; empty when it is missing or damaged, for it can be learned again."""
-        try:
-            contents = json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        """The contents of a small file; empty when it is missing, or damaged, which is told: it is learned again."""
+        path = self.path / name
+        if not path.exists():
             return kind()
-        return contents if isinstance(contents, kind) else kind()
+        try:
+            contents = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            contents = None
+        if isinstance(contents, kind):
+            return contents
+        logger.warning("%s is damaged; this node goes on without what was in it.", path)
+        return kind()
 
     def _replace(self, path: Path, *contents: bytes | memoryview) -> None:
-        beside = path.with_suffix(path.suffix + ".new")
         try:
-            with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                for part in contents:
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
+            replace_whole(path, *contents)
         except OSError as error:
-            beside.unlink(missing_ok=True)
             advice = advice_for(error)
             raise StateError(
                 f"Cannot write {path} ({error.strerror}). {advice}; what was saved before is still valid."

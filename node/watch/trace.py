@@ -20,9 +20,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from node.machine.limits import advice_for
 from protocol.errors import StateError
 from protocol.frames import FrameWatch
+from protocol.keeping import advice_for
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger("noloco")

@@ -7,23 +7,21 @@ hivemind keeps open to it has closed.
 from __future__ import annotations
 
 import asyncio
-import errno
-import ipaddress
 import logging
 import os
 import shutil
-import socket
 import tempfile
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import ResourceError, UserError
+from protocol.errors import UserError
 from protocol.supervision import Supervisor, cancelled, seen
 from protocol.transport.hivemind_api import P2P, P2PDaemonError
 from protocol.transport.metering import UNMETERED, Meter
 from protocol.transport.p2pd_socket import P2pdControl
+from protocol.transport.ports import require_port
 from protocol.transport.tcp_counts import TcpCounts
 
 logger = logging.getLogger(__name__)
@@ -170,28 +168,11 @@ async def _end(p2p: P2P) -> None:
 
 
 def _listen_address(config: Libp2pConfig) -> str:
-    try:
-        address = ipaddress.ip_address(config.host)
-    except ValueError as error:
-        raise UserError(f"Cannot listen on {config.host!r}, not an IP address. Try --host 0.0.0.0") from error
+    """p2pd shares a port with other programs without complaint; both would then miss connections."""
     if config.announce and not config.port:
         raise UserError("An announced address leads to a fixed port of this machine; choose it with --port")
-    _check_port_free(address, config.port)
-    return f"/ip{address.version}/{config.host}/tcp/{config.port}"
-
-
-def _check_port_free(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> None:
-    """p2pd shares a port with other programs without complaint; both would then miss connections."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the past do not count
-        try:
-            probe.bind((str(address), port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                what = f"Port {port} is in use by another program; choose another with --port"
-                raise ResourceError(what) from error
-            raise UserError(f"Cannot listen on {address} port {port}: {error.strerror}.") from error
+    address = require_port(config.host, config.port)
+    return f"/ip{address.version}/{address}/tcp/{config.port}"
 
 
 def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:

@@ -78,7 +78,7 @@ async def test_a_port_taken_by_another_peer_is_named(tmp_path: Path) -> None:
     ("settings", "reason"),
     [
         ({"host": "seed.example.org"}, "not an IP address"),
-        ({"host": "203.0.113.7"}, "Cannot listen on 203.0.113.7"),
+        ({"host": "203.0.113.7"}, "This machine has no address 203.0.113.7"),
         ({"announce": ("/ip4/203.0.113.7/tcp/31337",)}, "--port"),
         ({"announce": ("nonsense",), "port": 20_000 + os.getpid() % 10_000}, "--announce"),
         ({"startup_timeout": 0.001}, "did not start within 0.001 s"),

@@ -1,10 +1,15 @@
-"""Ctrl-C and SIGTERM, in processes of their own: how long a graceful end may take, and what ends it."""
+"""Ctrl-C, SIGTERM and SIGHUP, in processes of their own: how long a graceful end may take, and what ends it."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +56,7 @@ def end_of(manner: str, *numbers: signal.Signals) -> tuple[int, str]:
         return code, printed + process.stdout.read()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks(number: signal.Signals) -> None:
     assert end_of("leaves", number) == (0, f"{number.name}\n")
 
@@ -62,12 +67,56 @@ def test_the_second_signal_ends_at_once() -> None:
     assert "Left at once" in printed
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("manner", ["stays", "hangs"])
-def test_after_sigterm_even_a_process_that_hangs_ends(manner: str) -> None:
-    code, printed = end_of(manner, signal.SIGTERM)
+def test_after_sigterm_even_a_process_that_hangs_ends(manner: str, number: signal.Signals) -> None:
+    code, printed = end_of(manner, number)
     assert code == EXIT_TERMINATED
     assert "last checkpoint" in printed
 
 
+def test_a_terminal_that_closes_asks_and_nothing_fails_for_want_of_it(tmp_path: Path) -> None:
+    """As when the connection of `ssh` breaks: the terminal's processes get SIGHUP, and writing to it fails."""
+    main, side = pty.openpty()
+    program = PROGRAM.replace("print(number.name, flush=True)", "open(sys.argv[2], 'a').write(number.name)")
+    program = program.replace(
+        "    await stop.wait()", "    await stop.wait(); print('said to nobody', flush=True)"
+    )
+    command = [sys.executable, "-c", program, "leaves", str(tmp_path / "told")]
+    process = subprocess.Popen(
+        command,
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    started.append(process.pid)
+    os.close(side)
+    assert os.read(main, 100).strip() == b"ready"
+    os.close(main)
+    assert process.wait(PATIENCE) == 0
+    assert (tmp_path / "told").read_text(encoding="utf-8") == "SIGHUP"
+
+
+def test_under_nohup_a_hangup_stays_ignored() -> None:
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", PROGRAM, "leaves"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    started.append(process.pid)
+    assert process.stdout is not None
+    with process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert process.stdout.read() == "SIGTERM\n"
+
+
 def test_docker_does_not_have_to_kill() -> None:
     assert processes.PATIENCE[signal.SIGTERM] < LAST_MOMENT < 10.0
+    assert processes.PATIENCE[signal.SIGHUP] == processes.PATIENCE[signal.SIGTERM]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protocol.addresses import (
     Whereabouts,
     check_address,
+    check_announced,
     dialable,
     host_of,
     is_loopback,
@@ -53,6 +54,7 @@ def test_right_addresses_pass_unchanged(place: str) -> None:
         (f"/ip5/203.0.113.7/tcp/31337/p2p/{PEER}", "begins with /ip5/"),
         (f"/ip4/203.0.113.777/tcp/31337/p2p/{PEER}", "'203.0.113.777' is not an address of kind ip4"),
         (f"/ip6/203.0.113.7/tcp/31337/p2p/{PEER}", "kind ip6"),
+        (f"/ip6/fe80::1%eth0/tcp/31337/p2p/{PEER}", "kind ip6"),
         (f"/dns4/-x.org/tcp/31337/p2p/{PEER}", "kind dns4"),
         (f"/dns4/x..org/tcp/31337/p2p/{PEER}", "kind dns4"),
         (f"/ip4/203.0.113.7/udp/31337/p2p/{PEER}", "tcp"),
@@ -191,3 +193,58 @@ def test_nothing_but_public_hosts_or_shared_private_ranges_is_ever_dialled(
 )
 def test_arbitrary_text_is_not_dialled_or_well_formed(text: str) -> None:
     assert not ABROAD.may_dial(text) or text.startswith("/ip4/8.8.8.8/tcp/9999")
+
+
+# --- what a peer announces -----------------------------------------------------------------------
+
+OTHER = Identity.from_seed("another").peer_id
+
+
+@pytest.mark.parametrize(
+    "place", ["/ip4/203.0.113.7/tcp/31337", "/ip6/2001:db8::1/tcp/443", "/dns4/seed.example.org/tcp/1"]
+)
+def test_the_own_id_is_taken_off_what_is_announced(place: str) -> None:
+    assert check_announced(f" {place} ", PEER) == place
+    assert check_announced(f"{place}/p2p/{PEER}", PEER) == place
+    assert check_announced(f"{place}/p2p/{OTHER}") == place  # before the own id is known
+
+
+@pytest.mark.parametrize(
+    ("announced", "reason"),
+    [
+        (f"/ip4/203.0.113.7/tcp/1/p2p/{OTHER}", f"ends with another peer's id, and this peer is {PEER}"),
+        (f"/ip4/203.0.113.7/tcp/1/p2p/{OTHER}/p2p-circuit", "is not a peer id; leave out /p2p/"),
+        ("/ip4/203.0.113.7/tcp/1/p2p/me", "is not a peer id; leave out /p2p/"),
+        ("203.0.113.7", "write it as /ip4/203.0.113.7/tcp/31337, with the port that leads"),
+        ("203.0.113.7:31451", "write it as /ip4/203.0.113.7/tcp/31451,"),
+        ("[2001:db8::1]:31451", "write it as /ip6/2001:db8::1/tcp/31451,"),
+        ("2001:db8::1", "write it as /ip6/2001:db8::1/tcp/31337,"),
+        ("/ip4/203.0.113.7", "the form /ip4/HOST/tcp/PORT"),
+        ("/ip4/203.0.113.7/udp/1/quic", "the form /ip4/HOST/tcp/PORT"),
+        ("/ip4/203.0.113.7/udp/1", "listen on tcp, not on 'udp'"),
+        ("/ip4/203.0.113.7/tcp/0", "'0' is not a port between 1 and 65535"),
+        ("/ip4/203.0.113.700/tcp/1", "'203.0.113.700' is not an address of kind ip4"),
+        ("/ip4/0.0.0.0/tcp/1", "nobody can dial 0.0.0.0"),
+        ("/ip6/::/tcp/1", "nobody can dial ::"),
+        ("/ip6/fe80::1%eth0/tcp/1", "not an address of kind ip6"),
+        ('"/ip4/203.0.113.7/tcp/31451"', "quotes around it: leave them out"),
+        ("'/ip4/203.0.113.7/tcp/31451", "quotes around it: leave them out"),
+        ("seed.example.org:31451", "the form /ip4/HOST/tcp/PORT"),
+        ("", "the form /ip4/HOST/tcp/PORT"),
+    ],
+)
+def test_what_nobody_can_be_reached_at_is_not_announced(announced: str, reason: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_announced(announced, PEER)
+    text = str(refusal.value)
+    assert reason in text
+    assert text.startswith("Cannot announce ")
+    assert "--announce" in text
+    assert text.endswith("A right one looks like /ip4/203.0.113.7/tcp/31337")
+    assert "\n" not in text
+
+
+@given(st.text(max_size=100))
+def test_any_text_is_announced_as_an_address_or_refused(text: str) -> None:
+    with contextlib.suppress(UserError):
+        assert check_address(f"{check_announced(text, PEER)}/p2p/{PEER}")

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from node.machine.limits import advice_for
+from protocol.keeping import advice_for
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from node.membership.outside import announced, inner_port, is_outside, rented
+from protocol.errors import UserError
 
 CONTAINER = ["/ip4/172.17.0.3/tcp/31337/p2p/12D3Koo", "/ip4/127.0.0.1/tcp/31337/p2p/12D3Koo"]
 RUNPOD = {"RUNPOD_PUBLIC_IP": "203.0.113.9", "RUNPOD_TCP_PORT_22": "40022", "RUNPOD_TCP_PORT_31337": "41337"}
@@ -46,6 +47,8 @@ def test_the_volunteers_word_counts_more_than_the_platforms(
     for name, value in RUNPOD.items():
         monkeypatch.setenv(name, value)
     assert announced(["/dns4/me.example/tcp/1"], 31337) == ("/dns4/me.example/tcp/1",)
+    with pytest.raises(UserError, match=r"--announce names .* choose it with --port"):
+        announced(["/dns4/me.example/tcp/1"], 0)
     assert announced((), 31337) == ("/ip4/203.0.113.9/tcp/41337",)
     with caplog.at_level(logging.WARNING):
         assert announced((), 31338) == ()

@@ -150,7 +150,7 @@ def test_a_checkpoint_with_a_tensor_missing_is_damaged(state: StateDirectory) ->
 
 def test_a_second_node_with_the_same_directory_is_refused(state: StateDirectory) -> None:
     second = StateDirectory(state.path)
-    with pytest.raises(StateError, match="Another node runs with the state directory"):
+    with pytest.raises(StateError, match="Another node or seed peer runs with the directory"):
         second.open()
     state.close()
     second.open()  # the first one has ended

@@ -1,0 +1,54 @@
+"""How many threads are worth having here: a container sees all cores of its machine, and is stopped at its quota.
+
+The quotas of control groups are read of both versions (Linux's admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst).
+With more threads than the quota has cores, all of them stand still for the rest of each period.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from node.machine.limits import CGROUPS, MEMBERSHIP
+
+
+def cores() -> int:
+    """Cores that this process may use all the time, at least one: by its affinity and its quotas."""
+    try:
+        may_run_on = len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        may_run_on = os.cpu_count() or 1
+    return whole_cores(may_run_on, quotas())
+
+
+def whole_cores(may_run_on: int, allowed: Iterator[float]) -> int:
+    return max(1, int(min([float(may_run_on), *allowed])))
+
+
+def quotas(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
+    """In cores: one for each control group with a quota that this process is in, from its own to the outermost."""
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _above(groups, path, ("cpu.max",))
+        elif "cpu" in controllers.split(","):
+            for mounted in ("cpu", controllers):  # by the one name, or by that of all in the hierarchy
+                yield from _above(groups / mounted, path, ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+
+
+def _above(root: Path, path: str, files: tuple[str, ...]) -> Iterator[float]:
+    """In a container the path may be that of the host, of which only the root is mounted."""
+    for folder in {PurePosixPath("/"), PurePosixPath(path), *PurePosixPath(path).parents}:
+        group = root / folder.relative_to("/")
+        try:
+            words = " ".join((group / file).read_text(encoding="utf-8") for file in files).split()
+            quota, period = map(int, words)  # "max", or -1 in version 1, is none
+        except (OSError, ValueError):
+            continue
+        if quota > 0 and period > 0:
+            yield quota / period
