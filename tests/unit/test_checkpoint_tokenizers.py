@@ -23,10 +23,10 @@ from tests.unit.tokenizers_made_here import TEXT, bpe
 END = "<|endoftext|>"
 
 
-def checkpoint(directory: Path, vocab_size: int = 320, **files: str) -> Path:
+def checkpoint(directory: Path, vocab_size: int, files: dict[str, str] | None = None) -> Path:
     """Files by name, with one underscore for the dot."""
     saved_model(directory, vocab_size=vocab_size)
-    for name, contents in files.items():
+    for name, contents in (files or {}).items():
         head, _, ending = name.rpartition("_")
         (directory / f"{head}.{ending}").write_text(contents, encoding="utf-8")
     return directory
@@ -49,12 +49,12 @@ def refusal(model: Path, *options: str) -> str:
 
 
 def test_without_a_tokenizer_only_a_vocabulary_of_256_is_bytes(tmp_path: Path) -> None:
-    told = refusal(checkpoint(tmp_path / "bare"))
+    told = refusal(checkpoint(tmp_path / "bare", 320))
     assert "bare has no tokenizer.json, and its 320 tokens are not bytes. Name the tokenizer" in told
     (tmp_path / "tokenizer.json").write_bytes(bpe())
     named = RunOptions(from_checkpoint=str(tmp_path / "bare"), tokenizer=str(tmp_path / "tokenizer.json"))
     assert named.resolved()[0].data.tokenizer == identity_of(bpe())
-    bytes_alone = checkpoint(tmp_path / "bytes", vocab_size=256)
+    bytes_alone = checkpoint(tmp_path / "bytes", 256)
     manifest, raw = RunOptions(from_checkpoint=str(bytes_alone)).resolved()
     assert (manifest.data.tokenizer, raw) == (BYTES, None)
 
@@ -81,7 +81,7 @@ def test_without_a_tokenizer_only_a_vocabulary_of_256_is_bytes(tmp_path: Path) -
 def test_files_in_another_form_that_cannot_be_converted_are_named(
     files: dict[str, str], vocab_size: int, tmp_path: Path
 ) -> None:
-    told = refusal(checkpoint(tmp_path / "model", vocab_size, **files))
+    told = refusal(checkpoint(tmp_path / "model", vocab_size, files))
     first = next(iter(files)).rpartition("_")
     assert f"model has {first[0]}.{first[2]}" in told
     assert "but no tokenizer.json" in told
@@ -90,7 +90,7 @@ def test_files_in_another_form_that_cannot_be_converted_are_named(
 
 def test_files_whose_kind_the_folder_says_are_converted(tmp_path: Path) -> None:
     kind = '{"tokenizer_class": "GPT2Tokenizer"}'
-    model = checkpoint(tmp_path / "gpt2", **vocab_and_merges(bpe()), tokenizer_config_json=kind)
+    model = checkpoint(tmp_path / "gpt2", 320, {**vocab_and_merges(bpe()), "tokenizer_config_json": kind})
     manifest, raw = RunOptions(from_checkpoint=str(model)).resolved()
     assert raw is not None
     assert manifest.data.tokenizer == identity_of(raw)
@@ -99,7 +99,7 @@ def test_files_whose_kind_the_folder_says_are_converted(tmp_path: Path) -> None:
 
 
 def test_an_export_of_a_run_on_bytes_is_bytes_again(tmp_path: Path) -> None:
-    model = checkpoint(tmp_path / "export", vocab_size=256)
+    model = checkpoint(tmp_path / "export", 256)
     save_tokenizer(transformers_tokenizer(micro_manifest(), None), model)
     assert RunOptions(from_checkpoint=str(model)).resolved()[1] is None
 
@@ -111,7 +111,7 @@ def test_a_token_more_than_the_checkpoint_has_rows(
     made = Tokenizer.from_str(bpe(300).decode())
     more = AddedToken("[PAD]", special=is_special)
     (made.add_special_tokens if is_special else made.add_tokens)([more])
-    model = checkpoint(tmp_path / "pad", vocab_size=300, tokenizer_json=made.to_str())
+    model = checkpoint(tmp_path / "pad", 300, {"tokenizer_json": made.to_str()})
     if is_special:  # no text becomes one
         with caplog.at_level(logging.WARNING):
             manifest, raw = RunOptions(from_checkpoint=str(model)).resolved()
@@ -129,7 +129,7 @@ def test_a_token_more_than_the_checkpoint_has_rows(
 def test_an_end_of_text_without_a_row_is_refused(tmp_path: Path) -> None:
     made = Tokenizer.from_str(bpe(300, special=()).decode())
     made.add_special_tokens(["</s>"])
-    model = checkpoint(tmp_path / "end", vocab_size=300, tokenizer_json=made.to_str())
+    model = checkpoint(tmp_path / "end", 300, {"tokenizer_json": made.to_str()})
     assert "301 tokens, the checkpoint 300" in refusal(model)
 
 
