@@ -216,7 +216,8 @@ class _Window:
 
     def row(self, number: int) -> Ids:
         assert self._rows is not None
-        return self._rows[number]
+        row: Ids = self._rows[number]
+        return row
 
 
 def window_sequences(data: Data) -> int:

@@ -44,7 +44,7 @@ def test_the_sequences_of_a_microbatch_say_as_different_things_as_random_ones() 
     data = TrainingData(MadeUpDocuments(texts, Split(0.05)), ByteTokenizer())
     manifest = micro_manifest(stages=1, data__sequence_tokens=64, inner__sequences=2)
     in_a_row = packed_once(data._documents.training((), 0, 0), ByteTokenizer(), 64)
-    neighbours = [batch_of(rows) for rows in zip(*[islice(in_a_row, 120)] * 2, strict=True)]
+    neighbours = [batch_of(list(rows)) for rows in zip(*[islice(in_a_row, 120)] * 2, strict=True)]
     together = list(islice(lines_of(data, manifest), 100))
     rows = [(inputs[i], labels[i]) for inputs, labels in together for i in range(2)]
     pairs = rng.sample(list(combinations(rows, 2)), 100)
@@ -72,12 +72,10 @@ def mean_cosine(replica: Replica, pairs: list[Batch]) -> float:
         replica.passes.last_stage(inputs, labels)
         return replica.flat.gradients.clone()
 
-    found = [
-        torch.nn.functional.cosine_similarity(
-            *(gradient(inputs[i : i + 1], labels[i : i + 1]) for i in range(2)), dim=0
-        )
-        for inputs, labels in pairs
-    ]
+    found = []
+    for inputs, labels in pairs:
+        one, other = (gradient(inputs[i : i + 1], labels[i : i + 1]) for i in range(2))
+        found.append(torch.nn.functional.cosine_similarity(one, other, dim=0))
     replica.flat.gradients.zero_()
     return float(torch.stack(found).mean())
 

@@ -23,7 +23,7 @@ from node.command import App
 from node.config import NodeConfig, build_config
 from node.data.opening import default_cache
 from node.data.sources import places_of
-from node.data.tokenizer import read_tokenizer
+from node.data.tokenizer_files import read_tokenizer
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, UserError
 from protocol.manifest import load_toml, preset_text
