@@ -102,7 +102,8 @@ class Supervisor:
     def keep(self, name: str, work: Callable[[], Work[None]], stops: str, essential: bool = False) -> None:
         """Run `work()` until it returns. When it raises, that is told and it is started again after a pause.
 
-        An `essential` part is not started again: the node ends with a sentence, as it cannot go on without.
+        An `essential` part is not started again: the node ends with a sentence, as it cannot go on without. So it
+        does when a part raises `NodeFailed`, whose sentence it then is.
         """
         part = self._parts[name] = Part(name, stops, asyncio.get_running_loop().time())
         self.start(self._keep(part, work, essential), name)
@@ -114,6 +115,10 @@ class Supervisor:
             try:
                 await work()
                 part.state = "ended"
+                return
+            except NodeFailed as failure:
+                part.state, part.failure = "failed", str(failure)
+                self._end(failure)
                 return
             except Exception as error:  # noqa: BLE001  told, and the part is started again
                 if loop.time() - part.since >= STEADY_SECONDS:

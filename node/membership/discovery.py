@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from node.links.links import Links
 from node.membership.buckets import StageSize
+from node.membership.twins import STAYS, Twins, leaves
 from node.membership.view import Member, View
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
-from protocol.errors import NolocoError, RecordError, StateError, TransportDown
+from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown
 from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
 from protocol.rpc import Rpc
@@ -142,6 +143,8 @@ class Discovery:
         self._announced = float("-inf")
         self._alone = False
         self._ahead = self._clock_ahead()
+        self._twins = Twins()
+        self._told_of_twin = False
         self._in_book: set[str] = set()  # addresses that this life of the node has saved
 
     async def announce(self) -> None:
@@ -149,6 +152,7 @@ class Discovery:
         said = self._describe()
         self._announced = asyncio.get_running_loop().time()
         stage, level, me = said.stage, self._view.level(said.stage), self._transport.peer_id
+        self._twins.announced(said.since)
         value = said.model_copy(update={"level": level}).to_bytes()
         key, *sample = keys_to_announce(self._run_id, stage, me, level)
         stored = await self._transport.put(key, value, self._lifetime, DHT_DEADLINE)
@@ -164,9 +168,13 @@ class Discovery:
             logger.debug("The record was not stored anywhere; it is announced again")
 
     async def refresh(self) -> None:
-        """Read the records of the stages that matter to this node and drop those that ran out."""
+        """Read the records of the stages that matter to this node and drop those that ran out.
+
+        Raises `NodeFailed` when another node, which was there before, runs with this one's key.
+        """
         for stage in self._stages:
             await read_stage(self._transport, self._run_id, stage, self._view)
+        self._look_for_twin()
         for member in self._view.expire(self._transport.now()):
             if not member.announcement.level:  # else it is only that its bucket was not read again
                 self._events.emit("peer-gone", peer=member.peer)
@@ -183,11 +191,23 @@ class Discovery:
                     await self.announce()
                 await self.refresh()
                 await self._keep_connected()
+            except NodeFailed:
+                raise
             except (TransportDown, StateError) as problem:
                 logger.warning("%s", problem)
             except NolocoError as problem:
                 logger.debug("Discovery: %s", problem)
             await asyncio.sleep(min(self._lifetime / POLLS_PER_LIFETIME, self._patience()))
+
+    def _look_for_twin(self) -> None:
+        seen = self._view.record_of(self._transport.peer_id)
+        if seen is None or not self._twins.renewed(seen):
+            return
+        if self._twins.is_older(seen):
+            raise leaves(seen)
+        if not self._told_of_twin:
+            self._told_of_twin = True
+            self._events.warn(STAYS, "twin")
 
     def _clock_ahead(self) -> float:
         return self._transport.now() - asyncio.get_running_loop().time()

@@ -220,6 +220,10 @@ class View:
         member = self._members.get(peer)
         return member.announcement.stage if member is not None and _is_current(member, now) else None
 
+    def record_of(self, peer: PeerId) -> Member | None:
+        """The peer's record that ends last of those that were read."""
+        return self._members.get(peer)
+
     def has_finished(self, peer: PeerId) -> bool:
         """Whether the peer does not train any more and only serves its stage's model."""
         return peer in self._members and self._members[peer].announcement.state == "finished"
