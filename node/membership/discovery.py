@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
 
@@ -182,14 +183,21 @@ class Discovery:
             self._view.met_at(peer, addresses)
 
     async def run(self) -> None:
-        """Announce, read and reconnect for ever."""
+        """Read, announce and reconnect for ever.
+
+        A record that is renewed is read before: whoever else renews it, with this node's key, is seen so.
+        """
         while True:
             try:
                 self._notice_clock()
                 due = self._announced + self._lifetime / ANNOUNCEMENTS_PER_LIFETIME
+                is_urgent = math.isinf(due)
+                if not is_urgent:
+                    await self.refresh()
                 if asyncio.get_running_loop().time() >= due:
                     await self.announce()
-                await self.refresh()
+                if is_urgent:
+                    await self.refresh()
                 await self._keep_connected()
             except NodeFailed:
                 raise
