@@ -88,7 +88,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_real(item: pytest.Item) -> bool:
-    return item.path.relative_to(TESTS).parts[0] in REAL_FOLDERS
+    """In a folder for real time, or not in tests/ at all, as that of the image."""
+    return not item.path.is_relative_to(TESTS) or item.path.relative_to(TESTS).parts[0] in REAL_FOLDERS
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "network"))
+sys.path.insert(0, str(ROOT / "tests" / "real"))
 
 from daemons import wait_until  # noqa: E402
 from mapped_network import OUTSIDE, ROUTER, MappedNetwork, why_unavailable  # noqa: E402

@@ -1,4 +1,4 @@
-"""What Prometheus reads, by its own tool, and that every query shipped names something that is there."""
+"""What Prometheus reads: every query shipped names something that is there."""
 
 from __future__ import annotations
 
