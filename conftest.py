@@ -19,6 +19,7 @@ import torch
 
 from protocol.transport.virtual_time import VirtualTimeLoop
 from tests.clock_rules import REAL_FOLDERS, REAL_IN_GATE
+from tests.real import daemons
 
 TESTS = Path(__file__).parent / "tests"
 MARK = "TEST_SUITE_RUN"  # in the environment of every process that this run of the suite starts
@@ -103,6 +104,16 @@ def _garbage_is_charged_to_who_made_it() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _daemons_end_with_their_test() -> Iterator[None]:
+    """A test that fails, in whatever folder, leaves no daemon behind to disturb those after it."""
+    before = len(daemons.started)
+    yield
+    for pid in daemons.started[before:]:
+        daemons.end(pid)
+    del daemons.started[before:]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

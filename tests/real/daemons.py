@@ -19,7 +19,7 @@ import psutil
 from tests.patience import patience
 
 PATIENCE = patience(90.0)
-started: list[int] = []  # process ids, for conftest.py, which ends those that a failed test leaves
+started: list[int] = []  # process ids, for the root conftest.py, which ends those that a failed test leaves
 
 
 def end(pid: int) -> None:
