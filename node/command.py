@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import io
+import os
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 import uvloop
 from pydantic import BaseModel
 
+from node.machine.cores import keep_within_quota
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
 from node.machine.processes import without_named_locks
@@ -63,6 +65,7 @@ class App(typer.Typer):
 
     def __call__(self, *given: Any, **settings: Any) -> Any:
         without_named_locks()
+        keep_within_quota(os.environ)
         if isinstance(
             sys.stdout, io.TextIOWrapper
         ):  # of a path or a text that is not UTF-8, as on standard error

@@ -96,7 +96,7 @@ class Teller:
             stage=context.stage,
             step=replica.step,
             total_steps=manifest.inner.total_steps,
-            loss=counters.loss,
+            loss=counters.losses.recent(),
             trend=counters.losses.trend(),
             tokens_per_second=rate,
             busy=context.compute.busy.recent_fraction(),

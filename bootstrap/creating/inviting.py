@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from protocol.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
 from protocol.tokens import SERIAL_BYTES, Delegation, Token
 
 DAY = 86_400.0
+REVOKING = "revoking.lock"  # beside the list, while one is added to it
 VISIT_DAYS = 0.01  # of the token by which the owner comes in to tell what it has revoked
 
 
@@ -75,16 +77,22 @@ def write_delegate(directory: Path, file: Path, days: float) -> str:
 
 
 def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
-    """The run's list with these, too, signed and written to the directory. Raises `StateError` or `TokenError`."""
+    """The run's list with these, too, signed and written to the directory. Raises `StateError` or `TokenError`.
+
+    Those who revoke at the same time do so one after another: no entry is lost.
+    """
     signed, key = signed_in(directory), Identity.load(directory / RUN_KEY)
-    place, known = directory / REVOKED, revocations_in(directory, signed)
-    entries = known.entries | {_entry(name) for name in named}
-    if len(entries) > MOST_REVOKED:
-        raise TokenError(
-            f"A list holds {MOST_REVOKED} entries. Found a new run and invite anew who is to stay."
-        )
-    sealed = Revocations(max(time.time(), known.issued + 1e-3), entries).sign(signed.run_id, key)
-    write_whole(place, sealed, "Check --dir.")
+    place = directory / REVOKED
+    with writing(place, "Check --dir."), (directory / REVOKING).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = revocations_in(directory, signed)
+        entries = known.entries | {_entry(name) for name in named}
+        if len(entries) > MOST_REVOKED:
+            raise TokenError(
+                f"A list holds {MOST_REVOKED} entries. Found a new run and invite anew who is to stay."
+            )
+        sealed = Revocations(max(time.time(), known.issued + 1e-3), entries).sign(signed.run_id, key)
+        write_whole(place, sealed, "Check --dir.")
     return sealed
 
 

@@ -26,7 +26,7 @@ LETTERS = (
     + "".join(
         chr(0x21 + 0x40 * lead) for lead in range(2, 0x20)
     )  # those that begin one of two bytes, and of more
-    + "अა€あ一大文的语题가나이하\ue0b5\uf8ff𒀀𓀀\U0010fffd"
+    + "अა€あ一大文的语题가나이하\ue0b5\uf8ff𒀀𓀀\U00040000\U00080000\U000c0000\U0010fffd"
 )
 SPACES = ("", " ", "  ", "\n", "\t")
 MOST_SHOWN = 4

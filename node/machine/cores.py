@@ -7,19 +7,35 @@ With more threads than the quota has cores, all of them stand still for the rest
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path, PurePosixPath
 
 from node.machine.limits import CGROUPS, MEMBERSHIP
 
+# By which those who start threads for themselves are told how many: OpenMP in torch, and Go in p2pd
+THREADS = ("OMP_NUM_THREADS", "GOMAXPROCS")
+
 
 def cores() -> int:
     """Cores that this process may use all the time, at least one: by its affinity and its quotas."""
+    return whole_cores(_may_run_on(), quotas())
+
+
+def keep_within_quota(environment: MutableMapping[str, str]) -> None:
+    """Have torch, if it is not yet imported, and p2pd start no more threads than `cores()`, unless told otherwise.
+
+    Without a quota nothing is set: by the affinity both go themselves.
+    """
+    if (allowed := cores()) < _may_run_on():
+        for name in THREADS:
+            environment.setdefault(name, str(allowed))
+
+
+def _may_run_on() -> int:
     try:
-        may_run_on = len(os.sched_getaffinity(0))
+        return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
-        may_run_on = os.cpu_count() or 1
-    return whole_cores(may_run_on, quotas())
+        return os.cpu_count() or 1
 
 
 def whole_cores(may_run_on: int, allowed: Iterator[float]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
@@ -13,6 +14,7 @@ HOUR = 3600.0
 BUCKETS = 64
 LEAST = 8  # buckets before there is a trend
 CERTAIN = 3.0  # standard errors of the difference
+RECENT_STEPS = 20  # whose mean people are shown: that of one step, of few sequences, is mostly chance
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class LossHistory:
     def __init__(self) -> None:
         self._buckets: list[_Bucket] = []
         self._size = 1  # steps of a bucket
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def note(self, time: float, loss: float) -> None:
         """A step ended at `time`, in seconds of any clock that nobody sets."""
+        self._recent.append(loss)
         buckets = self._buckets
         if buckets and buckets[-1].steps < self._size:
             buckets[-1] = _together(buckets[-1], _Bucket(time, loss))
@@ -43,6 +47,12 @@ class LossHistory:
         if len(buckets) > BUCKETS:
             self._buckets = [_together(*buckets[i : i + 2]) for i in range(0, len(buckets), 2)]
             self._size *= 2
+
+    def recent(self) -> float | None:
+        """The mean of the last `RECENT_STEPS` steps; of the last one alone if it is no number; None before the first."""
+        if not self._recent or not math.isfinite(self._recent[-1]):
+            return self._recent[-1] if self._recent else None
+        return fmean(filter(math.isfinite, self._recent))
 
     def trend(self) -> LossTrend | None:
         """Of the last quarter against the first, or against the lowest if it is higher than that for certain.

@@ -23,10 +23,14 @@ started: list[int] = []  # process ids, for the root conftest.py, which ends tho
 
 
 def end(pid: int) -> None:
-    """kill -9 for a process that a test started and for all that it started itself."""
+    """A process that a test started, and all that it started itself: SIGTERM, so that it cleans up, then kill -9."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        for one in [*process.children(recursive=True), process]:
+        children = process.children(recursive=True)
+        process.terminate()
+        with suppress(psutil.TimeoutExpired):
+            process.wait(patience(15))
+        for one in [*children, process]:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         with suppress(psutil.TimeoutExpired):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from node import serving
+from node.machine import cores
 from node.machine.cores import quotas, whole_cores
 
 
@@ -71,3 +72,14 @@ def test_a_node_takes_no_more_threads_than_cores_unless_it_is_told_to(
     assert serving.threads_for(4) == 4
     monkeypatch.setattr(serving, "cores", lambda: 32)
     assert serving.threads_for(0) == 16
+
+
+def test_torch_and_p2pd_are_told_of_a_quota_unless_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, free = {"OMP_NUM_THREADS": "3"}, dict[str, str]()
+    monkeypatch.setattr(cores, "_may_run_on", lambda: 8)
+    monkeypatch.setattr(cores, "quotas", lambda: iter([2.5]))
+    cores.keep_within_quota(chosen)
+    assert chosen == {"OMP_NUM_THREADS": "3", "GOMAXPROCS": "2"}
+    monkeypatch.setattr(cores, "quotas", lambda: iter([]))
+    cores.keep_within_quota(free)
+    assert free == {}

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,15 @@ import torch
 from typer.testing import CliRunner
 
 from bootstrap.creating.inviting import Issuer, revoked_with, write_delegate
-from bootstrap.creating.run import MANIFEST, REVOKED, RUN_KEY, SEED_CREDENTIAL, SEED_KEY, found
+from bootstrap.creating.run import (
+    MANIFEST,
+    REVOKED,
+    RUN_KEY,
+    SEED_CREDENTIAL,
+    SEED_KEY,
+    found,
+    revocations_in,
+)
 from bootstrap.found_cli import app
 from node.data.documents import Split, stored_documents
 from node.entering import kept_revocations
@@ -26,7 +35,7 @@ from protocol.errors import StateError, UserError
 from protocol.identity import Identity
 from protocol.keeping import Lock, create_whole, own, replace_whole
 from protocol.manifest import Manifest
-from protocol.revocations import Revocations
+from protocol.revocations import Revocations, mark_of
 from protocol.signed_manifest import SignedManifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
@@ -244,6 +253,15 @@ def test_a_disk_that_fills_while_a_run_is_founded_leaves_no_half_file_and_the_ne
     founded = found(directory, manifest, bpe())
     assert founded.is_new
     assert founded.signed.manifest == manifest
+
+
+def test_who_revokes_at_the_same_time_loses_no_entry(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    signed = found(directory, private_run(), bpe()).signed
+    peers = [Identity.from_seed("revoked", number) for number in range(24)]
+    with ThreadPoolExecutor(len(peers)) as pool:
+        list(pool.map(lambda peer: revoked_with(directory, [peer.peer_id]), peers))
+    assert revocations_in(directory, signed).entries == {mark_of(peer.public_key) for peer in peers}
 
 
 def test_what_the_owner_writes_later_is_whole_or_as_it_was(
