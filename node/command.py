@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from node.machine.cores import keep_within_quota
 from node.machine.home import paths_at_home
 from node.machine.open_files import take_open_files
-from node.machine.processes import without_named_locks
+from node.machine.processes import ending_beside_threads, without_named_locks
 from protocol.compatibility import PROTOCOL
 from protocol.errors import NolocoError, UserError
 from protocol.supervision import Work
@@ -70,7 +70,8 @@ class App(typer.Typer):
             sys.stdout, io.TextIOWrapper
         ):  # of a path or a text that is not UTF-8, as on standard error
             sys.stdout.reconfigure(errors="backslashreplace")
-        return super().__call__(*given, **settings)
+        with ending_beside_threads():
+            return super().__call__(*given, **settings)
 
     def command(self, *given: Any, **settings: Any) -> Callable[[Command], Command]:
         register = super().command(*given, **settings)

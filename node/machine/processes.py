@@ -9,6 +9,7 @@ SIGHUP, more than once, or with a SIGTERM: that means the same. Under nohup it i
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import errno
 import logging
@@ -18,13 +19,13 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ClassVar, NoReturn, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,13 +136,34 @@ def let_go_of_terminal() -> None:
     os.close(nowhere)
 
 
-def end_process() -> NoReturn:
-    """Exit with code 0 once everything is closed: taking torch apart first costs over a second of processor time."""
+def end_process(code: int = 0) -> NoReturn:
+    """Exit once everything is closed: taking torch apart first costs over a second of processor time."""
     logging.shutdown()
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
+
+
+@contextmanager
+def ending_beside_threads() -> Iterator[None]:
+    """Around a whole command: its end does not wait for what a `BackgroundThread` still does.
+
+    Python ends such a thread at the next of its own instructions. Where one has torch's frames on its stack that
+    aborts the process ("terminate called without an active exception"), so that it is not left to Python.
+    """
+    codes: list[int] = []
+
+    def end() -> None:
+        if codes and BackgroundThread.at_work:
+            end_process(codes[0])
+
+    atexit.register(end)  # first, so that it runs after what libraries still have to tidy up
+    try:
+        yield
+    except SystemExit as ended:
+        codes.append(ended.code if isinstance(ended.code, int) else int(bool(ended.code)))
+        raise
 
 
 def _exit(sentence: str, code: int) -> None:
@@ -158,6 +180,8 @@ class BackgroundThread(Executor):
 
     Mutable state: the work that waits, and the thread, which begins with the first of it.
     """
+
+    at_work: ClassVar[set[int]] = set()  # of all in this process: threads that do something now
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -183,10 +207,13 @@ class BackgroundThread(Executor):
             future, work = piece
             if not future.set_running_or_notify_cancel():
                 continue
+            self.at_work.add(threading.get_ident())
             try:
                 future.set_result(work())
             except Exception as error:  # noqa: BLE001  it belongs to whoever asked
                 future.set_exception(error)
+            finally:
+                self.at_work.discard(threading.get_ident())
 
 
 async def in_background(name: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -49,7 +49,7 @@ class LossHistory:
             self._size *= 2
 
     def recent(self) -> float | None:
-        """The mean of the last `RECENT_STEPS` steps; of the last one alone if it is no number; None before the first."""
+        """The mean of the last `RECENT_STEPS` steps; the last one itself if that is no number; None before any."""
         if not self._recent or not math.isfinite(self._recent[-1]):
             return self._recent[-1] if self._recent else None
         return fmean(filter(math.isfinite, self._recent))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,29 @@ from bootstrap.local.progress import StatusLine
 from bootstrap.local.swarm import LocalSwarm
 from node.machine.processes import in_background
 from protocol.manifest import load_preset
+from tests.patience import patience
 
+BUSY_IN_TORCH = """
+import threading
+import torch, typer
+from node.command import App
+from node.machine.processes import BackgroundThread
+
+app, begun, large = App(), threading.Event(), torch.ones(512, 512)
+
+def compute():
+    while True:
+        torch.mm(large, large)
+        begun.set()
+
+@app.command()
+def end_meanwhile():
+    BackgroundThread("computing").submit(compute)
+    begun.wait()
+    raise typer.Exit(3)
+
+app()
+"""
 LONG = 60.0  # seconds that the reading would take: the test would time out
 
 
@@ -84,3 +108,16 @@ def test_a_local_swarm_ends_and_starts_no_node(
     asyncio.run(main())
     assert not json.loads(summary.read_text())["nodes"]
     assert not corpus.end.is_set()
+
+
+@pytest.mark.timeout(patience(120))
+def test_a_command_ends_while_a_thread_is_in_torch() -> None:
+    """Python takes such a thread apart at the end, which aborted the process: exit code 134."""
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY_IN_TORCH],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=patience(100),
+    )
+    assert (done.returncode, done.stderr) == (3, "")
