@@ -40,7 +40,7 @@ swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on 
 	$(BIN)/noloco swarm
 
 test: $(VENV)/.installed  ## the gate: what no clock, process or memory of the machine can make fail
-	$(BIN)/pytest -n auto --dist loadgroup --tb=native -m "not long"
+	$(BIN)/pytest -n auto --tb=native -m "not long"
 
 test-long: $(VENV)/.installed-for-all  ## the rest: long studies in virtual time; then real time, one after another
 	$(BIN)/pytest -n auto --tb=native -m long tests/unit tests/swarm tests/fuzz
@@ -58,7 +58,7 @@ newest:  ## the gate with the newest of everything that pyproject.toml allows, i
 	build/newest/bin/pip install --quiet --upgrade --editable '.[test]'
 	-build/newest/bin/pip freeze | grep -vxFf <(sed -n 's/^\([a-z].*==[^ ]*\).*/\1/p' $(LOCKS)/test.lock) | grep == > build/newer.txt
 	@echo "Other versions than in $(LOCKS)/test.lock:"; cat build/newer.txt
-	build/newest/bin/pytest -n auto --dist loadgroup --tb=native -m "not long"
+	build/newest/bin/pytest -n auto --tb=native -m "not long"
 
 coverage: $(VENV)/.installed  ## lines and branches that the tests in virtual time reach, and those they do not
 	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered --cov-report=html:build/coverage tests/unit tests/swarm

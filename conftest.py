@@ -6,12 +6,15 @@ These hooks must live at the root of the repository for pytest to see them in ti
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -42,24 +45,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is long and what runs one after another.
+    """What is long.
 
     A test that may look at a real clock, a process or memory is long, but for `REAL_IN_GATE`; of a test marked
-    `long_but(id, ...)`, all cases but these are. The groups must be known before xdist reads them, which it does as
-    soon as all tests are collected.
+    `long_but(id, ...)`, all cases but these are.
     """
     if not _is_real(item):
         for warning in LATE:
             item.add_marker(pytest.mark.filterwarnings(f"error:{warning}"))
-    else:
-        item.add_marker(pytest.mark.xdist_group("one after another"))
-        if item.nodeid.partition("[")[0] not in REAL_IN_GATE:
-            item.add_marker(pytest.mark.long)
+    elif item.nodeid.partition("[")[0] not in REAL_IN_GATE:
+        item.add_marker(pytest.mark.long)
     marked = item.get_closest_marker("long_but")
     if marked and isinstance(item, pytest.Function) and item.callspec.id not in marked.args:
         item.add_marker(pytest.mark.long)
     if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
         item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.grouping import RealOnesTogether
+
+    return RealOnesTogether(config, log)
 
 
 def pytest_asyncio_loop_factories(
@@ -116,8 +123,25 @@ def _daemons_end_with_their_test() -> Iterator[None]:
     del daemons.started[before:]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which processes the tests left behind, and end them: they would disturb whatever runs next."""
+@pytest.fixture(autouse=True)
+def _real_ones_are_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whether those in real time run one after another, however the processes of tests share them out."""
+    if not _is_real(request.node):
+        yield
+        return
+    with Path(tempfile.gettempdir(), f"tests-in-real-time-{os.environ[MARK]}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which processes the tests left behind, and end them: they would disturb whatever runs next.
+
+    Not at the end of one of several processes of tests: those of the others are still at work.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    Path(tempfile.gettempdir(), f"tests-in-real-time-{os.environ[MARK]}").unlink(missing_ok=True)
     left = [process for process in psutil.process_iter() if _is_of_this_run(process)]
     for process in left:
         with suppress(psutil.Error):

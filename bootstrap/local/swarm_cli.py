@@ -156,6 +156,9 @@ def _begin_preloading(*before: str) -> None:
         forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # until the swarm has begun: no folder of that process stays
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def _train(plan: LocalPlan, console: Console, progress: StatusLine, chaos: int | None) -> bool:

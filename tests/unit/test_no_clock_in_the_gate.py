@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clock_rules import REAL_FOLDERS, REAL_IN_GATE, clocks_in
+from tests.grouping import group_of
 
 TESTS = Path(__file__).parents[1]
 GATE = [path for path in sorted(TESTS.rglob("*.py")) if path.relative_to(TESTS).parts[0] not in REAL_FOLDERS]
@@ -42,6 +43,14 @@ def test_the_few_real_ones_in_the_gate_exist(test: str) -> None:
 )
 def test_what_looks_at_something_real_is_found(source: str, what: str) -> None:
     assert any(said.startswith(what) for _, said in clocks_in(source))
+
+
+@pytest.mark.parametrize(
+    "test", [*REAL_IN_GATE, "tests/attacks/test_dht.py::test_nested_values_are_refused[10]"]
+)
+def test_those_in_real_time_are_one_group_and_no_other_is(test: str) -> None:
+    assert group_of(test) == "real"
+    assert group_of("tests/unit/test_real.py::test_real[tests/real/]") != "real"
 
 
 def test_what_the_virtual_clock_does_is_not() -> None:
