@@ -60,8 +60,8 @@ newest:  ## the gate with the newest of everything that pyproject.toml allows, i
 	@echo "Other versions than in $(LOCKS)/test.lock:"; cat build/newer.txt
 	build/newest/bin/pytest -n auto --tb=native -m "not long"
 
-coverage: $(VENV)/.installed  ## lines and branches that the tests in virtual time reach, and those they do not
-	$(BIN)/pytest -n auto --cov --cov-report=term-missing:skip-covered --cov-report=html:build/coverage tests/unit tests/swarm
+coverage: $(VENV)/.installed  ## lines and branches that the gate reaches, and those it does not
+	$(BIN)/pytest -n auto --hypothesis-profile=few --cov --cov-report=term-missing:skip-covered --cov-report=html:build/coverage -m "not long"
 
 bench: $(VENV)/.installed  ## every benchmark; prints ratios
 	for file in benchmarks/[a-z]*.py; do $(BIN)/python $$file || exit 1; done

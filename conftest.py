@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from hypothesis import settings
 
 from protocol.transport.virtual_time import VirtualTimeLoop
 from tests.clock_rules import REAL_FOLDERS, REAL_IN_GATE
@@ -30,6 +31,8 @@ os.environ.setdefault(MARK, uuid.uuid4().hex)
 # What destructors say of files, tasks and coroutines that nobody closed or awaited. Under the virtual clock all of
 # these are ours, and the collector runs after each test; in real time it may run late, in another test's time.
 LATE = (":pytest.PytestUnraisableExceptionWarning", ":ResourceWarning", ".*was never awaited:RuntimeWarning")
+# For `make coverage`: what lines are reached a few examples tell, and traced they take ten times as long
+settings.register_profile("few", settings.get_profile("ci"), max_examples=5)
 torch.set_num_threads(1)  # here, so that it does not depend on which modules of tests are imported first
 
 

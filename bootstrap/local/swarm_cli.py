@@ -156,7 +156,8 @@ def _begin_preloading(*before: str) -> None:
         forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGINT, handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # until the swarm has begun: no folder of that process stays
+    # Until the swarm has begun: whoever ends it leaves no folder of that process behind
+    for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))
 
