@@ -26,6 +26,11 @@ from protocol.messages.peers import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
 
+OF_FACTS = "facts_crc32"  # in a checkpoint: the checksum of
+FACTS = {
+    "run", "stage", "step", "round", "saved", "steps_in_round", "updates", "tokens", "position", "crc32"
+}  # fmt: skip
+
 logger = logging.getLogger(__name__)
 
 J = TypeVar("J")
@@ -177,6 +182,7 @@ class StateDirectory:
         }
         tensors = state.tensors()
         facts["crc32"] = str(_checksum(tensors))
+        facts[OF_FACTS] = str(_checksum_of(facts))
         with self._saving:
             self._replace(self.path / "checkpoint.safetensors", *_safetensors(tensors, facts))
 
@@ -187,8 +193,11 @@ class StateDirectory:
             return None
         try:
             with safetensors.safe_open(path, framework="pt") as file:
-                facts = file.metadata()
+                facts = dict(file.metadata())
                 tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            of_facts = facts.pop(OF_FACTS, None)  # those of earlier versions have none
+            if facts.keys() != FACTS or of_facts not in (None, str(_checksum_of(facts))):
+                raise ValueError("its numbers are not those that were written")
             if facts["run"] != run_id:
                 return None
             if int(facts["crc32"]) != _checksum(tensors):
@@ -252,6 +261,11 @@ def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageS
     """Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there."""
     step, round_, in_round, updates = (int(facts[n]) for n in ("step", "round", "steps_in_round", "updates"))
     return StageState(step, round_, in_round, updates, **tensors)
+
+
+def _checksum_of(facts: dict[str, str]) -> int:
+    """The same over what stands beside the tensors: a step, a round or a position that nobody ever reached."""
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:

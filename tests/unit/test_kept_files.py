@@ -255,6 +255,22 @@ def test_a_disk_that_fills_while_a_run_is_founded_leaves_no_half_file_and_the_ne
     assert founded.signed.manifest == manifest
 
 
+def test_a_checkpoint_whose_numbers_are_others_is_damaged(tmp_path: Path) -> None:
+    node_directory(tmp_path / "node")
+    directory = state_of(tmp_path / "node")
+    path = directory.path / "checkpoint.safetensors"
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    begin = whole.index(b'"__metadata__"') + len(b'"__metadata__":{')
+    end = whole.index(b"}", begin)
+    assert end < 8 + length
+    assert directory.checkpoint("run") is not None
+    for place in range(begin, end):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(StateError, match="is damaged, or of an older version"):
+            directory.checkpoint("run")
+
+
 def test_who_revokes_at_the_same_time_loses_no_entry(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     signed = found(directory, private_run(), bpe()).signed
