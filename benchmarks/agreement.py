@@ -52,7 +52,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seeds", default="0,1,2")
-    arguments = arguments_of(parser, steps=20, seeds="0")
+    arguments = arguments_of(parser, steps=10, seeds="0")
     report = Report("agreement", arguments.json)
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     with tempfile.TemporaryDirectory() as place:

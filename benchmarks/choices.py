@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=8, help="of each stage")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=300.0, help="virtual, that are measured")
-    arguments = arguments_of(parser, replicas=4, seeds=1, seconds=30.0)
+    arguments = arguments_of(parser, replicas=4, seeds=1, seconds=8.0)
     torch.set_num_threads(1)
     report = Report("choices", arguments.json)
     slow = max(1, arguments.replicas // 4)

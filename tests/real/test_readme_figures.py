@@ -34,6 +34,9 @@ def test_the_readme_shows_what_the_command_prints(tmp_path: Path) -> None:
     assert process.wait(patience(840)) == 0, said(tmp_path)
     shown = figures(README.read_text(encoding="utf-8"))
     assert figures(said(tmp_path)) == pytest.approx(shown, rel=APART)
-    losses = [loss for _, _, loss in json.loads((tmp_path / "summary.json").read_text())["validation_loss"]]
-    last = losses[len(losses) // 2 :]
-    assert max(abs(one - other) for one, other in pairwise(last)) < JUMP
+    held_out = [loss for _, _, loss in json.loads((tmp_path / "summary.json").read_text())["validation_loss"]]
+    on_screen = [float(loss) for loss in re.findall(r"tokens/?.*  loss ([\d.]+)  held-out", said(tmp_path))]
+    assert len(on_screen) > 10
+    for losses in (held_out, on_screen):
+        last = losses[len(losses) // 2 :]
+        assert max(abs(one - other) for one, other in pairwise(last)) < JUMP, last
