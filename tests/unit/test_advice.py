@@ -24,6 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 PROGRAMS = {"noloco": tools, "noloco-node": daemon, "noloco-bootstrap": founding}
 OF_OTHERS = {
+    "--ulimit",  # docker
     "--upgrade",  # pip
     "--query-gpu", "--format",  # nvidia-smi
     "--property", "--no-legend", "--no-pager",  # systemd's, of a session that somebody works in
