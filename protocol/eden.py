@@ -110,7 +110,7 @@ def rotated_there(flat: Tensor, codec: str) -> tuple[Tensor, Tensor, Tensor]:
     is_sendable = (absmax <= LARGEST).all()  # false also for NaN
     power = (absmax.view(torch.int32) & 0x7F800000).view(torch.float32)
     power = power.where(absmax >= SMALLEST, 0)
-    x = (rows / power.where(power > 0, torch.inf)) @ _rotation().to(device)
+    x = (rows / power.where(power > 0, torch.inf)) @ rotation().to(device)
     squares = x.square().sum(dim=1, keepdim=True)
     x_by_rms = x / (squares / BLOCK).sqrt().where(squares > 0, torch.inf)
     levels = torch.bucketize(x_by_rms.abs(), bounds)
@@ -128,7 +128,7 @@ def rotated_back_there(codes: Tensor, codec: str) -> Tensor:
     shifts = torch.arange(0, 8, grid.bits, device=device, dtype=torch.uint8).view(1, -1, 1)
     parts = codes.view(-1, 1, grid.block_bytes) >> shifts & (2**grid.bits - 1)
     centroids = torch.from_numpy(grid.centroids).to(device)
-    return centroids[parts.view(-1, BLOCK).long()] @ _rotation().to(device).T
+    return centroids[parts.view(-1, BLOCK).long()] @ rotation().to(device).T
 
 
 def add(target: Floats, scales: Floats, codes: np.ndarray, codec: str, factor: float) -> None:
@@ -138,7 +138,7 @@ def add(target: Floats, scales: Floats, codes: np.ndarray, codec: str, factor: f
 
 
 @cache
-def _rotation() -> Tensor:
+def rotation() -> Tensor:
     """[256, 256]: the signs, then the orthonormal Walsh-Hadamard matrix; for rows from the left."""
     matrix = torch.ones(1, 1)
     while len(matrix) < BLOCK:

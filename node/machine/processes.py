@@ -35,6 +35,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143  # 128 and the signal's number, as a shell says it
 # seconds that a graceful end may take
 PATIENCE = {signal.SIGINT: 40.0, signal.SIGTERM: 7.5, signal.SIGHUP: 7.5}
+TOGETHER = 0.25  # seconds
 LAST_MOMENT = 9.0  # seconds after SIGTERM or SIGHUP: what is not done by now is left undone
 
 
@@ -90,19 +91,21 @@ class Children:
 def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
     """Call `stop` with the first signal; it then has `PATIENCE`.
 
-    At the second, exit at once without saving; so too `LAST_MOMENT` after a SIGTERM or SIGHUP.
+    At the second, exit at once without saving; so too `LAST_MOMENT` after a SIGTERM or SIGHUP. Two within `TOGETHER`
+    are one: `timeout`, and whatever else runs a command, signals the process and its whole group.
     """
     first: signal.Signals | None = None
+    came = 0.0
 
     def handle(number: signal.Signals) -> None:
-        nonlocal first
+        nonlocal first, came
         if number == signal.SIGHUP:
             let_go_of_terminal()
-        if is_repeated(first, number):
+        if is_repeated(first, number) and loop.time() - came > TOGETHER:
             _exit("Left at once; what was in flight here is lost to the swarm.", EXIT_INTERRUPTED)
         if first is not None:
             return
-        first = number
+        first, came = number, loop.time()
         if number != signal.SIGINT:
             # in a thread of its own: the loop may be what hangs
             sentence = "There was no time to end everything; a restart goes on from the last checkpoint."

@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
 from node.machine import processes
-from node.machine.processes import EXIT_INTERRUPTED, EXIT_TERMINATED, LAST_MOMENT
+from node.machine.processes import EXIT_INTERRUPTED, EXIT_TERMINATED, LAST_MOMENT, TOGETHER
 from tests.real.daemons import PATIENCE, started
 
 PROGRAM = """
@@ -49,7 +50,8 @@ def end_of(manner: str, *numbers: signal.Signals) -> tuple[int, str]:
     with process:
         assert process.stdout.readline() == "ready\n"
         printed = ""
-        for number in numbers:
+        for place, number in enumerate(numbers):
+            time.sleep(2 * TOGETHER if place else 0)
             process.send_signal(number)
             printed += process.stdout.readline()  # it has taken that one: two at once would be one
         code = process.wait(PATIENCE)
@@ -65,6 +67,24 @@ def test_the_second_signal_ends_at_once() -> None:
     code, printed = end_of("stays", signal.SIGINT, signal.SIGINT)
     assert code == EXIT_INTERRUPTED
     assert "Left at once" in printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_twice_at_once_asks_once(number: signal.Signals) -> None:
+    """`timeout -s INT` signals the process, and then its group."""
+    later = PROGRAM.replace("stop.set()", "asyncio.get_running_loop().call_later(0.3, stop.set)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", later, "leaves"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    started.append(process.pid)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{number.name}\n"
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == 0
+        assert process.stdout.read() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

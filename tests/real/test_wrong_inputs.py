@@ -156,14 +156,13 @@ def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
     assert_refused(run("bootstrap.found_cli", "--dir", "run", "--port", "0", cwd=tmp_path), "signature")
 
 
-def test_the_first_interrupt_leaves_and_the_second_ends_at_once(seed: SeedDaemon, tmp_path: Path) -> None:
-    # stage 0 alone has nobody to send to: it cannot finish its microbatches, so a graceful end takes long
+def test_an_interrupt_lets_a_node_leave_whether_it_trains_or_waits(seed: SeedDaemon, tmp_path: Path) -> None:
+    """What a second one does: test_signals.py."""
     node = NodeDaemon(tmp_path / "node", "--join", seed.join_address(), "--stage", "0")
-    node.wait_for_event("no-peer")
+    node.wait_for_event("no-peer")  # stage 0 alone has nobody to send to
     node.signal(signal.SIGINT)
-    node.wait_for("Leaving")
-    node.signal(signal.SIGINT)
-    assert node.process.wait(PATIENCE) == 130
+    node.signal(signal.SIGINT)  # at once, as of `timeout`: the two are one
+    assert node.process.wait(PATIENCE) == 0, node.output
     graceful = NodeDaemon(tmp_path / "other", "--join", seed.join_address(), "--stage", "1")
     graceful.wait_for_event("serving")
     assert graceful.leave() == 0, graceful.output

@@ -78,7 +78,7 @@ def test_a_single_outlier_comes_back_exactly(codec: str, position: int) -> None:
 @pytest.mark.parametrize("codec", ERRORS)
 def test_the_worst_blocks_are_bounded(codec: str) -> None:
     """Those that the rotation gathers into one value."""
-    rotation = eden._rotation()
+    rotation = eden.rotation()
     assert torch.allclose(rotation @ rotation.T, torch.eye(BLOCK), atol=1e-6)
     for column in (0, 1, 77, 255):
         error = squared_error(rotation[:, column].clone() * 7, codec)
@@ -139,7 +139,7 @@ def test_values_that_are_not_finite_or_too_large_are_refused(codec: str, bad: fl
 
 @pytest.mark.parametrize("codec", ERRORS)
 def test_the_largest_values_that_are_sent_are_read_as_finite(codec: str) -> None:
-    for block in (torch.ones(BLOCK), eden._rotation()[:, 3].sign()):
+    for block in (torch.ones(BLOCK), eden.rotation()[:, 3].sign()):
         encoded = encode(block * eden.LARGEST, codec)
         require_finite_values(encoded)
         assert torch.isfinite(as_read(encoded)).all()

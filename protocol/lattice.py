@@ -1,0 +1,185 @@
+"""A lattice modulo a few bits: a replica's weights for one that holds nearly the same ones.
+
+P. Davies et al., "New Bounds for Distributed Mean Estimation and Variance Reduction", ICLR 2021; for decentralised
+SGD G. Nadiradze et al., "Asynchronous Decentralized SGD with Quantized and Local Updates", NeurIPS 2021.
+
+int8 and EDEN carry numbers whose size decides how many bits they need. Two replicas of a stage differ by a hundredth
+of that: one sends on which point of a lattice its weights lie modulo 2^bits; the other, whose weights are near, knows
+the rest.
+
+A block z of 256 values is rotated as in `protocol.eden`, r = H·(s ⊙ z)/16, which makes any difference of two blocks
+nearly Gaussian. With the cell c of the block and the dither u in [−½, ½) of each value, drawn from a seed that both
+know,
+
+    q = round(r/c + u)          travels modulo 2^bits
+    ẑ = (q − u)·c rotated back  is what is read of it
+
+The receiver takes for q the number of that remainder which is nearest to its own r/c + u. That is q itself wherever
+the two differ by less than (2^(bits−1) − ½)·c. Whether it is for all 256 values, a checksum of 24 bits over the turns
+q >> bits tells, but for one time in 16 million. A block that is not is *unread*, and nothing of it is used.
+
+Since the sender knows ẑ without knowing what the receiver holds, a mean by `node.rounds.contribution` stays exact.
+The error of ẑ is uniform in the cell, whatever z is: its root mean square is c/√12, its mean over the dither zero.
+Bytes per value: bits/8 + 1/64; each block has a byte for its cell and three for its checksum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from protocol.eden import rotation
+from protocol.errors import CodecError
+from protocol.kernels import BLOCK
+
+# Standard deviations of the difference that half of the 2^bits cells span. More of them make fewer blocks unread and
+# a larger error. With these, and a difference as it was expected, one block in 200 is unread at most.
+SPANNED = {2: 5.0, 3: 4.5, 4: 4.5}
+CELL_STEPS = 4  # of a cell's byte to a factor of two
+CELL_BIAS = 160  # the byte of a cell of one: cells from 2^-40 to 2^23.75
+MOST_POINTS = 2.0**21  # |r/c| at most: beyond, float32 does not tell neighbouring points apart
+_FAR = 2.0**30  # what lies further off is unread anyway, and must stay within an int32
+
+
+@dataclass(frozen=True)
+class LatticePoints:
+    """A tensor [n] as it travels, on its device, for blocks = ⌈n/256⌉."""
+
+    bits: int
+    count: int  # n
+    cells: Tensor  # uint8 [blocks]: a cell is 2^((byte − 160)/4)
+    checksums: Tensor  # int32 [blocks], of 24 bits
+    remainders: Tensor  # uint8 [blocks · 32 · bits]
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes_of(self.bits, self.count)
+
+
+def nbytes_of(bits: int, values: int) -> int:
+    """Cells, checksums and remainders of ⌈values/256⌉ blocks."""
+    return -(-values // BLOCK) * (4 + BLOCK * bits // 8)
+
+
+def cell_for(distance: Tensor, bits: int) -> Tensor:
+    """The cell for blocks that are this far apart (root mean square of a value's difference), [blocks]."""
+    return distance * (SPANNED[bits] / 2 ** (bits - 1))
+
+
+def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
+    """The points of a float32 tensor [n], each block with at least its cell of `cells` [blocks].
+
+    A cell is rounded up to one that has a byte, and is larger where the block's values are 2^21 times as large.
+    Raises `CodecError` for NaN, infinity, a cell that is no number, and values beyond 2^40.
+    """
+    rotated = _rotated(flat)
+    least = rotated.abs().amax(dim=1) / MOST_POINTS
+    wanted = torch.maximum(cells.to(torch.float32), least).clamp_min(2.0 ** (-CELL_BIAS / CELL_STEPS))
+    codes = torch.ceil(torch.log2(wanted) * CELL_STEPS) + CELL_BIAS
+    if not bool(((codes <= 255) & (cells >= 0)).all()):  # false also for NaN
+        raise CodecError(f"NaN or infinite values, and those beyond 2^40, cannot be sent as mod{bits}")
+    cell_bytes = codes.to(torch.uint8)
+    points = _nearest(rotated, cell_bytes, seed)
+    return LatticePoints(
+        bits, flat.numel(), cell_bytes, _checksum(points >> bits), _packed(points & (2**bits - 1), bits)
+    )
+
+
+def as_sent(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
+    """ẑ [n] of the tensor that `sent` was made of, as every receiver that can read a block reads it."""
+    points = _nearest(_rotated(flat), sent.cells, seed)
+    return _rotated_back(points, sent.cells, seed)[: sent.count]
+
+
+def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor, Tensor]:
+    """(ẑ [n], whether each block is read, bool [blocks]) by a receiver that holds `own` [n].
+
+    What is unread has the receiver's own values. Never raises for what a peer sent, if the sizes fit.
+    """
+    turn = 2**received.bits
+    cells = _cells(received.cells)
+    remainders = _unpacked(received.remainders, received.bits)
+    own_place = (_rotated(own) / cells[:, None] + _dither(len(cells), seed, own.device)).clamp(-_FAR, _FAR)
+    points = remainders + turn * torch.round((own_place - remainders) / turn).to(torch.int32)
+    is_read = _checksum(points >> received.bits) == received.checksums
+    read = _rotated_back(points, received.cells, seed)
+    rows = torch.nn.functional.pad(own, (0, -own.numel() % BLOCK)).view(-1, BLOCK)
+    return torch.where(is_read[:, None], read.view(-1, BLOCK), rows).view(-1)[: received.count], is_read
+
+
+def distance_of(one: Tensor, other: Tensor) -> Tensor:
+    """Root mean square of the difference by block, [blocks]; a last block that is shorter counts its own values."""
+    rows = torch.nn.functional.pad(one - other, (0, -one.numel() % BLOCK)).view(-1, BLOCK)
+    counts = torch.full((len(rows),), float(BLOCK), device=one.device)
+    counts[-1] = one.numel() - BLOCK * (len(rows) - 1)
+    return (rows.square().sum(dim=1) / counts).sqrt()
+
+
+def _rotated(flat: Tensor) -> Tensor:
+    """[blocks, 256]"""
+    rows = torch.nn.functional.pad(flat.to(torch.float32), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    return rows @ rotation().to(flat.device)
+
+
+def _rotated_back(points: Tensor, cell_bytes: Tensor, seed: int) -> Tensor:
+    """[blocks · 256]"""
+    dither = _dither(len(points), seed, points.device)
+    rows = (points.to(torch.float32) - dither) * _cells(cell_bytes)[:, None]
+    return (rows @ rotation().to(points.device).T).view(-1)
+
+
+def _nearest(rotated: Tensor, cell_bytes: Tensor, seed: int) -> Tensor:
+    """q, int32 [blocks, 256]."""
+    dither = _dither(len(rotated), seed, rotated.device)
+    return torch.round(rotated / _cells(cell_bytes)[:, None] + dither).to(torch.int32)
+
+
+def _cells(cell_bytes: Tensor) -> Tensor:
+    return _cell_table().to(cell_bytes.device)[cell_bytes.long()]
+
+
+@cache
+def _cell_table() -> Tensor:
+    """Of all bytes. Of numbers that no library computes: both ends have the same cell to the last bit."""
+    quarters = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+    exponents = [divmod(byte - CELL_BIAS, CELL_STEPS) for byte in range(256)]
+    return torch.tensor([math.ldexp(quarters[rest], power) for power, rest in exponents], dtype=torch.float32)
+
+
+def _dither(blocks: int, seed: int, device: torch.device) -> Tensor:
+    """[blocks, 256] in [−½, ½), by each value's number: the same on every machine."""
+    numbers = torch.arange(blocks * BLOCK, device=device, dtype=torch.int64) ^ (seed & 0xFFFFFFFF)
+    return ((_mixed(numbers) >> 8).to(torch.float32) * 2.0**-24 - 0.5).view(blocks, BLOCK)
+
+
+def _checksum(turns: Tensor) -> Tensor:
+    """int32 [blocks] of turns int32 [blocks, 256]. Of hashes: a sum of turns misses a block that is off as a whole."""
+    places = torch.arange(BLOCK, device=turns.device, dtype=torch.int64) * 0x9E3779B1
+    return (_mixed((turns.long() + places) & 0xFFFFFFFF).sum(dim=1) >> 4 & 0xFFFFFF).to(torch.int32)
+
+
+def _mixed(numbers: Tensor) -> Tensor:
+    """A hash of 32 bits of numbers of 32 bits, int64 (C. Wellons' lowbias32)."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        numbers = ((numbers ^ (numbers >> shift)) * factor) & 0xFFFFFFFF
+    return numbers ^ (numbers >> 16)
+
+
+def _packed(remainders: Tensor, bits: int) -> Tensor:
+    """A plane of 32 bytes for each bit of a block: byte j has it of values j, j + 32, …, the first lowest."""
+    shifts = torch.arange(8, device=remainders.device, dtype=torch.int32).view(1, 1, 8, 1)
+    planes = torch.arange(bits, device=remainders.device, dtype=torch.int32).view(1, bits, 1, 1)
+    values = remainders.view(len(remainders), 1, 8, BLOCK // 8) >> planes & 1
+    return (values << shifts).sum(dim=2).to(torch.uint8).view(-1)
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """int32 [blocks, 256]."""
+    shifts = torch.arange(8, device=packed.device, dtype=torch.int32).view(1, 1, 8, 1)
+    planes = torch.arange(bits, device=packed.device, dtype=torch.int32).view(1, bits, 1, 1)
+    values = packed.view(-1, bits, 1, BLOCK // 8).to(torch.int32) >> shifts & 1
+    return (values << planes).sum(dim=1).to(torch.int32).view(-1, BLOCK)
