@@ -67,7 +67,7 @@ def nbytes_of(bits: int, values: int) -> int:
 
 def cell_for(distance: Tensor, bits: int) -> Tensor:
     """The cell for blocks that are this far apart (root mean square of a value's difference), [blocks]."""
-    return distance * (SPANNED[bits] / 2 ** (bits - 1))
+    return distance * (SPANNED[bits] / float(1 << bits - 1))
 
 
 def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
@@ -157,7 +157,7 @@ def _dither(blocks: int, seed: int, device: torch.device) -> Tensor:
 
 
 def _checksum(turns: Tensor) -> Tensor:
-    """int32 [blocks] of turns int32 [blocks, 256]. Of hashes: a sum of turns misses a block that is off as a whole."""
+    """int32 [blocks] of turns int32 [blocks, 256]. Of hashes: a sum of turns misses a block off as a whole."""
     places = torch.arange(BLOCK, device=turns.device, dtype=torch.int64) * 0x9E3779B1
     return (_mixed((turns.long() + places) & 0xFFFFFFFF).sum(dim=1) >> 4 & 0xFFFFFF).to(torch.int32)
 
