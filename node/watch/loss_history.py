@@ -14,7 +14,7 @@ HOUR = 3600.0
 BUCKETS = 64
 LEAST = 8  # buckets before there is a trend
 CERTAIN = 3.0  # standard errors of the difference
-RECENT_STEPS = 20  # whose mean people are shown: that of one step, of few sequences, is mostly chance
+RECENT_STEPS = 30  # whose mean people are shown: that of one step, of few sequences, is mostly chance
 
 
 @dataclass(frozen=True)

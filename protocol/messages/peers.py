@@ -100,7 +100,7 @@ class NodeStats(Message, kind="node-stats"):
     state: ShortText
     step: Natural
     round: Natural
-    loss: Number | None = None  # mean training loss of its last 20 steps; the last stage alone knows it
+    loss: Number | None = None  # mean training loss of its last 30 steps; the last stage alone knows it
     tokens: Natural = 0  # trained on by this replica, also before it was started again
     tokens_per_second: Number = 0.0
     pair_averagings: Natural = 0

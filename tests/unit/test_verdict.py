@@ -146,12 +146,12 @@ def test_the_trend_is_of_the_last_hour_however_many_steps_it_has() -> None:
     assert trend.now == pytest.approx(3.0 - 2.875, abs=0.05)
 
 
-def test_people_are_shown_the_mean_of_twenty_steps_and_at_once_that_a_step_was_no_number() -> None:
+def test_people_are_shown_the_mean_of_thirty_steps_and_at_once_that_a_step_was_no_number() -> None:
     history = LossHistory()
     assert history.recent() is None
     for step in range(100):
         history.note(float(step), 2.0 + (1.0 if step % 2 else -1.0))
-        if step >= 19:
+        if step >= 29:
             assert history.recent() == pytest.approx(2.0)
     history.note(100.0, float("nan"))
     assert math.isnan(history.recent() or 0.0)
