@@ -28,6 +28,9 @@ from tests.real import daemons
 TESTS = Path(__file__).parent / "tests"
 MARK = "TEST_SUITE_RUN"  # in the environment of every process that this run of the suite starts
 os.environ.setdefault(MARK, uuid.uuid4().hex)
+REAL_TIME = Path(
+    tempfile.gettempdir(), f"tests-in-real-time-{os.environ[MARK]}"
+)  # locked by the one that runs
 # What destructors say of files, tasks and coroutines that nobody closed or awaited. Under the virtual clock all of
 # these are ours, and the collector runs after each test; in real time it may run late, in another test's time.
 LATE = (":pytest.PytestUnraisableExceptionWarning", ":ResourceWarning", ".*was never awaited:RuntimeWarning")
@@ -67,7 +70,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.grouping import RealOnesTogether
+    from tests.grouping import RealOnesTogether  # which needs xdist: this is called where there is one
 
     return RealOnesTogether(config, log)
 
@@ -132,8 +135,13 @@ def _real_ones_are_alone(request: pytest.FixtureRequest) -> Iterator[None]:
     if not _is_real(request.node):
         yield
         return
-    with Path(tempfile.gettempdir(), f"tests-in-real-time-{os.environ[MARK]}").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with REAL_TIME.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pytest.fail(
+                "Another test in real time runs at the same time: tests/grouping.py keeps them apart."
+            )
         yield
 
 
@@ -144,7 +152,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """
     if hasattr(config, "workerinput"):
         return
-    Path(tempfile.gettempdir(), f"tests-in-real-time-{os.environ[MARK]}").unlink(missing_ok=True)
+    REAL_TIME.unlink(missing_ok=True)
     left = [process for process in psutil.process_iter() if _is_of_this_run(process)]
     for process in left:
         with suppress(psutil.Error):

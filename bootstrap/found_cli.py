@@ -5,6 +5,7 @@ The modules that do it are imported by the command itself: --help and mistyped o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -71,14 +72,7 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    try:
-        require_place(dashboard, "--dashboard")
-        for address in announce or ():
-            check_announced(address)
-        require_port(host, port)
-        take_open_files()
-    except NolocoError as error:
-        fail(error)
+    _require_usable(host, port, announce or (), dashboard)
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.run import found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
@@ -93,6 +87,18 @@ def bootstrap(
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)
             run_async(keep_seed_peer(founded, config, address_file, dashboard))
+    except NolocoError as error:
+        fail(error)
+
+
+def _require_usable(host: str, port: int, announce: Sequence[str], dashboard: str) -> None:
+    """End the command with a sentence where this machine or these options cannot do, before anything is loaded."""
+    try:
+        require_place(dashboard, "--dashboard")
+        for address in announce:
+            check_announced(address)
+        require_port(host, port)
+        take_open_files()
     except NolocoError as error:
         fail(error)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -90,6 +91,14 @@ class Lock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+@contextmanager
+def one_after_another(path: Path) -> Iterator[None]:
+    """Processes, and threads, that come here with the same lock file wait for each other. Raises `OSError`."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def own(directory: Path, flag: str, *, is_private: bool = False) -> Lock:

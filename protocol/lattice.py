@@ -107,22 +107,26 @@ def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor
     points = remainders + turn * torch.round((own_place - remainders) / turn).to(torch.int32)
     is_read = _checksum(points >> received.bits) == received.checksums
     read = _rotated_back(points, received.cells, seed)
-    rows = torch.nn.functional.pad(own, (0, -own.numel() % BLOCK)).view(-1, BLOCK)
-    return torch.where(is_read[:, None], read.view(-1, BLOCK), rows).view(-1)[: received.count], is_read
+    either = torch.where(is_read[:, None], read.view(-1, BLOCK), _in_blocks(own))
+    return either.view(-1)[: received.count], is_read
 
 
 def distance_of(one: Tensor, other: Tensor) -> Tensor:
     """Root mean square of the difference by block, [blocks]; a last block that is shorter counts its own values."""
-    rows = torch.nn.functional.pad(one - other, (0, -one.numel() % BLOCK)).view(-1, BLOCK)
+    rows = _in_blocks(one - other)
     counts = torch.full((len(rows),), float(BLOCK), device=one.device)
     counts[-1] = one.numel() - BLOCK * (len(rows) - 1)
     return (rows.square().sum(dim=1) / counts).sqrt()
 
 
+def _in_blocks(flat: Tensor) -> Tensor:
+    """[blocks, 256] of a tensor [n], the last block filled up with zeros."""
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+
+
 def _rotated(flat: Tensor) -> Tensor:
     """[blocks, 256]"""
-    rows = torch.nn.functional.pad(flat.to(torch.float32), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
-    return rows @ rotation().to(flat.device)
+    return _in_blocks(flat.to(torch.float32)) @ rotation().to(flat.device)
 
 
 def _rotated_back(points: Tensor, cell_bytes: Tensor, seed: int) -> Tensor:

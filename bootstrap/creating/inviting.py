@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from bootstrap.inspect.observer import visit
 from node.membership.discovery import DHT_DEADLINE
 from protocol.errors import JoinError, StateError, TokenError
 from protocol.identity import Identity, is_peer_id, public_key_of
-from protocol.keeping import create_whole
+from protocol.keeping import create_whole, one_after_another
 from protocol.records import MAX_LIFETIME
 from protocol.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
 from protocol.tokens import SERIAL_BYTES, Delegation, Token
@@ -83,8 +82,7 @@ def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
     """
     signed, key = signed_in(directory), Identity.load(directory / RUN_KEY)
     place = directory / REVOKED
-    with writing(place, "Check --dir."), (directory / REVOKING).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with writing(place, "Check --dir."), one_after_another(directory / REVOKING):
         known = revocations_in(directory, signed)
         entries = known.entries | {_entry(name) for name in named}
         if len(entries) > MOST_REVOKED:

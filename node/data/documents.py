@@ -12,7 +12,6 @@ format of the files matter. Each epoch reads them in a random order that is comp
 from __future__ import annotations
 
 import array
-import fcntl
 import hashlib
 import json
 import logging
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from node.data.sources import HubStream, documents_in, places_of
 from protocol.errors import DataError
-from protocol.keeping import advice_for
+from protocol.keeping import advice_for, one_after_another
 
 logger = logging.getLogger(__name__)
 
@@ -172,8 +171,7 @@ def stored_documents(
     directory = cache / _name(places, field, longest)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with directory.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with one_after_another(directory.with_suffix(".lock")):
             if not _is_whole(directory):
                 _make(places, field, longest, directory)
         return StoredDocuments(directory, split)
