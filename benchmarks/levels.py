@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[16, 64, 256])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
-    arguments = arguments_of(parser, peers=[4], minutes=0.5)
+    arguments = arguments_of(parser, peers=[4], minutes=1.5)
     report = Report("levels", arguments.json)
     ratios, rows = {}, []
     for peers in arguments.peers:

@@ -187,11 +187,13 @@ def build_config(
     _require_known(environment)
     values: dict[str, object] = _from_file(at_home(file)) if file else {}
     named = {name: f"{name} in {file}" for name in values}
-    for name, field in NodeConfig.model_fields.items():
+    values |= {
+        name: (value,) for name, value in values.items() if isinstance(value, str) and _takes_several(name)
+    }
+    for name in NodeConfig.model_fields:
         variable = ENVIRONMENT_PREFIX + name.upper()
         if text := environment.get(variable):
-            several = "tuple" in str(field.annotation)
-            values[name] = tuple(text.split()) if several else text
+            values[name] = tuple(text.split()) if _takes_several(name) else text
             named[name] = variable
     given = {name: value for name, value in flags.items() if value is not None}
     try:
@@ -204,6 +206,10 @@ def build_config(
         ) from None
 
 
+def _takes_several(name: str) -> bool:
+    return name in NodeConfig.model_fields and "tuple" in str(NodeConfig.model_fields[name].annotation)
+
+
 def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
     """A sentence that names the setting as whoever gave it did."""
     name = str(problem["loc"][0]) if problem["loc"] else "settings"
@@ -211,6 +217,9 @@ def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{shown}: there is no such setting.{_meant(name, list(NodeConfig.model_fields))}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    message = message.replace("a valid tuple", 'a list in brackets, ["…", "…"]').replace(
+        "a valid string", "text in quotes"
+    )
     return f"{shown}: {message}"
 
 

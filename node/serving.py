@@ -37,7 +37,7 @@ from node.watch.panel import LivePanel
 from node.watch.phases import Phases
 from node.watch.time_use import TimeUse
 from node.watch.trace import NO_TRACE, TraceFile
-from protocol.errors import UserError
+from protocol.errors import NolocoError, UserError
 from protocol.supervision import all_of
 from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
@@ -98,13 +98,17 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
     page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
+    has_failed = False
     try:
         async with health_served(state.path, health, orders_to(daemon)), page:
             await keeper.begin(daemon.supervisor)
             await daemon.run()
+    except NolocoError:
+        has_failed = True
+        raise
     finally:
         keeper.close()
-        teller.end(daemon.service)
+        teller.end(daemon.service, has_failed=has_failed)
         trace.close()
         lines.close()
         state.close()

@@ -123,8 +123,8 @@ class Teller:
         with suppress(StateError):
             self._state.save_given(self._before + self._tokens)
 
-    def end(self, service: Service | None) -> None:
-        """The last words, if the node has served at all."""
+    def end(self, service: Service | None, *, has_failed: bool = False) -> None:
+        """The last words, if the node has served at all; why it failed, and what to do, is told after them."""
         if service is not None:
             self.count(service)
         if self._panel is not None:
@@ -133,4 +133,4 @@ class Teller:
             self.save()
             seconds = asyncio.get_running_loop().time() - self._since
             again = arguments_of(self._config.model_copy(update={"join": ()}), only_changed=True)
-            logger.info(farewell(seconds, self._tokens, self._rounds, again))
+            logger.info(farewell(seconds, self._tokens, self._rounds, None if has_failed else again))

@@ -28,7 +28,7 @@ _UNICAST_6 = ipaddress.ip_network("2000::/3")  # all that is assigned; NAT64 and
 _6TO4 = ipaddress.ip_network("2002::/16")  # holds an IPv4 address, perhaps a private one
 _FIRST_PORT = 1_024  # below are the machines' own services
 _HOST_KINDS = ("ip4", "ip6", "dns4", "dns6", "dns")
-_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # RFC 1123, 2.1; libp2p takes no others
 
 
 def check_address(text: str) -> str:
@@ -199,7 +199,8 @@ def _check_host(address: str, kind: str, host: str) -> None:
         elif len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.split(".")):
             raise ValueError(host)
     except ValueError as error:
-        raise _bad(address, f"{host!r} is not an address of kind {kind}") from error
+        why = ", and no name of a host has an underscore" if "_" in host else ""
+        raise _bad(address, f"{host!r} is not an address of kind {kind}{why}") from error
 
 
 def _check_port(address: str, tcp: str, port: str) -> None:

@@ -71,16 +71,20 @@ class Summary:
             return ["The swarm ended before a loss was measured."]
         first, last = self.validation_loss[0], self.validation_loss[-1]
         kind = "validation loss" if self.is_held_out else "training loss"
+        is_measured = len(self.validation_loss) > 1
+        end = f"end {last[2]:.3f}" if is_measured else "(ended before it was measured again)"
+        earlier = f", at {last[0]:,} tokens" if is_measured and last[0] < self.tokens else ""
         lines = [
             "",
-            f"{kind:<17}start {first[2]:.3f}   end {last[2]:.3f} nats per {self.unit}",
+            f"{kind:<17}start {first[2]:.3f}   {end} nats per {self.unit}{earlier}",
             f"trained          {self.tokens:,} tokens in {self.wall_seconds:.0f} s "
             f"({self.tokens / max(self.wall_seconds, 1e-9):,.0f} tokens/s, start-up and evaluation included)",
         ]
         if self.unigram_entropy is not None and self.bigram_entropy is not None:
             verdict = "below" if last[2] < self.bigram_entropy else "not below"
             entropies = f"unigram {self.unigram_entropy:.3f}   bigram {self.bigram_entropy:.3f}"
-            lines.insert(2, f"same text        {entropies}   (the end is {verdict} the bigram's)")
+            compared = f"   (the end is {verdict} the bigram's)" if is_measured else ""
+            lines.insert(2, f"same text        {entropies}{compared}")
         if self.replica_spread is not None:
             estimate = self.replica_spread_estimate
             shown = "" if estimate is None else f"   (on a sample of the weights: {estimate:.2e})"

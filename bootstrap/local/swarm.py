@@ -189,6 +189,7 @@ class LocalSwarm:
         """Look at all nodes; returns the states of those that answer."""
         self.sightings = await observer.look()
         self.tokens.note(self.sightings)
+        self._note_in_summary()
         states = [s.stats.state for s in self.sightings if s.stats is not None]
         if states.count("serving") == len(self.nodes.all):
             self._last_busy = self._picture()
@@ -196,6 +197,14 @@ class LocalSwarm:
             present = 1 - len(self.away) / len(self.nodes.all)
             self._samples.append((self._elapsed, self.tokens.total, present))
         return states
+
+    def _note_in_summary(self) -> None:
+        """What was seen last: Ctrl-C may come at any time, and nobody is asked any more after it."""
+        self.summary.tokens = self.tokens.total
+        for sighting in self.sightings:
+            if sighting.stats is not None:
+                peer = sighting.member.peer
+                self.summary.add_node(self.names.get(peer, peer), peer, sighting.stats, self.names)
 
     def run_seen(self) -> Run:
         """The run since all nodes trained, and its losses."""
@@ -242,13 +251,8 @@ class LocalSwarm:
             save_svg(self.plan.picture, self._last_busy)
         summary = self.summary
         await self._look(observer)
-        summary.tokens = self.tokens.total
         spreads = await sampled_spreads(observer, random.SystemRandom())
         summary.replica_spread_estimate = spread_of_all(self.plan.manifest, spreads)
-        for sighting in self.sightings:
-            if sighting.stats is not None:
-                peer = sighting.member.peer
-                summary.add_node(self.names.get(peer, peer), peer, sighting.stats, self.names)
         self._progress.doing("measuring the losses, then exporting")
         await self._measuring.at_the_end(observer, summary.tokens)
 

@@ -6,22 +6,20 @@ import bz2
 import io
 import logging
 import lzma
+import shlex
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO
 
+from node.data.conversion import BZIP2, GZIP, XZ, ZSTD
 from node.machine.limits import optional
 from protocol.errors import DataError, UserError
 
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 2**20
-_GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 _BOM = "\ufeff".encode()
-_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-_ZIP = b"PK\x03\x04"
-_TAR_AT, _TAR = 257, b"ustar"
 _ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 
 
@@ -37,21 +35,7 @@ def opened(path: Path) -> io.BufferedReader:
 
 
 def is_compressed(path: Path) -> bool:
-    return _start(path).startswith((_GZIP, _BZIP2, _XZ, _ZSTD))
-
-
-def require_text(path: Path, head: bytes) -> None:
-    """Raises `DataError` when a file that begins with `head` needs another program before it is text."""
-    if head.startswith(_UTF_16):
-        raise DataError(
-            f"{path} is UTF-16 text. Convert it: iconv -f UTF-16 -t UTF-8 '{path.name}' > 'utf8-{path.name}'."
-        )
-    if head.startswith(_ZIP):
-        raise DataError(f"{path} is a zip archive. Unpack it and name the files in it: unzip '{path.name}'.")
-    if head[_TAR_AT:].startswith(_TAR):
-        raise DataError(
-            f"{path} is a tar archive. Unpack it and name the files in it: tar -xf '{path.name}'."
-        )
+    return start_of(path).startswith((GZIP, BZIP2, XZ, ZSTD))
 
 
 def without_mark(head: bytes) -> bytes:
@@ -78,23 +62,24 @@ class _Blocks(io.RawIOBase):
         return count
 
 
-def _start(path: Path) -> bytes:
+def start_of(path: Path) -> bytes:
+    """Its first bytes as they are stored. Raises `DataError`."""
     try:
         with path.open("rb") as file:
-            return file.read(len(_XZ))
+            return file.read(len(XZ))
     except OSError as error:
         raise unreadable(path, error) from None
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    start = _start(path)
+    start = start_of(path)
     try:
-        if start.startswith(_GZIP):
+        if start.startswith(GZIP):
             yield from _gunzipped(path)
-        elif start.startswith(_ZSTD):
+        elif start.startswith(ZSTD):
             yield from _unzstd(path)
         else:
-            opener = bz2.open if start.startswith(_BZIP2) else lzma.open if start.startswith(_XZ) else open
+            opener = bz2.open if start.startswith(BZIP2) else lzma.open if start.startswith(XZ) else open
             with opener(path, "rb") as file:
                 yield from _read(file)
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -111,7 +96,7 @@ def _gunzipped(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         rest = file.read(BLOCK_BYTES)
         while rest:
-            if not rest.startswith(_GZIP):
+            if not rest.startswith(GZIP):
                 logger.warning("%s has bytes after the end of its gzip; they were left out.", path)
                 return
             rest = yield from _member(file, rest)
@@ -139,7 +124,7 @@ def _unzstd(path: Path) -> Iterator[bytes]:
         pyarrow = optional("pyarrow", "data")
     except UserError as error:
         raise DataError(
-            f"{path} is compressed with zstd. Decompress it: zstd -d '{path.name}'. {error}"
+            f"{path} is compressed with zstd. Decompress it: zstd -d {shlex.quote(str(path))}. {error}"
         ) from None
     with pyarrow.input_stream(str(path), compression="zstd") as file:
         yield from _read(file)

@@ -26,7 +26,7 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.data.sources import HubStream, documents_in, places_of
+from node.data.sources import HubStream, documents_in, facts_of, places_of
 from protocol.errors import DataError
 from protocol.keeping import advice_for, one_after_another
 
@@ -184,8 +184,7 @@ def stored_documents(
 
 def _name(places: Sequence[Path], field: str, longest: int) -> str:
     """Derived from everything the store is made of: a changed file gives another name."""
-    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
-    facts = [(str(file.resolve()), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+    facts = [known for place in places for known in facts_of(place)]
     described = json.dumps([_FORMAT, field, longest, facts])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 

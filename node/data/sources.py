@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import codecs
 import glob
+import itertools
 import logging
 import os
 import re
+import shlex
+import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
-from node.data.contents import BLOCK_BYTES, opened, plain_name, require_text, without_mark
+from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
+from node.data.conversion import LATIN_1, converted, require_text
 from node.data.rows import (
     ARROW,
     CSV_ENDINGS,
@@ -76,12 +81,22 @@ def files_of(entry: str) -> list[Path]:
 
     `**` recurses, ~ is the home folder. Raises `DataError` for what is missing, unreadable, or named and empty.
     """
-    try:
+    with _reading(entry):
         found = python_stdlib_files() if entry == PYTHON_STDLIB else _find(at_home(entry))
         return [path for path in found if path.stat().st_size]
+
+
+@contextmanager
+def _reading(entry: str) -> Iterator[None]:
+    """Says of what went wrong what it was, and in which of the files and folders that `entry` names."""
+    try:
+        yield
     except (OSError, ValueError) as error:  # as of a NUL in the path
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"Cannot read {entry!r} ({reason}). Check the path and its permissions.") from error
+        place = getattr(error, "filename", None) or entry
+        raise DataError(
+            f"Cannot read {str(place)!r} ({reason}). Check the path and its permissions."
+        ) from error
 
 
 def _find(path: Path) -> list[Path]:
@@ -91,12 +106,19 @@ def _find(path: Path) -> list[Path]:
             f"{path / '**' / '*.txt'}."
         )
     if path.exists() or not glob.has_magic(str(path)):
-        if not path.stat().st_size:
+        if not (facts := path.stat()).st_size:
+            if not stat.S_ISREG(facts.st_mode):
+                raise DataError(
+                    f"{path} is a pipe or a device, and data is read more than once. Write it to a file, "
+                    "and name that."
+                )
             raise DataError(f"{path} is empty. Name a file with text in it, or leave it out.")
         return [path]
     names = glob.iglob(str(path), recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
     files = [found for found in sorted(map(Path, names)) if not found.is_dir()]
     if not files:
+        named = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
+        os.scandir(Path(*named)).close()  # says why where that cannot be read, of which glob is silent
         raise DataError(f"No file matches {path}. Check the pattern and the current folder, {Path.cwd()}.")
     return files
 
@@ -106,7 +128,9 @@ def places_of(entries: Sequence[str]) -> list[Path]:
     places: dict[str, Path] = {}
     for entry in entries:
         path = at_home(entry)
-        for place in [path] if is_dataset_directory(path) else files_of(entry):
+        with _reading(entry):
+            is_dataset = is_dataset_directory(path)
+        for place in [path] if is_dataset else files_of(entry):
             places.setdefault(os.path.realpath(place), place)
     return list(places.values())
 
@@ -144,7 +168,9 @@ def documents_in(places: Iterable[Path], field: str) -> Iterator[Document]:
     damage = Damage()
     try:
         for place in places:
-            for file in _dataset_files(place) if place.is_dir() and not _is_saved(place) else [place]:
+            with _reading(str(place)):
+                files = _dataset_files(place) if place.is_dir() and not _is_saved(place) else [place]
+            for file in files:
                 yield from _documents_of(file, field, damage)
     finally:
         damage.tell()
@@ -171,7 +197,7 @@ def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
         return parquet_texts(place, field)
     if head.startswith(ARROW) or name.endswith(_ARROW):
         return arrow_texts(place, field)
-    require_text(place, head)
+    require_text(place, head, start_of(place))
     if name.endswith(CSV_ENDINGS):
         return csv_texts(place, field)
     is_json = name.endswith(JSON_ENDINGS) or begins_with_row(without_mark(head), field)
@@ -193,7 +219,7 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text (near byte {done + error.start:,}). Name text files only, or convert it: "
-            f"iconv -f LATIN1 -t UTF-8 {path.name}."
+            f"{converted(path, start_of(path), LATIN_1)}."
         ) from None
 
 
@@ -204,17 +230,48 @@ def is_dataset_directory(path: Path) -> bool:
 
 def _found_in(directory: Path, endings: tuple[str, ...]) -> Iterator[Path]:
     """Its files of these kinds and those of its folders, compressed or not; none that are hidden."""
-    for found in directory.rglob("*"):
-        hidden = any(part.startswith(".") for part in found.relative_to(directory).parts)
-        if not hidden and plain_name(found).endswith(endings) and found.is_file():
+    for found in files_under(directory):
+        if plain_name(found).endswith(endings) and stat.S_ISREG(found.stat().st_mode):
             yield found
+
+
+def facts_of(place: Path) -> list[tuple[str, int, int]]:
+    """(path, bytes, nanoseconds of the last change) of a file, or of all in a folder. Raises `DataError`."""
+    with _reading(str(place)):
+        files = sorted(files_under(place)) if place.is_dir() else [place]
+        found = [
+            (file, file.stat() if file.exists() else file.lstat()) for file in files
+        ]  # a link to nothing
+        return [(str(file.resolve()), facts.st_size, facts.st_mtime_ns) for file, facts in found]
+
+
+def files_under(directory: Path) -> Iterator[Path]:
+    """All in it and its folders but what is hidden and folders themselves, as the system lists it.
+
+    Raises `OSError` for a folder that cannot be read: what is in it would be left out without a word.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(directory, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
 def _dataset_files(directory: Path) -> list[Path]:
     """The files to train on: those of the split "train" in the Hub's layout; or all with rows; or all .txt files."""
     rows = sorted(_found_in(directory, _ROWS))
+    texts = sorted(found for found in _found_in(directory, (_TEXT,)) if found.stat().st_size)
     if not rows:
-        return sorted(found for found in _found_in(directory, (_TEXT,)) if found.stat().st_size)
+        return texts
+    if texts:
+        beside = shlex.quote(str(directory / "**" / f"*{_TEXT}"))
+        logger.warning(
+            "%s has files with rows, and so its %s files without are left out, as %s. If they are to be trained on, "
+            "name them, too: --data %s.",
+            directory, f"{len(texts):,}", texts[0].name, beside,
+        )  # fmt: skip
     names = [row.relative_to(directory).as_posix().lower() for row in rows]
     if (directory / "README.md").exists() or any(map(_SPLIT.search, names)):
         return _files_of_split(directory)

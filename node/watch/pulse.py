@@ -79,10 +79,7 @@ def network_in_words(pulse: Pulse) -> str:
     return f"{up:.3g} Mbit/s up, {down:.3g} down"
 
 
-def farewell(seconds: float, tokens: int, rounds: int, arguments: Sequence[str]) -> str:
-    """What a life gave, and the command that begins the next one."""
-    again = shlex.join(["noloco-node", *arguments])
-    return (
-        f"This node was here for {duration(seconds)} and gave {count(tokens)} tokens in {rounds:,} rounds. "
-        f"Start it again: {again}"
-    )
+def farewell(seconds: float, tokens: int, rounds: int, arguments: Sequence[str] | None) -> str:
+    """What a life gave, and the command that begins the next one; without where `arguments` is None."""
+    gave = f"This node was here for {duration(seconds)} and gave {count(tokens)} tokens in {rounds:,} rounds."
+    return gave if arguments is None else f"{gave} Start it again: {shlex.join(['noloco-node', *arguments])}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -158,6 +159,20 @@ def test_ctrl_c_stops_every_process_and_keeps_what_was_measured(tmp_path: Path) 
     assert (tmp_path / "summary.json").exists()
     _, alive = psutil.wait_procs(children, timeout=patience(60))
     assert not alive
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_during_the_training_tells_what_was_trained(tmp_path: Path) -> None:
+    process = start(tmp_path, "--replicas", "1", "--validation-sequences", "8")
+    assert wait_until(lambda: re.search(r" [1-9][\d,]* tokens", said(tmp_path))), said(tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(100) == 130, said(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["tokens"] > 0
+    assert {node["stage"] for node in summary["nodes"].values()} == {0, 1}
+    assert f"trained          {summary['tokens']:,} tokens in" in said(tmp_path)
+    if len(summary["validation_loss"]) == 1:
+        assert "(ended before it was measured again)" in said(tmp_path)
 
 
 @pytest.mark.timeout(220)

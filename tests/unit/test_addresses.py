@@ -21,6 +21,7 @@ from protocol.addresses import (
 )
 from protocol.errors import UserError
 from protocol.identity import Identity
+from protocol.transport.hivemind_api import Multiaddr
 
 PEER = Identity.from_seed("someone").peer_id
 
@@ -57,6 +58,7 @@ def test_right_addresses_pass_unchanged(place: str) -> None:
         (f"/ip6/fe80::1%eth0/tcp/31337/p2p/{PEER}", "kind ip6"),
         (f"/dns4/-x.org/tcp/31337/p2p/{PEER}", "kind dns4"),
         (f"/dns4/x..org/tcp/31337/p2p/{PEER}", "kind dns4"),
+        (f"/dns4/my_host/tcp/31337/p2p/{PEER}", "underscore"),
         (f"/ip4/203.0.113.7/udp/31337/p2p/{PEER}", "tcp"),
         (f"/ip4/203.0.113.7/tcp/0/p2p/{PEER}", "port"),
         (f"/ip4/203.0.113.7/tcp/65536/p2p/{PEER}", "port"),
@@ -193,6 +195,12 @@ def test_nothing_but_public_hosts_or_shared_private_ranges_is_ever_dialled(
 )
 def test_arbitrary_text_is_not_dialled_or_well_formed(text: str) -> None:
     assert not ABROAD.may_dial(text) or text.startswith("/ip4/8.8.8.8/tcp/9999")
+
+
+@given(st.from_regex(r"[A-Za-z0-9._-]{1,70}", fullmatch=True))
+def test_every_name_that_passes_is_one_to_libp2p(host: str) -> None:
+    with contextlib.suppress(UserError):
+        Multiaddr(without_peer(check_address(f"/dns4/{host}/tcp/31337/p2p/{PEER}")))
 
 
 # --- what a peer announces -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from node.command import options_from
 from node.config import NodeConfig, build_config
 from protocol.errors import UserError
+from protocol.identity import Identity
 
 
 def settings_file(folder: Path, text: str) -> Path:
@@ -90,6 +92,29 @@ def test_a_mistyped_variable_is_not_ignored(variable: str, told: str) -> None:
     assert (
         build_config({}, {"NOLOCO_PRESET": "tiny", "HOME": "/"}) == NodeConfig()
     )  # of a compose file, and others
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, field in NodeConfig.model_fields.items() if "tuple" in str(field)]
+)
+def test_one_text_in_the_file_is_a_list_of_one(name: str, tmp_path: Path) -> None:
+    address = f"/ip4/203.0.113.7/tcp/1/p2p/{Identity.from_seed('someone').peer_id}"
+    value = address if name == "join" else address.partition("/p2p/")[0]
+    given = build_config({}, {}, settings_file(tmp_path, f"{name} = '{value}'\n"))
+    assert getattr(given, name) == (value,)
+
+
+@pytest.mark.parametrize(
+    "value", ["7.5", "true", "[1]", "[[]]", "{a = 1}", "1979-05-27", "'nonsense'", "-1e400"]
+)
+@pytest.mark.parametrize("name", NodeConfig.model_fields)
+def test_a_value_of_another_kind_is_told_in_words_of_the_file(name: str, value: str, tmp_path: Path) -> None:
+    try:
+        build_config({}, {}, settings_file(tmp_path, f"{name} = {value}\n"))
+    except UserError as refusal:
+        said = str(refusal)
+        assert f"{name} in {tmp_path}" in said or said.startswith("Cannot ")
+        assert not re.search(r"\b(tuple|str|dict|bool|int|instance of|None|NoneType)\b", said), said
 
 
 def test_a_broken_file_is_named_with_the_place(tmp_path: Path) -> None:

@@ -103,6 +103,20 @@ def test_the_summary_means_over_the_replicas_that_tell() -> None:
     assert summary.nodes["s0r2"]["compute_fraction"] is None
 
 
+def test_a_swarm_ended_before_its_loss_was_measured_again_claims_no_end() -> None:
+    summary = Summary(validation_loss=[(0, 0.0, 5.74)], unigram_entropy=3.2, bigram_entropy=2.4, tokens=7_680)
+    told = "\n".join(summary.lines())
+    assert "start 5.740   (ended before it was measured again)" in told
+    assert "the end is" not in told
+    assert "7,680 tokens" in told
+    summary.validation_loss.append((7_680, 9.0, 5.1))
+    told = "\n".join(summary.lines())
+    assert "start 5.740   end 5.100 nats per byte\n" in told
+    assert "(the end is not below the bigram's)" in told
+    summary.tokens = 9_000  # ended on the way
+    assert "end 5.100 nats per byte, at 7,680 tokens\n" in "\n".join(summary.lines())
+
+
 @pytest.mark.parametrize("field", ["compute_fraction", "recent_compute_fraction"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), "much"])
 def test_a_fraction_out_of_bounds_is_malformed(field: str, value: object) -> None:

@@ -133,6 +133,7 @@ def test_the_last_words_have_the_command_that_begins_the_next_life(tmp_path: Pat
         f"noloco-node '--state-dir={tmp_path}/my node' --no-moves --threads=2"
     )
     assert arguments_of(NodeConfig(), only_changed=True) == []
+    assert farewell(60.0, 10, 1, None).endswith("in 1 rounds.")  # after a failure, which says what to do
 
 
 @pytest.mark.parametrize(
