@@ -13,7 +13,7 @@ from rich.table import Table
 
 from node.machine.limits import optional
 from protocol.errors import StateError, UserError
-from protocol.keeping import FOR_OTHERS, advice_for, replace_whole
+from protocol.keeping import FOR_OTHERS, advice_for, replace_whole, require_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,6 +58,9 @@ def bars() -> Iterator[Bars]:
         yield Bars(shown)
 
 
+OTHER_ADDRESS_FILE = "Choose another --address-file."
+
+
 @contextmanager
 def writing(file: Path, advice: str) -> Iterator[None]:
     """Turns a failure to write `file` into a `StateError` that ends with `advice`, or with what a full disk needs."""
@@ -72,6 +75,14 @@ def write_whole(file: Path, contents: str | bytes, advice: str, mode: int = FOR_
     """The file as a whole or, with a `StateError` that ends with `advice`, as it was."""
     with writing(file, advice):
         replace_whole(file, contents.encode() if isinstance(contents, str) else contents, mode=mode)
+
+
+def require_places(*files: Path | None, advice: str) -> None:
+    """Raises `StateError` before long work for a file that could not be written after it."""
+    for file in files:
+        if file is not None:
+            with writing(file, advice):
+                require_writable(file)
 
 
 @contextmanager

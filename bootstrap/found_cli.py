@@ -13,6 +13,7 @@ import typer
 
 from bootstrap.creating.init_cli import init
 from bootstrap.creating.invite_cli import delegate, invite, revoke
+from bootstrap.display import OTHER_ADDRESS_FILE, require_places
 from bootstrap.model_options import EndOfText, FromCheckpoint, OwnManifest, RunTokenizer
 from node.command import App, Version, fail, run_async
 from node.machine.listening import require_place
@@ -72,7 +73,7 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    _require_usable(host, port, announce or (), dashboard)
+    _require_usable(host, port, announce or (), dashboard, address_file)
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.run import found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
@@ -91,10 +92,13 @@ def bootstrap(
         fail(error)
 
 
-def _require_usable(host: str, port: int, announce: Sequence[str], dashboard: str) -> None:
+def _require_usable(
+    host: str, port: int, announce: Sequence[str], dashboard: str, address_file: Path | None
+) -> None:
     """End the command with a sentence where this machine or these options cannot do, before anything is loaded."""
     try:
         require_place(dashboard, "--dashboard")
+        require_places(address_file, advice=OTHER_ADDRESS_FILE)
         for address in announce:
             check_announced(address)
         require_port(host, port)

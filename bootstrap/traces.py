@@ -141,17 +141,6 @@ def table_of(nodes: list[NodeTime]) -> Table:
 # --- files ----------------------------------------------------------------------------------
 
 
-def require_writable(path: Path) -> None:
-    """Make the file, empty. Raises `StateError`: better before the training than after it."""
-    try:
-        path.write_bytes(b"")
-    except OSError as error:
-        raise StateError(
-            f"Cannot write the trace {path} ({error.strerror}). Make sure that its folder exists and is yours, "
-            "or choose another file with --trace."
-        ) from None
-
-
 def merge_traces(processes: Mapping[str, int], directory: Path, into: Path) -> None:
     """Copy the events of all nodes, one at a time, to one file.
 

@@ -248,7 +248,11 @@ def _from_file(file: Path) -> dict[str, object]:
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"Cannot read the settings file {file} ({error.strerror}). Check --config.") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"The settings file {file} is not UTF-8 text (near byte {error.start:,}). Save it as UTF-8."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
         raise UserError(f"The settings file {file} is not TOML: {error}. Correct that place.") from None
 
 

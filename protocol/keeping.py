@@ -40,6 +40,21 @@ def replace_whole(path: Path, *contents: bytes | memoryview, mode: int = FOR_ITS
         raise
 
 
+def require_writable(path: Path) -> None:
+    """Raises `OSError` now where `replace_whole` would later; makes the folder, and leaves no file behind."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if any(folder.exists() and not folder.is_dir() for folder in path.absolute().parents):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        return
+    path = path.resolve()
+    beside = path.with_name(path.name + ".new")
+    beside.touch()
+    beside.unlink()
+
+
 def create_whole(path: Path, *contents: bytes | memoryview) -> None:
     """As `replace_whole`, for the owner's eyes alone; raises `FileExistsError` for a file that is there."""
     if path.exists():

@@ -311,7 +311,9 @@ def toml_contents(path: Path) -> dict[str, object]:
     except OSError as error:
         raise ManifestError(f"Cannot read the manifest {path} ({error.strerror}). Check the path.") from None
     except UnicodeDecodeError:
-        raise ManifestError(f"The manifest {path} is not text in UTF-8. Check the path.") from None
+        raise ManifestError(
+            f"The manifest {path} is not UTF-8 text. Check the path, or save it as UTF-8."
+        ) from None
 
 
 def load_preset(name: str) -> Manifest:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
 from bootstrap.creating.newcomers import tell_newcomers
-from bootstrap.display import write_whole
+from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.machine.processes import on_interrupt
 from node.membership.data_source import serve_tokenizer
@@ -270,7 +270,7 @@ def _show_code(addresses: list[str]) -> None:
 def _introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
     if address_file is not None:
         listed = "".join(f"{address}\n" for address in addresses)
-        write_whole(address_file, listed, "Choose another --address-file.")
+        write_whole(address_file, listed, OTHER_ADDRESS_FILE)
     manifest = founded.signed.manifest
     doing = "Founded" if founded.is_new else "Taking up"
     print(

@@ -50,6 +50,8 @@ def evaluate(
     """
     if (model is None) == (not join):
         fail(UserError("Name the model: --model DIRECTORY of an export, or --join ADDRESS of a run."))
+    if model is not None:
+        _require_of_export(tokenizer, every_replica=every_replica)
     from bootstrap.evaluation.measuring import WantedLosses, evaluate_export, evaluate_swarm
     from node.data.opening import default_cache
 
@@ -61,3 +63,10 @@ def evaluate(
         evaluate_export(model, wanted)
     except NolocoError as error:
         fail(error)
+
+
+def _require_of_export(tokenizer: str, *, every_replica: bool) -> None:
+    """End the command for an option that is of a run, and would have no effect."""
+    for option, given in (("--tokenizer", tokenizer), ("--every-replica", every_replica)):
+        if given:
+            fail(UserError(f"{option} is for a running swarm (--join). An export has its own: leave it out."))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from bootstrap.display import write_whole
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.table import percent
 from protocol.messages.peers import NodeStats
@@ -62,8 +63,8 @@ class Summary:
         }
 
     def write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        """Raises `StateError` when it cannot be; what was there before is then as it was."""
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n", "Choose another file with --summary.")
 
     def lines(self) -> list[str]:
         """The summary for people."""

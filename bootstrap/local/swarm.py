@@ -18,7 +18,7 @@ from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNodes, LocalPlan
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
-from bootstrap.traces import FILE_NAME, merge_traces, require_writable
+from bootstrap.traces import FILE_NAME, merge_traces
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
@@ -88,8 +88,6 @@ class LocalSwarm:
         A summary that lies there from before is only replaced once something was measured.
         """
         plan = self.plan
-        if plan.trace is not None:
-            require_writable(plan.trace)
         with own(plan.directory, "--dir"):
             return await self._run(found(plan.directory, plan.manifest, plan.tokenizer))
 
@@ -114,11 +112,13 @@ class LocalSwarm:
         finally:
             self._progress.doing("")
             summary.wall_seconds = round(self._elapsed, 3)
-            if summary.validation_loss or not plan.summary.exists():
-                summary.write(plan.summary)
-            await self.nodes.stop()
-            await seed.close()
-            await self._gather_traces()
+            try:
+                if summary.validation_loss or not plan.summary.exists():
+                    summary.write(plan.summary)
+            finally:
+                await self.nodes.stop()
+                await seed.close()
+                await self._gather_traces()
         return summary
 
     # --- starting -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootstrap.display import require_places
 from bootstrap.model_options import (
     DataOption,
     EndOfText,
@@ -94,6 +95,8 @@ def swarm(
     """
     try:
         require_place(dashboard, "--dashboard")
+        for name, file in (("summary", summary), ("picture", picture), ("trace", trace)):
+            require_places(file, advice=f"Choose another file with --{name}.")
         take_open_files()
     except NolocoError as error:
         fail(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 
 from node.data.contents import without_mark
@@ -25,13 +26,24 @@ def read_tokenizer(place: str) -> bytes:
         return _converted(path)
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        size = path.stat().st_size
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise TokenizerError(f"{path} is a pipe or a device. Write it to a file, and name that.")
+        size = facts.st_size
+        if not size:
+            raise TokenizerError(f"{path} is empty. Fetch it again, or name another tokenizer.json.")
         if size > MAX_TOKENIZER_BYTES:
             raise TokenizerError(
                 f"{path} has {size:,} bytes; a tokenizer may have {MAX_TOKENIZER_BYTES:,} at most. "
                 "Check that it is a tokenizer.json."
             )
-        return without_mark(path.read_bytes())
+        raw = without_mark(path.read_bytes())
+        json.loads(raw)
+        return raw
+    except (ValueError, RecursionError):
+        raise TokenizerError(
+            f"{path} is not JSON. Name a Hugging Face tokenizer.json, or a folder with one."
+        ) from None
     except OSError as error:
         raise TokenizerError(
             f"Cannot read the tokenizer {path} ({error.strerror}). Check the path; for one on the Hugging Face "

@@ -93,6 +93,11 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco-bootstrap init named.toml --yes", "named.toml exists already", "--force"),
     ("noloco-bootstrap init new.toml", "There is no terminal", "--yes"),
     ("noloco-bootstrap init new.toml --yes --heads 3", "heads", "hidden_size"),
+    ("noloco-bootstrap --tokenizer empty.json", "empty.json is empty", "name another tokenizer.json"),
+    ("noloco-bootstrap --tokenizer typo.toml", "typo.toml is not JSON", "Name a Hugging Face tokenizer.json"),
+    ("noloco-bootstrap --tokenizer /dev/null", "/dev/null is a pipe or a device", "Write it to a file"),
+    (f"noloco-node --join {PEER} --config latin.toml", "latin.toml is not UTF-8 text", "Save it as UTF-8"),
+    ("noloco-bootstrap --manifest latin.toml", "latin.toml is not UTF-8 text", "save it as UTF-8"),
     ("noloco manifest check", "Name either a manifest file or a preset", "--preset tiny"),
     ("noloco manifest check wrong.toml", "outer.gama is not a setting", 'Did you mean "gamma"?'),
     ("noloco manifest check --preset tiny --device 9090", "The device '9090' is unknown", "Known devices"),
@@ -102,6 +107,20 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco generate Once", "Name the model", "--model DIRECTORY"),
     ("noloco generate Once --model m --tokens 0", "--tokens must be", "1 or more"),
     ("noloco eval", "run", "--join"),
+    ("noloco eval --model m --tokenizer t.json", "--tokenizer is for a running swarm", "leave it out"),
+    ("noloco eval --model m --every-replica", "--every-replica is for a running swarm", "leave it out"),
+    (
+        "noloco-bootstrap --address-file typo.toml/a.txt",
+        "Cannot write typo.toml/a.txt",
+        "Choose another --address-file",
+    ),
+    ("noloco-bootstrap --address-file folder", "Cannot write folder", "Choose another --address-file"),
+    ("noloco swarm --summary folder", "Cannot write folder", "Choose another file with --summary"),
+    (
+        "noloco swarm --trace typo.toml/t.json",
+        "Cannot write typo.toml/t.json",
+        "Choose another file with --trace",
+    ),
     ("noloco simulate swarm lab-9", "There is no preset 'lab-9'", "Choose one of: lab-8"),
     ("noloco simulate swarm none.toml", "none.toml (No such file", "Check the path"),
     ("noloco plan", "Give either --scenario FILE", "--join ADDRESS"),
@@ -126,6 +145,8 @@ def test_a_mistake_is_one_sentence_with_the_next_step(
         ("named.toml", text.replace('name = "tiny"', 'name = "my run"')),
     ):
         (tmp_path / name).write_text(contents, encoding="utf-8")
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "latin.toml").write_bytes("# größer\n".encode("latin-1"))
     words = line.split()
     if "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
