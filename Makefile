@@ -42,9 +42,11 @@ swarm: $(VENV)/.installed  ## six real peers on this machine train one Llama on 
 test: $(VENV)/.installed  ## the gate: what no clock, process or memory of the machine can make fail
 	$(BIN)/pytest -n auto --tb=native -m "not long"
 
+IN_VIRTUAL_TIME := tests/real/test_virtual_benchmarks.py
+
 test-long: $(VENV)/.installed-for-all  ## the rest: long studies in virtual time; then real time, one after another
-	$(BIN)/pytest -n auto --tb=native -m long tests/unit tests/swarm tests/fuzz
-	$(BIN)/pytest --tb=native -m long --reruns 1 -rR tests/real tests/attacks
+	$(BIN)/pytest -n auto --tb=native -m long $(IN_VIRTUAL_TIME) tests/unit tests/swarm tests/fuzz
+	$(BIN)/pytest --tb=native -m long --reruns 1 -rR --ignore $(IN_VIRTUAL_TIME) tests/real tests/attacks
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
