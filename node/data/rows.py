@@ -144,6 +144,9 @@ def _decoded(raw: bytes) -> str:
 # --- CSV ----------------------------------------------------------------------------------------
 
 
+_END = ["end", "of", "file"]
+
+
 def csv_texts(path: Path, field: str) -> Texts:
     """Rows of a CSV or TSV file; its first row names the columns."""
     csv.field_size_limit(_LONGEST)  # of the whole process, whose only CSV these are; 128 KiB unless it is set
@@ -155,14 +158,42 @@ def csv_texts(path: Path, field: str) -> Texts:
         if field not in names:
             raise DataError(f"{path} has no column {field!r} in its first row. {choice(names)}")
         column = names.index(field)
-        rows = csv.reader(text, delimiter=mark)
+        lines = _LinesAndEnd(text, mark.join(_END))
+        rows, begins = csv.reader(lines, delimiter=mark), 2
         try:
             for row in rows:
+                if lines.are_over:
+                    if row != _END:
+                        raise DataError(
+                            f"{path}:{begins}: a quote of this row is not closed to the end of the file. "
+                            "Close it, or delete the row."
+                        )
+                    return
                 yield row[column] if column < len(row) else None
+                begins = rows.line_num + 2
         except csv.Error as error:
             raise DataError(
                 f"{path}:{rows.line_num + 1} is not CSV ({error}). Correct this line, or delete it."
             ) from None
+
+
+class _LinesAndEnd:
+    """The lines of a file and one more, a row of its own unless a quote is still open. Mutable: the place."""
+
+    def __init__(self, lines: Iterable[str], end: str) -> None:
+        self.are_over = False
+        self._lines = iter(lines)
+        self._end = end
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self.are_over:
+            raise StopIteration
+        line = next(self._lines, None)
+        self.are_over = line is None
+        return self._end if line is None else line
 
 
 def _delimiter(header: str, field: str, usual: str) -> str:

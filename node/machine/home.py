@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +12,10 @@ T = TypeVar("T")
 
 
 def at_home(path: Path | str) -> Path:
-    """The path with ~ or ~USER for a home folder. Raises `UserError` where there is no such user."""
+    """The path with ~ or ~USER for a home folder. Raises `UserError` where there is no such user or folder."""
+    home = os.environ.get("HOME")
+    if Path(path).parts[:1] == ("~",) and home is not None and not Path(home).is_absolute():
+        raise UserError(f"HOME is {home!r}, so {path} leads nowhere. Set HOME, or write the path from /.")
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -24,6 +24,7 @@ from node.config import NodeConfig, build_config
 from node.data.opening import default_cache
 from node.data.sources import places_of
 from node.data.tokenizer_files import read_tokenizer
+from node.machine.home import at_home
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError, UserError
 from protocol.manifest import load_toml, preset_text
@@ -129,6 +130,17 @@ def test_every_application_is_one_that_knows_home() -> None:
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call):
                 assert ast.unparse(call.func) != "typer.Typer", file
+
+
+@pytest.mark.parametrize("value", ["", "here", "."])
+def test_a_home_that_is_nowhere_is_told(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a container that sets HOME to nothing: ~/x would be /x."""
+    monkeypatch.setenv("HOME", value)
+    for path in ("~", "~/x"):
+        with pytest.raises(UserError, match=r"HOME is .* leads nowhere\. Set HOME"):
+            at_home(path)
+    assert at_home("/x/~") == Path("/x/~")
+    assert at_home("x~") == Path("x~")
 
 
 def test_paths_that_are_words_like_others(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

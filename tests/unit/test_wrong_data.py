@@ -63,6 +63,8 @@ def make(directory: Path) -> None:
     (directory / "nested.json").write_text(json.dumps({"rows": [{"text": "a"}]}, indent=1))
     (directory / "body.csv").write_text("id;body\n1;a\n")
     (directory / "none.csv").write_text("text\n")
+    (directory / "open.csv").write_text('text,id\n"two\nlines",1\n"never closed,2\nmore,3\n')
+    (directory / "open-at-the-end.csv").write_text('text\na\n"')
     (directory / "none.arrow").write_text("ARROW1 is how they begin")
     (directory / "deep.jsonl").write_text("[" * 100_000)
     (directory / "no-train").mkdir()
@@ -96,6 +98,8 @@ def make(directory: Path) -> None:
         ("strings.json", ("strings.json, object 1 is not a JSON object", "'text'")),
         ("nested.json", ("nested.json, object 1 has no field 'text'", "rows")),
         ("body.csv", ("body.csv has no column 'text'", "--text-field", "body")),
+        ("open.csv", ("open.csv:4: a quote of this row is not closed", "Close it")),
+        ("open-at-the-end.csv", ("open-at-the-end.csv:3: a quote", "Close it")),
         ("none.csv", ("no text in", "none.csv")),
         ("none.arrow", ("none.arrow is not a readable Arrow file", "leave it out")),
         ("deep.jsonl", ("deep.jsonl is not whole JSON", "correct that place")),
