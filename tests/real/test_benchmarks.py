@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pipelines.chain import Chain, manifest_of
 
-from tests.tiny_benchmarks import PATIENCE, require_promised, scripts
+from tests.real.tiny_benchmarks import PATIENCE, require_promised, scripts
 
 
 @pytest.mark.timeout(PATIENCE + 30)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_benchmarks import PATIENCE, require_promised, scripts
+from tests.real.tiny_benchmarks import PATIENCE, require_promised, scripts
 
 
 @pytest.mark.timeout(PATIENCE + 30)

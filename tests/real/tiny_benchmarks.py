@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
 PATIENCE = 240.0  # seconds, on a busy machine; on two idle cores the slowest takes half a minute
 VIRTUAL = (
