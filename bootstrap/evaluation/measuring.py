@@ -25,7 +25,7 @@ from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, rou
 from node.data.batches import TrainingData
 from node.data.documents import cut
 from node.data.opening import LOCAL, DataPlan, tokenised_by
-from node.data.sources import Document, documents_in, places_of
+from node.data.sources import Document, documents_of
 from node.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
 from node.data.tokenizer_files import FILE_NAME, read_tokenizer
 from node.machine.processes import in_background
@@ -78,9 +78,7 @@ class WantedLosses:
         """The named files, or what the run of `manifest` holds out. Raises `DataError` with what to do."""
         if self.data and not self.held_out:
             longest = LONGEST if manifest is None else manifest.data.longest_document
-            return text_of_files(
-                places_of(self.data), self.field, tokenizer, tokens, at_once, self.sequences, longest
-            )
+            return text_of_files(self.data, self.field, tokenizer, tokens, at_once, self.sequences, longest)
         if manifest is None or reader is None:
             raise DataError("Which text this model's run holds out is unknown: name text with --data FILE.")
         if not self.data and manifest.data.source == LOCAL:
@@ -289,7 +287,7 @@ def held_out_text(
 
 
 def text_of_files(
-    places: Sequence[Path],
+    entries: Sequence[str],
     field: str,
     tokenizer: PreTrainedTokenizerBase,
     tokens: int,
@@ -299,20 +297,20 @@ def text_of_files(
 ) -> MeasuredText:
     """Each document in windows of `tokens`, one after another, the last one shorter; `at_once` windows make a batch.
 
-    A text file is one document; JSONL, parquet and datasets have theirs in `field`. Every token but a document's
-    first is predicted once, from what is before it in its window. With `limit` no more windows than that. Raises
-    `DataError` when there is nothing to predict, or a file cannot be read.
+    `entries` as of --data: a text file is one document; JSONL, parquet and datasets have theirs in `field`. Every
+    token but a document's first is predicted once, from what is before it in its window. With `limit` no more
+    windows than that. Raises `DataError` when there is nothing to predict, or a file cannot be read.
     """
     batches: list[Batch] = []
     done = 0
-    for document in documents_in(places, field):
+    for document in documents_of(entries, field):
         if limit is not None and done >= limit:
             break
         most = None if limit is None else (limit - done) * tokens + 1
         batches += _windows(_ids_of(document, tokenizer, longest, most), tokens, at_once)
         done = sum(inputs.shape[0] for inputs, _ in batches)
     if not batches:
-        raise DataError(f"There is nothing to predict in {', '.join(map(str, places))}. Name longer texts.")
+        raise DataError(f"There is nothing to predict in {', '.join(entries)}. Name longer texts.")
     return measured(batches, tokenizer)
 
 

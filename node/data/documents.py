@@ -26,7 +26,7 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.data.sources import HubStream, documents_in, facts_of, places_of
+from node.data.sources import Document, HubStream, documents_in, facts_of, places_of
 from protocol.errors import DataError
 from protocol.keeping import advice_for, one_after_another
 
@@ -122,15 +122,15 @@ class StreamedDocuments:
 
     def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
         digest = hashlib.sha256(repr((*seed, epoch)).encode()).digest()
-        texts = self._stream.texts(int.from_bytes(digest[:4], "little"), self._buffer)
-        return islice(self._documents(texts, held_out=False), first, None)
+        documents = self._stream.documents(int.from_bytes(digest[:4], "little"), self._buffer)
+        return islice(self._pieces(documents, held_out=False), first, None)
 
     def held_out(self) -> Iterator[str]:
-        return self._documents(self._stream.texts(), held_out=True)
+        return self._pieces(self._stream.documents(), held_out=True)
 
-    def _documents(self, texts: Iterator[str | None], *, held_out: bool) -> Iterator[str]:
-        for text in texts:
-            for piece in cut((text.encode("utf-8", errors="replace"),), self._longest) if text else ():
+    def _pieces(self, documents: Iterator[Document], *, held_out: bool) -> Iterator[str]:
+        for document in documents:
+            for piece in cut(document, self._longest):
                 if self._split.holds_out(piece) == held_out:
                     yield piece.decode("utf-8")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from node.data.batches import TrainingData
 from node.data.documents import Documents, Split, StreamedDocuments, stored_documents
-from node.data.sources import HUB, HubStream
+from node.data.sources import HubStream, hub_name
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.machine.home import at_home
 from protocol.errors import DataError
@@ -75,8 +75,6 @@ def _documents(manifest: Manifest, plan: DataPlan) -> Documents:
     data = manifest.data
     entries: Sequence[str] = plan.entries or (data.source,)
     longest, split = data.longest_document, Split(data.held_out)
-    if not any(entry.startswith(HUB) for entry in entries):
-        return stored_documents(entries, plan.field, longest, split, plan.cache, plan.cache_setting)
-    if len(entries) > 1:
-        raise DataError(f"A dataset of the Hub cannot be read beside others: give --data {HUB}NAME alone.")
-    return StreamedDocuments(HubStream(entries[0].removeprefix(HUB), plan.field), longest, split)
+    if (name := hub_name(entries)) is not None:
+        return StreamedDocuments(HubStream(name, plan.field), longest, split)
+    return stored_documents(entries, plan.field, longest, split, plan.cache, plan.cache_setting)

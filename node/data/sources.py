@@ -114,6 +114,7 @@ def _find(path: Path) -> list[Path]:
                 )
             raise DataError(f"{path} is empty. Name a file with text in it, or leave it out.")
         return [path]
+    _require_open(path)
     names = glob.iglob(str(path), recursive=True)  # noqa: PTH207 - Path.glob refuses absolute patterns
     files = [found for found in sorted(map(Path, names)) if not found.is_dir()]
     if not files:
@@ -121,6 +122,34 @@ def _find(path: Path) -> list[Path]:
         os.scandir(Path(*named)).close()  # says why where that cannot be read, of which glob is silent
         raise DataError(f"No file matches {path}. Check the pattern and the current folder, {Path.cwd()}.")
     return files
+
+
+def _require_open(pattern: Path) -> None:
+    """Raises `OSError` for a folder that the pattern goes into and may not: glob passes over it without a word."""
+    parts = (*pattern.parts, "*") if pattern.name == "**" else pattern.parts
+    for number, part in enumerate(parts):
+        for found in glob.iglob(str(Path(*parts[:number])), recursive=True):  # noqa: PTH207
+            if not Path(found).is_dir():
+                continue
+            if glob.has_magic(part):
+                os.scandir(found).close()
+            else:
+                Path(found, os.curdir).stat()
+
+
+def hub_name(entries: Sequence[str]) -> str | None:
+    """Which dataset of the Hub the entries name; None for files. Raises `DataError` for one beside others."""
+    if not any(entry.startswith(HUB) for entry in entries):
+        return None
+    if len(entries) > 1:
+        raise DataError(f"A dataset of the Hub cannot be read beside others: give --data {HUB}NAME alone.")
+    return entries[0].removeprefix(HUB)
+
+
+def documents_of(entries: Sequence[str], field: str) -> Iterator[Document]:
+    """The documents of all that the entries name, files or a dataset of the Hub. Raises `DataError`."""
+    name = hub_name(entries)
+    return documents_in(places_of(entries), field) if name is None else HubStream(name, field).documents()
 
 
 def places_of(entries: Sequence[str]) -> list[Path]:
@@ -225,13 +254,13 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
 
 def is_dataset_directory(path: Path) -> bool:
     """Whether there is anything in it that is read: files with rows, or text."""
-    return path.is_dir() and (_is_saved(path) or any(_found_in(path, (*_ROWS, _TEXT))))
+    return path.is_dir() and (_is_saved(path) or any(_found_in(path)))
 
 
-def _found_in(directory: Path, endings: tuple[str, ...]) -> Iterator[Path]:
-    """Its files of these kinds and those of its folders, compressed or not; none that are hidden."""
+def _found_in(directory: Path) -> Iterator[Path]:
+    """Its files with rows or text and those of its folders, compressed or not; none that are hidden."""
     for found in files_under(directory):
-        if plain_name(found).endswith(endings) and stat.S_ISREG(found.stat().st_mode):
+        if plain_name(found).endswith((*_ROWS, _TEXT)) and stat.S_ISREG(found.stat().st_mode):
             yield found
 
 
@@ -261,8 +290,9 @@ def files_under(directory: Path) -> Iterator[Path]:
 
 def _dataset_files(directory: Path) -> list[Path]:
     """The files to train on: those of the split "train" in the Hub's layout; or all with rows; or all .txt files."""
-    rows = sorted(_found_in(directory, _ROWS))
-    texts = sorted(found for found in _found_in(directory, (_TEXT,)) if found.stat().st_size)
+    found = sorted(_found_in(directory))
+    rows = [file for file in found if plain_name(file).endswith(_ROWS)]
+    texts = [file for file in found if plain_name(file).endswith(_TEXT) and file.stat().st_size]
     if not rows:
         return texts
     if texts:
@@ -324,6 +354,10 @@ class HubStream:
         if seed is not None:
             dataset = dataset.shuffle(seed=seed, buffer_size=buffer)
         yield from _texts(dataset, self._field, self.name)
+
+    def documents(self, seed: int | None = None, buffer: int = 0) -> Iterator[Document]:
+        """These texts as documents: what is not UTF-8 replaced, as in files, and the empty ones passed over."""
+        return ((without_mark(mended(text).encode()),) for text in self.texts(seed, buffer) if text)
 
 
 def _opened(

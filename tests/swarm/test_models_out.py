@@ -107,7 +107,7 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
         tokenizer = transformers_tokenizer(swarm.manifest, None)
         for text in (
             held_out_text(swarm.manifest, swarm.corpus, 16, tokenizer),
-            text_of_files([own], "text", tokenizer, swarm.manifest.data.sequence_tokens, 2),
+            text_of_files([str(own)], "text", tokenizer, swarm.manifest.data.sequence_tokens, 2),
         ):
             live, exported = (
                 await evaluate_route(observer, text, route),

@@ -98,7 +98,7 @@ def test_a_file_has_the_ids_and_the_bytes_that_training_has(kind: str, longest: 
     manifest, raw = run_of(kind, data__longest_document=longest)
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
     tokenizer = transformers_tokenizer(manifest, raw)
-    text = text_of_files([tmp_path / "a.txt"], "text", tokenizer, 16, 3, longest=longest)
+    text = text_of_files([str(tmp_path / "a.txt")], "text", tokenizer, 16, 3, longest=longest)
     pieces = [piece.decode() for piece in cut([TEXT.encode()], longest)]
     trained = [i for ids in load_tokenizer(raw, manifest).encode_batch(pieces) for i in ids.tolist()]
     assert ids_in(text.batches) == trained

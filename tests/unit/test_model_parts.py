@@ -153,19 +153,19 @@ def test_files_are_predicted_from_their_second_token_on(tmp_path: Path) -> None:
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("abcdefghij" * 2 + "ä")
     two.write_text("xyz")
-    text = text_of_files([one, two], "text", tokenizer, tokens=8, at_once=2)
+    text = text_of_files([str(one), str(two)], "text", tokenizer, tokens=8, at_once=2)
     labels = [bytes(row.tolist()) for _, batch in text.batches for row in batch]
     assert b"".join(labels) == one.read_bytes()[1:] + b"yz"
     assert [inputs.shape[0] for inputs, _ in text.batches] == [2, 1, 1]
     assert text.bytes == 21 + 2
     assert text.sequences == 4
-    assert text_of_files([one, two], "text", tokenizer, 8, 2, limit=1).bytes == 8
+    assert text_of_files([str(one), str(two)], "text", tokenizer, 8, 2, limit=1).bytes == 8
     two.write_text("x")
     with pytest.raises(DataError, match="nothing to predict"):
-        text_of_files([two], "text", tokenizer, 8, 2)
+        text_of_files([str(two)], "text", tokenizer, 8, 2)
     two.write_bytes(b"\xff\xff")
     with pytest.raises(DataError, match="not UTF-8"):
-        text_of_files([two], "text", tokenizer, 8, 2)
+        text_of_files([str(two)], "text", tokenizer, 8, 2)
 
 
 def test_what_a_loss_is_per_byte() -> None:
