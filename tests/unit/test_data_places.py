@@ -87,3 +87,31 @@ def test_text_beside_rows_is_left_out_with_a_word(tmp_path: Path, caplog: pytest
     assert "its 1 files without" in told
     assert f"--data '{folder}/**/*.txt'" in told
     assert texts_of(folder, folder / "**" / "*.txt") == ["a row", TEXT]  # the advice, followed
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+@pytest.mark.parametrize(
+    "pattern", ["**/*.txt", "**", "*/*.txt", "open/**/*.txt", "*/*/*.txt", "o*/deep/b.txt"]
+)
+def test_a_folder_that_a_pattern_may_not_go_into_is_named(pattern: str, mode: int, shared: Path) -> None:
+    (shared / "open" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "open/a.txt", "open/deep/b.txt"):
+        (shared / name).write_text(TEXT)
+    closed = shared / "open" / "deep" if pattern.startswith(("*/*/", "o")) else shared / "open"
+    closed.chmod(mode)
+    with without_privileges():
+        if (pattern, mode) == ("o*/deep/b.txt", 0o111):  # what is named in full needs no look into the folder
+            assert texts_of(shared / pattern) == [TEXT]
+            return
+        with pytest.raises(DataError, match=r"Cannot read '.*(open|deep).*' \(Permission denied\)\. Check"):
+            stored_documents([str(shared / pattern)], "text", 16_384, Split(0.05), shared / "cache")
+
+
+def test_a_closed_folder_beside_the_way_of_a_pattern_is_nobodys_business(shared: Path) -> None:
+    for name in ("texts", "other", "texts/.hidden"):
+        (shared / name).mkdir()
+    (shared / "texts" / "a.txt").write_text(TEXT)
+    for name in ("other", "texts/.hidden"):
+        (shared / name).chmod(0)
+    with without_privileges():
+        assert texts_of(shared / "t*" / "**" / "*.txt") == texts_of(shared / "texts") == [TEXT]

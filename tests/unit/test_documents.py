@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.data.batches import Position, TokenisingTally, packed_once, sequences, shuffled
+from node.config import NodeConfig
+from node.data.batches import Position, TokenisingTally, packed_once, sequences, shuffled, window_bytes
 from node.data.documents import DocumentOrder, Split, StoredDocuments, content_hash, cut, stored_documents
 from node.data.opening import DataPlan, open_data
-from node.data.tokenizer import ByteTokenizer, identity_of, load_tokenizer
-from protocol.manifest import Manifest
+from node.data.tokenizer import ByteTokenizer, Ids, identity_of, load_tokenizer
+from node.membership.data_source import DataSupply
+from node.model.state_directory import StateDirectory
+from node.watch.events import Events
+from protocol.manifest import BYTES, Manifest, manifest_from
 from tests.swarm.micro import micro_manifest
 from tests.unit import corpora
 from tests.unit.tokenizers_made_here import bpe, text_of
@@ -88,6 +94,50 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
         assert [*found.training((), 0, 0), *found.held_out()] == [text]
 
 
+def test_the_store_holds_the_text_once_and_24_bytes_for_a_document(tmp_path: Path) -> None:
+    entry = corpora.as_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    found = stored(tmp_path, entry)
+    (place,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert (place / "text.bin").read_bytes() == "".join(DOCUMENTS).encode()
+    assert (place / "index.npy").stat().st_size == 128 + 24 * len(DOCUMENTS)  # behind numpy's header
+    assert isinstance(found._index, np.memmap)
+    assert isinstance(found._text, np.memmap)
+
+
+def test_a_store_is_made_once_for_all_who_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = corpora.as_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    made = stored(tmp_path, entry)
+
+    def read_again(places: object, field: str) -> Iterator[object]:
+        raise AssertionError("the files were read a second time")
+
+    monkeypatch.setattr("node.data.documents.documents_in", read_again)
+    assert list(stored(tmp_path, entry).held_out()) == list(made.held_out())
+
+
+def test_a_store_may_be_deleted_at_any_time(tmp_path: Path) -> None:
+    entry = corpora.as_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    before = stored(tmp_path, entry)
+    expected = list(before.training((), 0, 0))
+    shutil.rmtree(tmp_path / "cache")
+    assert list(before.training((), 0, 0)) == expected  # who trains on it has it still
+    assert list(stored(tmp_path, entry).training((), 0, 0)) == expected
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_documents_are_kept_in_the_state_directory_unless_another_place_is_named(
+    named: bool, tmp_path: Path
+) -> None:
+    (state := StateDirectory(tmp_path / "state")).open()
+    cache = tmp_path / "elsewhere" if named else None
+    config = NodeConfig(data=(corpora.as_jsonl(tmp_path / "a.jsonl", DOCUMENTS),), data_cache=cache)
+    supply = DataSupply(config, run_with(), state, Events(lambda: 0.0, lambda _: None))
+    await supply.open(None)
+    state.close()
+    places = (tmp_path / "state" / "documents", tmp_path / "elsewhere")
+    assert [place.exists() for place in places] == [not named, named]
+
+
 # --- cutting and holding out --------------------------------------------------------------------
 
 
@@ -109,6 +159,12 @@ def test_cutting_loses_only_white_space_and_does_not_depend_on_blocks(
 def test_long_texts_are_cut_at_line_ends() -> None:
     lines = [b"x" * 30 + b"\n"] * 10
     assert list(cut([b"".join(lines)], 100)) == [b"".join(lines[:3])] * 3 + [lines[0]]
+
+
+def test_a_manifest_cuts_at_16_kib_and_shuffles_eight_million_tokens_unless_it_says_otherwise() -> None:
+    data = manifest_from({**run_with().model_dump(), "data": {"source": "local", "sequence_tokens": 32}}).data
+    assert (data.longest_document, data.shuffle_window) == (16 * 1024, 2**23)
+    assert data.tokenizer == BYTES
 
 
 def test_a_document_and_its_copies_are_on_one_side_for_every_volunteer(tmp_path: Path) -> None:
@@ -229,6 +285,23 @@ def test_shuffling_loses_nothing_and_goes_on_from_any_position() -> None:
         position = part[-1][1]
         parts += part
     assert parts[:1_000] == whole
+
+
+def test_no_more_than_two_windows_are_held() -> None:
+    most, come = 37, 0
+
+    def counted() -> Iterator[tuple[Ids, Position]]:
+        nonlocal come
+        for row in line_from(Position("c")):
+            come += 1
+            yield row
+
+    held = []
+    for gone, _ in enumerate(islice(shuffled(counted(), Position("c"), ("run",), most), 200)):
+        held.append(come - gone)
+    assert most < max(held) <= 2 * most
+    manifest = run_with(data__sequence_tokens=128, data__shuffle_window=2**23)
+    assert window_bytes(manifest.data) == 2 * (2**23 // 128) * 129 * 4
 
 
 def test_a_position_survives_being_kept_and_nonsense_is_none() -> None:

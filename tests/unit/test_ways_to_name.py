@@ -10,7 +10,7 @@ import json
 import logging
 import lzma
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow
@@ -19,9 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.config import NodeConfig
 from node.data.documents import Split, stored_documents
 from node.data.rows import json_texts, mended
-from node.data.sources import documents_in, places_of
+from node.data.sources import DEFAULT_FIELD, HubStream, documents_in, places_of
 from protocol.errors import DataError
 from tests.unit.corpora import made_up, zstd
 
@@ -93,6 +94,7 @@ FORMS: dict[str, tuple[str, Callable[[Sequence[str]], bytes]]] = {
     "csv": ("a.csv", as_csv),
     "marked csv": ("a.csv", lambda texts: "\ufeff".encode() + as_csv(texts)),
     "csv with ;": ("a.csv", lambda texts: as_csv(texts, ";")),
+    "csv with |": ("a.csv", lambda texts: as_csv(texts, "|")),
     "tsv": ("a.tsv", lambda texts: as_csv(texts, "\t")),
     "tsv with ,": ("a.tsv", as_csv),
     "parquet": ("a.parquet", as_parquet),
@@ -294,3 +296,74 @@ def test_nothing_is_logged_of_what_is_whole(tmp_path: Path, caplog: pytest.LogCa
     (tmp_path / "a.jsonl").write_bytes(as_lines(TEXTS))
     read(tmp_path)
     assert not caplog.messages
+
+
+# --- what docs/data.md says of folders, fields and streams ---------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.arrow"])
+def test_the_text_is_in_the_field_that_is_named(name: str, tmp_path: Path) -> None:
+    rows = [{"text": "another", "body": f"text {number}"} for number in range(3)]
+    table = pyarrow.table({key: [row[key] for row in rows] for key in ("text", "body")})
+    if name.endswith((".jsonl", ".json")):
+        (tmp_path / name).write_text("\n".join(map(json.dumps, rows)))
+    elif name.endswith(".parquet"):
+        pyarrow.parquet.write_table(table, tmp_path / name)
+    elif name.endswith(".arrow"):
+        with pyarrow.ipc.new_file(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        (tmp_path / name).write_text("text,body\n" + "".join(f"another,{row['body']}\n" for row in rows))
+    assert read(tmp_path / name, field="body") == [row["body"] for row in rows]
+    assert read(tmp_path / name, field=DEFAULT_FIELD) == ["another"] * 3
+    assert DEFAULT_FIELD == NodeConfig().text_field == "text"
+
+
+def test_what_is_hidden_in_a_folder_and_links_to_other_folders_are_not_its_files(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    for place in ("mine", "mine/.git", "mine/deep"):
+        (tmp_path / place).mkdir()
+    for name in (
+        "mine/a.jsonl",
+        "mine/.a.jsonl",
+        "mine/.git/b.jsonl",
+        "mine/deep/c.jsonl",
+        "elsewhere/d.jsonl",
+    ):
+        (tmp_path / name).write_bytes(as_lines([name]))
+    (tmp_path / "mine" / "link").symlink_to(tmp_path / "elsewhere")
+    assert read(tmp_path / "mine") == ["mine/a.jsonl", "mine/deep/c.jsonl"]
+    assert read(tmp_path / "mine" / "**" / "*.jsonl") == [
+        "mine/a.jsonl",
+        "mine/deep/c.jsonl",
+        "elsewhere/d.jsonl",
+    ]
+
+
+def test_a_folder_with_one_split_is_that_split(tmp_path: Path) -> None:
+    (tmp_path / "validation-00000.jsonl").write_bytes(as_lines(["the only one"]))
+    assert read(tmp_path) == ["the only one"]
+
+
+def test_no_code_that_lies_beside_a_dataset_is_run(tmp_path: Path) -> None:
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    (folder / "train.jsonl").write_bytes(as_lines(["a row"]))
+    code = f"open({str(tmp_path / 'was-run')!r}, 'w')\nraise SystemExit('code was run')\n"
+    for name in ("train.py", "__init__.py", "builder.py"):
+        (folder / name).write_text(code)
+    assert read(folder) == list(HubStream(str(folder), "text").texts()) == ["a row"]
+    (folder / "dataset.py").write_text(code)  # which was how such code was named
+    with pytest.raises(DataError, match=r"found dataset\.py.*name the files themselves"):
+        read(folder)
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_streams_texts_are_read_as_a_files() -> None:
+    class Given(HubStream):
+        def __init__(self) -> None: ...
+
+        def texts(self, seed: int | None = None, buffer: int = 0) -> Iterator[str | None]:
+            return iter(["\ufeffmarked", "half \ud83d", "", None])
+
+    assert [b"".join(blocks).decode() for blocks in Given().documents()] == ["marked", "half \ufffd"]
