@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from node.data.batches import Batch, Position, TokenisingTally
+from node.data.batches import Batch, Position, TokenisingTally, TrainingData
+from node.data.documents import Split
 from node.data.prefetch import FeedReport
 from node.watch.events import Events
 from protocol.manifest import Manifest
-from tests.unit.test_feed import COUNT, Numbers, feed_of
+from tests.swarm.micro import MadeUpDocuments
+from tests.unit.test_feed import COUNT, Numbers, WatchedTokenizer, feed_of
 
 
 @dataclass
@@ -44,6 +47,16 @@ async def test_waiting_for_data_is_told() -> None:
     assert (event["tokens_per_second"], event["bytes_per_second"]) == (1000, 4000)
     assert event["waited_fraction"] > 0.2
     feed.close()
+
+
+async def test_text_is_tokenised_in_a_thread_of_its_own() -> None:
+    tokenizer = WatchedTokenizer()
+    texts = [f"text {number} " * 20 for number in range(64)]
+    feed = feed_of(TrainingData(MadeUpDocuments(texts, Split(0.0)), tokenizer))
+    await feed.take(COUNT)
+    feed.close()
+    (thread,) = {thread for thread, _ in tokenizer.seen}
+    assert thread != threading.get_ident()
 
 
 def test_work_that_waits_for_its_source_keeps_no_process() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.context import statistics
+from node.data import prefetch
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.data.documents import Split, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of
 from node.membership.data_source import fetch_tokenizer
-from protocol.errors import TokenizerError
+from protocol.errors import DataError, TokenizerError
 from protocol.manifest import Manifest
 from protocol.messages.peers import GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request
@@ -135,6 +137,71 @@ def test_data_that_changed_begin_anew(tmp_path: Path) -> None:
             node.stop()
             await swarm.tasks[0]
         assert len(events_of(swarm, "data-changed")) == 1
+        await swarm.seed_peer.close()
+
+    run_swarm(lives())
+
+
+def test_the_first_stage_alone_has_text_and_says_how_long_it_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "FIRST_TOLD_SECONDS", 0.2)
+    data = documents_in(tmp_path)
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(micro_manifest(inner__total_steps=10_000), data)
+        await swarm.start(1)
+        first, last = (swarm.nodes[number] for number in range(2))
+        await until(lambda: bool(events_of(swarm, "data")))
+        assert {event["node"] for event in events_of(swarm, "data-open")} == {0}
+        assert {event["node"] for event in events_of(swarm, "data")} == {0}
+        assert statistics(first.context, first.replica, "serving", 0.0).data_wait_fraction is not None
+        assert statistics(last.context, last.replica, "serving", 0.0).data_wait_fraction is None
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+class EndsAfterAWhile(Watched):
+    """As a dataset whose connection breaks."""
+
+    ends_at = 40
+
+    def batches(
+        self,
+        run_id: str,
+        peer_id: str,
+        manifest: Manifest,
+        position: Position,
+        tally: TokenisingTally | None = None,
+    ) -> Iterator[tuple[Batch, Position]]:
+        for number, made in enumerate(super().batches(run_id, peer_id, manifest, position, tally)):
+            if number >= self.ends_at:
+                raise DataError("The dataset 'some/name' broke off while it was read (gone).")
+            yield made
+
+
+def test_a_node_whose_data_break_off_ends_and_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    data = documents_in(tmp_path)
+    data.__class__ = EndsAfterAWhile
+
+    async def lives() -> None:
+        swarm = SimulatedSwarm(
+            micro_manifest(stages=1, inner__total_steps=10_000), data, directory=tmp_path / "nodes"
+        )
+        await swarm.seed_peer.start()
+        swarm.add(0, stage=0)
+        with pytest.raises(DataError, match="broke off"):
+            await swarm.tasks[0]
+        saved = swarm._states[0].checkpoint(swarm.seed_peer.signed.run_id)
+        done = 0 if saved is None else saved.state.step
+        data.ends_at = 10**9
+        node = swarm.add(0, stage=0)
+        await until(lambda: step_of(node) > done + 5)
+        assert done > 0
+        assert events_of(swarm, "restored")[-1]["step"] == done
+        node.stop()
+        await swarm.tasks[0]
         await swarm.seed_peer.close()
 
     run_swarm(lives())

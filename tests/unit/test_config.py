@@ -149,6 +149,14 @@ def test_every_setting_is_an_option_and_its_help_tells_the_default() -> None:
     assert "(default: auto)" in shown
 
 
+def test_data_may_be_given_several_times_and_the_variable_holds_several() -> None:
+    app, calls = command()
+    assert CliRunner().invoke(app, ["--data", "a.txt", "--data", "texts/**/*.txt"]).exit_code == 0
+    given = ("a.txt", "texts/**/*.txt")
+    assert build_config(calls[0], {}).data == given
+    assert build_config({}, {"NOLOCO_DATA": " ".join(given)}).data == given
+
+
 def test_options_that_are_not_given_leave_the_environment_alone() -> None:
     app, calls = command()
     assert CliRunner().invoke(app, ["--join", "/a", "--join", "/b", "--no-relay"]).exit_code == 0

@@ -197,6 +197,13 @@ def test_an_order_has_every_number_once(count: int, seed: int) -> None:
     assert sorted(order[place] for place in range(count)) == list(range(count))
 
 
+def test_an_order_of_any_size_begins_anywhere_at_once() -> None:
+    order = DocumentOrder(10**15, ("seed",))
+    numbers = [order[place] for place in (0, 1, 10**14, 10**15 - 1)]
+    assert len(set(numbers)) == 4
+    assert all(0 <= number < 10**15 for number in numbers)
+
+
 def test_orders_differ_and_look_random() -> None:
     count = 4_096
     orders = [[DocumentOrder(count, (seed,))[place] for place in range(count)] for seed in range(3)]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import cast
+import logging
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 import torch
 
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
-from node.data.prefetch import Feed, microbatches_ahead
+from node.data.documents import Split
+from node.data.prefetch import Feed, FeedReport, microbatches_ahead
+from node.data.tokenizer import ByteTokenizer, Ids
+from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
-from tests.swarm.micro import micro_manifest
+from tests.swarm.micro import MadeUpDocuments, micro_manifest
 
 MANIFEST = micro_manifest()
 COUNT = MANIFEST.inner.microbatches
@@ -49,7 +55,7 @@ class Numbers:
             yield microbatch(number), Position(self.identity, 0, number + 1)
 
 
-def feed_of(data: Numbers, position: Position | None = None) -> Feed:
+def feed_of(data: Numbers | TrainingData, position: Position | None = None) -> Feed:
     feed = Feed(cast("TrainingData", data), "run", "peer", MANIFEST, position)
     feed.begin()
     return feed
@@ -105,3 +111,45 @@ async def test_data_that_break_off_say_why() -> None:
         await feed.take(4)
     feed.begin()
     feed.close()
+
+
+@dataclass
+class WatchedTokenizer(ByteTokenizer):
+    """Notes in which thread it is called, and with how many texts at once."""
+
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
+        self.seen.add((threading.get_ident(), len(texts)))
+        return super().encode_batch(texts)
+
+
+async def test_text_is_tokenised_sixteen_documents_at_once() -> None:
+    tokenizer = WatchedTokenizer()
+    texts = [f"text {number} " * 20 for number in range(64)]
+    feed = feed_of(TrainingData(MadeUpDocuments(texts, Split(0.0)), tokenizer))
+    await feed.take(COUNT)
+    feed.close()
+    assert {size for _, size in tokenizer.seen} == {16}
+
+
+async def test_how_tokenising_goes_is_told_after_ten_seconds_and_every_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    feed, events = feed_of(Numbers()), list[dict[str, Any]]()
+    loop = asyncio.get_running_loop()
+    report, began = FeedReport(feed, Events(loop.time, events.append)), loop.time()
+    caplog.set_level(logging.INFO, "noloco")
+    for step in range(200):
+        await feed.take(1)
+        feed.commit(step)
+        report.tell()
+        await asyncio.sleep(1.0)
+    feed.close()
+    assert [round(event["time"] - began) for event in events] == [10, 70, 130, 190]
+    assert {event["event"] for event in events} == {"data"}
+    pattern = (
+        r"Data: tokenising at [\d.]+ MB/s \([\d,]+ tokens/s\); training waited for it [\d.]+% of the time\. "
+    )
+    assert all(re.fullmatch(pattern + r"Epoch 0, document \d+\.", said) for said in caplog.messages)
+    assert len(caplog.messages) == 4

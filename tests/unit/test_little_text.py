@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import warnings
 from collections.abc import Callable
@@ -75,6 +76,8 @@ async def test_it_is_said_once_and_stands_in_the_summary(tmp_path: Path) -> None
     assert "on text that is trained on." in said
     assert not summary.is_held_out
     assert summary.lines()[1].startswith("training loss    start 5.")
+    summary.write(tmp_path / "summary.json")
+    assert json.loads((tmp_path / "summary.json").read_text())["is_held_out"] is False
 
 
 async def test_a_swarm_that_fails_before_training_leaves_no_coroutine(
@@ -91,6 +94,11 @@ async def test_a_swarm_that_fails_before_training_leaves_no_coroutine(
             await swarm.run()
         gc.collect()
     assert not [str(each.message) for each in seen if "never awaited" in str(each.message)]
+
+
+def test_a_node_a_swarm_and_an_evaluation_take_the_same_of_data() -> None:
+    for _, known in COMMANDS.values():
+        assert {"--data", "--text-field"} <= known
 
 
 # --- advice for the command at hand -------------------------------------------------------------

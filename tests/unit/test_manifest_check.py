@@ -72,6 +72,10 @@ def test_json_holds_the_same_numbers() -> None:
     assert contents["stability"]["spread"] == pytest.approx(0.655, abs=5e-4)
 
 
+def test_the_windows_of_text_are_told() -> None:
+    assert "Stage 0 holds 64.5 MiB of text beside it, to shuffle" in told("--preset", "tiny")
+
+
 def test_slower_links_mean_longer_waits() -> None:
     assert "0.11 s a round at 85 Mbit/s and 50 ms" in told("--preset", "tiny", "--mbit", "85")
     assert "0.55 s a round at 100 Mbit/s and 500 ms" in told("--preset", "tiny", "--latency-ms", "500")

@@ -19,6 +19,7 @@ from node.data.documents import Split, cut
 from node.data.opening import DataPlan, open_data
 from node.data.tokenizer import Tokenizer as TrainingTokenizer
 from node.data.tokenizer import identity_of, load_tokenizer
+from protocol.errors import DataError
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.corpora import as_jsonl
@@ -130,3 +131,17 @@ def test_the_bytes_of_parts_are_those_of_the_whole(words: list[str], data: st.Da
         place = data.draw(st.integers(0, len(ids)))
         parts = [[*ids[:place], tokenizer.eos_token_id], ids[place:]]
         assert sum(byte_count(tokenizer, part) for part in parts) == len("".join(words).encode())
+
+
+def test_a_dataset_of_the_hub_is_measured_as_its_files_are(tmp_path: Path) -> None:
+    manifest, raw = run_of("bytes")
+    tokenizer = transformers_tokenizer(manifest, raw)
+    as_jsonl(tmp_path / "train.jsonl", ["\ufeffthe first", "", "the second and the last"])
+    texts = [
+        text_of_files([entry], "text", tokenizer, 8, 2)
+        for entry in (f"hub:{tmp_path}", str(tmp_path), str(tmp_path / "train.jsonl"))
+    ]
+    assert ids_in(texts[0].batches) == ids_in(texts[1].batches) == ids_in(texts[2].batches)
+    assert len({text.bytes for text in texts}) == 1
+    with pytest.raises(DataError, match="cannot be read beside others"):
+        text_of_files(["hub:a/b", str(tmp_path)], "text", tokenizer, 8, 2)

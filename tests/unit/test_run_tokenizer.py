@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from bootstrap.creating.choosing import with_tokenizer
+from bootstrap.creating.choosing import RunOptions, with_tokenizer
 from bootstrap.creating.run import found
 from bootstrap.found_cli import app
 from node.data.tokenizer import identity_of
+from node.membership.data_source import RunTokenizer
 from protocol.errors import TokenizerError
-from protocol.manifest import load_preset
+from protocol.manifest import BYTES, load_preset
+from protocol.messages.peers import TokenizerPiece
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizer_kinds import Kind
 from tests.unit.tokenizers_made_here import bpe
@@ -26,6 +30,18 @@ def test_the_manifest_names_the_tokenizer_by_its_hash_and_a_preset_is_made_to_fi
     assert own.model.vocab_size == 300
     assert with_tokenizer(load_preset("tiny"), bpe(), is_preset=True).model.vocab_size == 320
     assert with_tokenizer(own, bpe()) == own
+
+
+def test_bytes_are_tokens_unless_the_founder_says_otherwise(tmp_path: Path) -> None:
+    assert RunOptions().resolved()[0].data.tokenizer == BYTES
+    (tmp_path / "tokenizer.json").write_bytes(bpe())
+    named = RunOptions(tokenizer=str(tmp_path)).resolved()[0]
+    assert (named.data.tokenizer, named.data.end_of_text) == (identity_of(bpe()), "<|endoftext|>")
+
+
+def test_the_end_of_text_may_be_named() -> None:
+    raw = bpe(special=("<|endoftext|>", "<|done|>"))
+    assert with_tokenizer(FITTING, raw, "<|done|>").data.end_of_text == "<|done|>"
 
 
 def test_the_founder_keeps_the_file_and_takes_it_up_again(tmp_path: Path) -> None:
@@ -74,3 +90,21 @@ def test_what_a_tokenizer_loses_is_told_when_a_run_is_founded(caplog: pytest.Log
     caplog.clear()
     with_tokenizer(FITTING, bpe())
     assert not caplog.text
+
+
+async def test_a_node_takes_the_file_that_is_named_and_asks_nobody(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_bytes(bpe())
+    manifest, nobody = with_tokenizer(FITTING, bpe()), cast("Any", None)
+    tokenizer = RunTokenizer(manifest, nobody, nobody, own=str(tmp_path / "mine.json"))
+    await tokenizer.get()
+    assert tokenizer.raw == bpe()
+    (tmp_path / "mine.json").write_bytes(bpe(special=("<|endoftext|>", "<|more|>")))
+    with pytest.raises(TokenizerError, match="not the tokenizer of run"):
+        await RunTokenizer(manifest, nobody, nobody, own=str(tmp_path / "mine.json")).get()
+
+
+def test_a_piece_has_128_kib_and_a_tokenizer_64_mib_at_most() -> None:
+    TokenizerPiece(total=64 * 2**20, contents=bytes(128 * 1024))
+    for total, size in ((64 * 2**20 + 1, 1), (64 * 2**20, 128 * 1024 + 1)):
+        with pytest.raises(ValidationError):
+            TokenizerPiece(total=total, contents=bytes(size))

@@ -103,6 +103,12 @@ def test_the_summary_means_over_the_replicas_that_tell() -> None:
     assert summary.nodes["s0r2"]["compute_fraction"] is None
 
 
+def test_the_summary_says_how_long_training_waited_for_data() -> None:
+    summary = Summary()
+    summary.add_node("s0r0", PEER, stats(data_wait_fraction=0.0011), {})
+    assert summary.nodes["s0r0"]["data_wait_fraction"] == 0.0011
+
+
 def test_a_swarm_ended_before_its_loss_was_measured_again_claims_no_end() -> None:
     summary = Summary(validation_loss=[(0, 0.0, 5.74)], unigram_entropy=3.2, bigram_entropy=2.4, tokens=7_680)
     told = "\n".join(summary.lines())

@@ -63,6 +63,10 @@ def test_what_the_file_asks_for_truncation_and_padding_does_not_count() -> None:
     tokenizer = load_tokenizer(raw, manifest_with(raw))
     (ids,) = tokenizer.encode_batch([TEXT[0] * 5])
     assert text_of(ids.tolist(), raw) == TEXT[0] * 5
+    padding = {"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None}
+    settings |= {"truncation": None, "padding": padding | {"pad_id": 1, "pad_type_id": 0, "pad_token": "!"}}
+    raw = json.dumps(settings).encode()
+    assert load_tokenizer(raw, manifest_with(raw)).encode_batch(["a"])[0].size == 1
 
 
 def test_a_tokenizer_that_is_not_the_runs_is_refused_with_what_to_do() -> None:
@@ -121,5 +125,8 @@ def test_a_tokenizer_of_the_hub_is_converted_to_a_file(
 
 def test_the_end_of_text_is_found_by_the_names_in_use() -> None:
     assert end_of_text_in(bpe(special=("<pad>", "</s>"))) == "</s>"
+    names = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>")
+    for place, name in enumerate(names):
+        assert end_of_text_in(bpe(special=names[: place - 1 : -1] if place else names[::-1])) == name
     with pytest.raises(TokenizerError, match=r"no end-of-text token.*--end-of-text"):
         end_of_text_in(bpe(special=()))

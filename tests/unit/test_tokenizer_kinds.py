@@ -149,6 +149,12 @@ def test_a_byte_that_is_missing_is_found() -> None:
 def test_rules_of_writing_and_a_missing_decoder_are_told() -> None:
     lower = json.loads(bpe()) | {"normalizer": {"type": "Lowercase"}}
     assert "upper case is lost" in probe(json.dumps(lower).encode(), "<|endoftext|>")
+    for rule, said in (
+        ([{"type": "NFD"}, {"type": "StripAccents"}], "accents are lost"),
+        ([{"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "}], "white space is lost"),
+    ):
+        ruled = json.loads(bpe()) | {"normalizer": {"type": "Sequence", "normalizers": rule}}
+        assert said in probe(json.dumps(ruled).encode(), "<|endoftext|>")
     joined = json.loads(bpe()) | {"decoder": None}
     assert "does not come back" in probe(json.dumps(joined).encode(), "<|endoftext|>")
 

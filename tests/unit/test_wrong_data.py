@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import tarfile
 from pathlib import Path
 
@@ -162,3 +163,11 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     said = refusal(str(tmp_path / "a.txt"), cache=tmp_path / "file" / "cache")
     assert "Cannot keep the documents" in said
     assert "--data-cache" in said
+
+
+def test_zstd_without_its_package_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(zstd(f"{LINE}\n".encode()))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = refusal(str(tmp_path / "a.jsonl.zst"), cache=tmp_path / "cache")
+    assert f"zstd -d {tmp_path / 'a.jsonl.zst'}" in said
+    assert "pip install 'noloco-node[data]'" in said
