@@ -182,8 +182,8 @@ class EndsAfterAWhile(Watched):
 
 
 def test_a_node_whose_data_break_off_ends_and_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
-    data = documents_in(tmp_path)
-    data.__class__ = EndsAfterAWhile
+    data = EndsAfterAWhile(documents_in(tmp_path)._documents, ByteTokenizer())
+    data.made = {}
 
     async def lives() -> None:
         swarm = SimulatedSwarm(

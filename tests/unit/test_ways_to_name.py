@@ -260,13 +260,13 @@ def test_a_gzip_ends_where_gunzip_says(
 
 
 def test_a_file_cut_short_anywhere_is_one_sentence(tmp_path: Path) -> None:
-    forms: dict[str, Callable[[Sequence[str]], bytes]] = {
-        "a.jsonl.gz": lambda texts: gzip.compress(as_lines(texts)),
-        "a.json": as_array,
+    lines = as_lines(["one", "zwölf"])
+    forms = {f"a.jsonl{ending}": compress(lines) for ending, compress in WAYS} | {
+        "a.json": as_array(["one", "zwölf"])
     }
-    for name, make in forms.items():
-        whole = make(["one", "zwölf"])
-        for end in range(2, len(whole)):
+    shortest = {"a.jsonl.bz2": 3, "a.jsonl.xz": 6, "a.jsonl.zst": 4}  # by which they are known
+    for name, whole in forms.items():
+        for end in range(shortest.get(name, 2), len(whole)):
             (tmp_path / name).write_bytes(whole[:end])
             with pytest.raises(DataError, match=r"Check the file|Fetch it again"):
                 read(tmp_path / name)
