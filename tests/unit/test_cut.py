@@ -85,6 +85,13 @@ def test_the_presets_are_cut_so(preset: str, counts: list[int]) -> None:
     assert layers_of_stages(load_preset(preset)) == counts
 
 
+@pytest.mark.parametrize(("stages", "straight", "around"), [(1, 0, 0), (2, 1, 2), (3, 2, 3), (4, 3, 4)])
+def test_a_ring_is_one_hop_longer(stages: int, straight: int, around: int) -> None:
+    for is_tied, hops in ((False, straight), (True, around)):
+        manifest = micro_manifest(model__layers=4, stages=stages, model__tied_embeddings=is_tied)
+        assert manifest.hops - 1 == hops
+
+
 def test_the_parts_of_a_cut_are_the_whole_model() -> None:
     for preset in ("llama-125m", "llama-1.3b"):
         manifest = load_preset(preset)
