@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from bootstrap.evaluation.measuring import (
 from bootstrap.export.checkpoint import weights_of
 from bootstrap.export.export_cli import PARTIAL, ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.tokenizer import ids_of, transformers_tokenizer
+from bootstrap.export.tokenizer import ids_of, tokenizer_file, transformers_tokenizer
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
@@ -39,16 +40,18 @@ from bootstrap.generation.writing import TextStream, first_tokens
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
+from node.data.tokenizer import identity_of
 from node.model.replica import Replica
 from node.pipeline.inference import Inference
 from node.state.transfer import PIECES_IN_FLIGHT, StateService
 from protocol.codec import encode
-from protocol.errors import JoinError, Refused
+from protocol.errors import JoinError, Refused, ResourceError, TokenizerError
 from protocol.messages.peers import GetStatePiece
 from protocol.messages.training import Predict, Predicted
 from protocol.rpc import Answer, Request
 from protocol.transport.base import PeerId
 from tests.swarm.micro import guest_of, micro_swarm, observer_of, peer_of, run_swarm, stage_nodes, until
+from tests.unit.tokenizers_made_here import bpe
 
 PROMPT = "ethe sin"
 
@@ -155,6 +158,16 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
 
 def contents_of(directory: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in directory.iterdir() if file.is_file()}
+
+
+def test_a_run_that_is_complete_is_there_until_its_nodes_are_told_to_leave(tmp_path: Path) -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        await asyncio.sleep(200)
+        assert [one.public_state for one in swarm.nodes.values()] == ["finished"] * 2
+        await export(observer, ExportOrder(tmp_path / "model"))
+        assert len(await said_by_swarm(observer, GREEDY)) == 20
+
+    visiting(1, look, inner__total_steps=2, inner__warmup_steps=1)
 
 
 def sizes_of_weights(directory: Path) -> list[int]:
@@ -427,6 +440,47 @@ def test_the_mean_over_replicas_is_their_mean_piece_by_piece(tmp_path: Path) -> 
         assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
 
     visiting(3, look, inner__total_steps=6)
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_the_disk_needs_room_for_the_checkpoint_and_four_bytes_a_parameter(
+    lacking: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        parameters = sum(stage_nodes(swarm, stage)[0].replica.parameters for stage in (0, 1))
+        for dtype, each in (("fp32", 8), ("bf16", 6)):
+            free = SimpleNamespace(free=each * parameters - lacking)
+            monkeypatch.setattr("bootstrap.export.exporting.shutil.disk_usage", lambda _, free=free: free)
+            order = ExportOrder(tmp_path / dtype, dtype=dtype)
+            if lacking:
+                with pytest.raises(ResourceError, match=r"needs .* while it is made.*Free some space"):
+                    await export(observer, order)
+            else:
+                await export(observer, order)
+                assert not (tmp_path / dtype / PARTIAL).exists()
+
+    visiting(1, look, inner__total_steps=2, inner__warmup_steps=1)
+
+
+def test_a_tokenizer_that_no_member_gives_may_be_named(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_bytes(bpe())
+    settings = {"data__tokenizer": identity_of(bpe()), "data__end_of_text": "<|endoftext|>"}
+
+    async def main() -> None:
+        swarm = micro_swarm(model__vocab_size=320, **settings)
+        await swarm.seed_peer.start()  # without the file
+        observer = await observer_of(swarm)
+        with pytest.raises(TokenizerError, match="--tokenizer FILE"):
+            await tokenizer_file(observer, "")
+        assert await tokenizer_file(observer, str(own)) == bpe()
+        own.write_bytes(bpe(280))
+        with pytest.raises(TokenizerError, match="not the tokenizer of run 'micro'"):
+            await tokenizer_file(observer, str(own))
+        await observer.rpc.close()
+        await swarm.leave()
+
+    run_swarm(main())
 
 
 # --- answers from a swarm ------------------------------------------------------------------------
