@@ -18,12 +18,14 @@ from bootstrap.export.tokenizer import byte_count, transformers_tokenizer
 from node.data.batches import TrainingData
 from node.data.documents import Split, cut
 from node.data.opening import DataPlan, open_data
+from node.data.sources import places_of
 from node.data.tokenizer import Tokenizer as TrainingTokenizer
 from node.data.tokenizer import identity_of, load_tokenizer
 from protocol.errors import DataError
 from protocol.manifest import Manifest
 from tests.swarm.micro import MadeUpDocuments, micro_manifest, micro_text
 from tests.unit.corpora import as_jsonl
+from tests.unit.test_ways_to_name import FORMS
 from tests.unit.tokenizers_made_here import bpe
 
 TEXT = "First line.\n\nSecond paragraph here.\n\n\ndef f():\n    return 1\n\nThe end. größer 中文 🙂\n" * 20
@@ -107,6 +109,18 @@ def test_a_file_has_the_ids_and_the_bytes_that_training_has(kind: str, longest: 
     first = byte_count(tokenizer, trained[:1])
     spaces_between = len(pieces) - 1 if kind == "spaces" else 0  # before the first word of each piece
     assert text.bytes == len(TEXT.encode()) - first + spaces_between
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_node_trains_on_can_be_measured_whole(form: str, tmp_path: Path) -> None:
+    name, make = FORMS[form]
+    texts = ["the first", "größer\n", "3"]
+    file = tmp_path / name
+    file.write_bytes(make(texts))
+    for named in (str(file), str(tmp_path), f"{tmp_path}/*"):
+        text = text_of_files(places_of([named]), "text", tokenizers_of("bytes")[0], 16, 3)
+        rows = [row.tolist() for inputs, _ in text.batches for row in inputs]
+        assert sorted(map(bytes, rows)) == sorted(each.encode()[:-1] for each in texts if len(each) > 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
