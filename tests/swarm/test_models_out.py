@@ -101,7 +101,7 @@ GREEDY = Decoding(most_tokens=20)
 SAMPLED = Decoding(most_tokens=20, temperature=0.8, top_k=12, top_p=0.95, seed=3)
 
 
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "grouped queries": {"model__kv_heads": 1},
     "tied embeddings": {"model__tied_embeddings": True, "stages": 2},
@@ -176,8 +176,12 @@ def sizes_of_weights(directory: Path) -> list[int]:
 
 def test_the_files_of_an_export(tmp_path: Path) -> None:
     async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
-        for name, settings in (("one", {}), ("half", {"dtype": "bf16"}), ("several", {"shard_size": "8KB"})):
-            await export(observer, ExportOrder(tmp_path / name, **settings))
+        for name, dtype, most in (
+            ("one", "fp32", "2GB"),
+            ("half", "bf16", "2GB"),
+            ("several", "fp32", "8KB"),
+        ):
+            await export(observer, ExportOrder(tmp_path / name, dtype=dtype, shard_size=most))
 
     visiting(1, look, inner__total_steps=2, inner__warmup_steps=1)
     described = {
@@ -465,7 +469,7 @@ def test_the_disk_needs_room_for_the_checkpoint_and_four_bytes_a_parameter(
 def test_a_tokenizer_that_no_member_gives_may_be_named(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_bytes(bpe())
-    settings = {"data__tokenizer": identity_of(bpe()), "data__end_of_text": "<|endoftext|>"}
+    settings: dict[str, Any] = {"data__tokenizer": identity_of(bpe()), "data__end_of_text": "<|endoftext|>"}
 
     async def main() -> None:
         swarm = micro_swarm(model__vocab_size=320, **settings)

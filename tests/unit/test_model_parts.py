@@ -238,9 +238,9 @@ def test_memory_is_taken_for_one_file_of_an_export(
     """All that is made of the weights, which are mapped from a file, is what goes into the next file."""
     held = list[int]()
 
-    def noted(tensors: dict[str, torch.Tensor], file: Path, **settings: object) -> None:
+    def noted(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
         held.append(sum(tensor.nbytes for tensor in tensors.values()))
-        save_file(tensors, file, **settings)
+        save_file(tensors, file, metadata)
 
     monkeypatch.setattr("bootstrap.export.checkpoint.save_file", noted)
     manifest, most = micro_manifest(), 5_000

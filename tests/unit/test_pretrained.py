@@ -154,7 +154,7 @@ def test_the_config_of_an_export_makes_the_same_model(variant: str, is_tied: boo
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("shards", [{}, {"max_shard_size": "8KB"}], ids=["one file", "several"])
 def test_all_weights_are_read_once_and_each_stage_has_their_digest(
-    shards: dict[str, str], is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: dict[str, Any], is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = saved_model(tmp_path / "model", tie_word_embeddings=is_tied, **shards)
     opened = Opened()

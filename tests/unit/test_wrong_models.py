@@ -81,8 +81,13 @@ def test_the_text_alone_is_on_standard_output(saved: Path) -> None:
 
 def test_it_computes_on_a_gpu_where_there_is_one(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = list[object]()
+
+    def to(model: LlamaForCausalLM, place: object) -> LlamaForCausalLM:
+        places.append(place)
+        return model
+
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(LlamaForCausalLM, "to", lambda self, place: places.append(place) or self)
+    monkeypatch.setattr(LlamaForCausalLM, "to", to)
     load_exported(saved)
     assert places == ["cuda"]
 
