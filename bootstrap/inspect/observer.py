@@ -132,15 +132,17 @@ class Observer:
     async def routes(self) -> list[list[PeerId]]:
         """Ways through the pipeline, replica i of every stage for the i-th; as many as the largest stage.
 
+        Who does not answer is left out where others of the stage do: a record outlives its node for a while.
         Raises `JoinError` when a stage has no replica that could answer.
         """
-        await self.survey()
+        silent = {seen.member.peer for seen in await self.survey() if seen.stats is None}
         stages, now = self.manifest.stages, self.transport.now()
         holders = [self.view.holding(stage, now) for stage in range(stages)]
         for stage, holding in enumerate(holders):
             if not holding:
                 raise self.nobody_at(stage)
-        return [[holding[i % len(holding)] for holding in holders] for i in range(max(map(len, holders)))]
+        there = [[peer for peer in holding if peer not in silent] or holding for holding in holders]
+        return [[holding[i % len(holding)] for holding in there] for i in range(max(map(len, there)))]
 
     def hops_after_first(self, route: Sequence[PeerId]) -> list[str]:
         """Where a request goes from the first peer of the route on; in a ring it ends there."""

@@ -90,16 +90,17 @@ class Memories:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
+        """For the one that will be forgotten first."""
+        if self._timer is None and self._kept:
+            soonest = min(since for since, _ in self._kept.values()) + self._seconds
+            self._timer = asyncio.get_running_loop().call_at(soonest, self._expire)
 
     def _expire(self) -> None:
         now = asyncio.get_running_loop().time()
         for key in [key for key, (since, _) in self._kept.items() if since + self._seconds <= now]:
             del self._kept[key]
         self._timer = None
-        if self._kept:
-            self._set_timer()
+        self._set_timer()
 
 
 class Leftover:

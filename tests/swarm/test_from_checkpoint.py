@@ -99,7 +99,9 @@ def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_
     assert config["tie_word_embeddings"] is manifest.model.tied_embeddings
 
 
-def test_a_replica_without_the_checkpoint_waits_for_one_that_has_it(tmp_path: Path) -> None:
+def test_a_replica_without_the_checkpoint_waits_for_one_that_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved_model(tmp_path / "model")
     manifest = manifest_for(tmp_path / "model", inner__total_steps=FOREVER)
 
@@ -117,6 +119,9 @@ def test_a_replica_without_the_checkpoint_waits_for_one_that_has_it(tmp_path: Pa
         await swarm.leave()
 
     run_swarm(main())
+    for stage in range(2):
+        waits = f"Waiting for another replica of stage {stage}: the run starts from 'model'"
+        assert len([said for said in caplog.messages if waits in said and "--from-checkpoint" in said]) == 1
 
 
 def test_a_node_that_waits_for_weights_leaves_when_it_is_told_to(tmp_path: Path) -> None:

@@ -16,13 +16,17 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.discovery import LONELY_SECONDS
 from node.model.flat import layout
 from node.model.stage import parameter_shapes
+from node.pipeline.pipeline import Pipeline
 from protocol.codec import encode
 from protocol.errors import Refused
 from protocol.identity import Identity
-from protocol.messages.training import Return
+from protocol.messages.training import Gradient, Return
+from protocol.rpc import Answer, Request
+from protocol.transport.base import PeerId
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,
+    events_of,
     everyone_goes_on,
     guest_of,
     mean_losses,
@@ -105,6 +109,49 @@ def test_replicas_of_a_ring_learn_and_are_exported_with_their_own_loss(tmp_path:
     assert checkpoint_loss(tmp_path / "model", text_of(swarm)).nats == pytest.approx(own, abs=1e-4)
     before, after = mean_losses(swarm, 8, 8)
     assert after < before - 0.5
+
+
+def test_activations_come_back_to_the_peer_that_drew_the_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    came: list[tuple[PeerId, str]] = []
+    on_return = Pipeline.on_return
+
+    async def noted(self: Pipeline, request: Request[Return]) -> Answer[Gradient]:
+        came.append((self._context.me, request.message.home))
+        return await on_return(self, request)
+
+    monkeypatch.setattr(Pipeline, "on_return", noted)
+
+    async def main() -> None:
+        swarm = await trained(2, stages=2, inner__total_steps=3, inner__warmup_steps=1, **TIED)
+        assert {place for place, _ in came} == {home for _, home in came}
+        assert len({place for place, _ in came}) == 2
+        assert all(place == home for place, home in came)
+        assert not events_of(swarm, "resend")
+
+    run_swarm(main())
+
+
+def test_the_first_stage_learns_nothing_from_sequences_of_a_home_that_has_died() -> None:
+    """Alone, it has no gradients but those of what it answers."""
+
+    async def main() -> None:
+        swarm = micro_swarm(stages=2, **TIED)
+        await swarm.seed_peer.start()
+        node = swarm.add(0, stage=0)
+        await until(lambda: node.public_state == "serving")
+        guest = await guest_of(swarm, stage=1)
+        parcel = [
+            encode(torch.randn(2, 32, 16), "fp32"),
+            encode(torch.zeros(2, 32, dtype=torch.int32), "int32"),
+        ]
+        message = Return(microbatch="a", home=Identity.from_seed("somebody else").peer_id, draw="1-0-x")
+        _, [gradient] = await guest.call(peer_of(node), message, parcel, deadline=5)
+        assert bool(gradient.any())
+        assert not bool(node.replica.flat.gradients.any())
+        await guest.close()
+        await swarm.leave()
+
+    run_swarm(main())
 
 
 def test_the_first_stage_answers_for_a_home_that_has_died() -> None:

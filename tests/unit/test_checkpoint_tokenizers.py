@@ -88,6 +88,16 @@ def test_files_in_another_form_that_cannot_be_converted_are_named(
     assert "save_pretrained(DIRECTORY); or name one with --tokenizer" in told
 
 
+def test_the_checkpoints_own_tokenizer_is_taken_unless_another_is_named(tmp_path: Path) -> None:
+    own, other = bpe(), bpe(280)
+    model = checkpoint(tmp_path / "model", 320, {"tokenizer_json": own.decode()})
+    (tmp_path / "other.json").write_bytes(other)
+    for named, taken in (("", own), (str(tmp_path / "other.json"), other)):
+        manifest, raw = RunOptions(from_checkpoint=str(model), tokenizer=named).resolved()
+        assert raw == taken
+        assert manifest.data.tokenizer == identity_of(taken)
+
+
 def test_files_whose_kind_the_folder_says_are_converted(tmp_path: Path) -> None:
     kind = '{"tokenizer_class": "GPT2Tokenizer"}'
     model = checkpoint(tmp_path / "gpt2", 320, {**vocab_and_merges(bpe()), "tokenizer_config_json": kind})

@@ -54,8 +54,15 @@ def test_no_cut_has_a_faster_slowest_stage_nor_as_fast_a_one_with_less_memory(
     counts = layers_of_stages(manifest)
     assert sum(counts) == layers
     assert min(counts) >= 1
-    best = min((max(works(manifest, cut)), max(sizes(manifest, cut))) for cut in cuts(layers, stages))
-    assert (max(works(manifest, counts)), max(sizes(manifest, counts))) == best
+    costs = {
+        tuple(cut): (max(works(manifest, cut)), max(sizes(manifest, cut))) for cut in cuts(layers, stages)
+    }
+    best = min(costs.values())
+    assert costs[tuple(counts)] == best
+    alike = [cut for cut, cost in costs.items() if cost == best]
+    assert sorted(counts, reverse=True) == min(sorted(cut, reverse=True) for cut in alike), (
+        "the most even one"
+    )
 
 
 def test_the_work_of_a_stage_is_what_the_cut_goes_by() -> None:
@@ -83,6 +90,13 @@ def test_a_large_vocabulary_leaves_its_stage_fewer_layers() -> None:
 )
 def test_the_presets_are_cut_so(preset: str, counts: list[int]) -> None:
     assert layers_of_stages(load_preset(preset)) == counts
+
+
+@pytest.mark.parametrize(("stages", "straight", "around"), [(1, 0, 0), (2, 1, 2), (3, 2, 3), (4, 3, 4)])
+def test_a_ring_is_one_hop_longer(stages: int, straight: int, around: int) -> None:
+    for is_tied, hops in ((False, straight), (True, around)):
+        manifest = micro_manifest(model__layers=4, stages=stages, model__tied_embeddings=is_tied)
+        assert manifest.hops - 1 == hops
 
 
 def test_the_parts_of_a_cut_are_the_whole_model() -> None:

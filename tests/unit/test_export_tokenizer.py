@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from typer.testing import CliRunner, Result
 
 from bootstrap.creating.choosing import RunOptions, with_tokenizer
@@ -77,19 +77,36 @@ def test_an_export_of_before_that_names_no_fingerprint_is_measured(tmp_path: Pat
     assert evaluated(tmp_path / "export").exit_code == 0
 
 
+@torch.no_grad()
+def says_always(model: PreTrainedModel, token: int) -> None:
+    """Whatever it is asked."""
+    for name, parameter in model.named_parameters():
+        if name == "lm_head.weight":
+            parameter.zero_()
+            parameter[token] = 1.0
+        elif name == "model.norm.weight" or name == "model.embed_tokens.weight":
+            parameter.fill_(1.0)
+
+
+def test_a_text_ends_before_its_end_is_written(tmp_path: Path) -> None:
+    export_with(RAW, tmp_path / "export")
+    tokenizer, model = (
+        kind.from_pretrained(tmp_path / "export") for kind in (AutoTokenizer, AutoModelForCausalLM)
+    )
+    says_always(model, tokenizer.eos_token_id)
+    ids = {f"{name}_token_id": tokenizer.eos_token_id for name in ("bos", "eos", "pad")}
+    model.generation_config.update(**ids)
+    model.save_pretrained(tmp_path / "export")
+    command = ["generate", "the", "--model", str(tmp_path / "export"), "--tokens", "9"]
+    assert CliRunner().invoke(app, command).output == "\n"
+
+
 def test_a_generated_text_goes_on_from_its_prompt_with_its_first_space(tmp_path: Path) -> None:
     export_with(RAW, tmp_path / "export")
     tokenizer, model = (
         kind.from_pretrained(tmp_path / "export") for kind in (AutoTokenizer, AutoModelForCausalLM)
     )
-    with_space = tokenizer.convert_tokens_to_ids("▁")
-    with torch.no_grad():  # the model says a space, whatever it is asked
-        for name, parameter in model.named_parameters():
-            if name == "lm_head.weight":
-                parameter.zero_()
-                parameter[with_space] = 1.0
-            elif name == "model.norm.weight" or name == "model.embed_tokens.weight":
-                parameter.fill_(1.0)
+    says_always(model, tokenizer.convert_tokens_to_ids("▁"))
     model.save_pretrained(tmp_path / "export")
     result = CliRunner().invoke(
         app, ["generate", "the", "--model", str(tmp_path / "export"), "--tokens", "1"]

@@ -13,10 +13,11 @@ from typer.testing import CliRunner, Result
 from bootstrap.checking.manifest_cli import app
 from bootstrap.checking.report import AssumedLinks, Report, report_on
 from bootstrap.simulation.front import read_points
+from node.machine.limits import size
 from node.model.resources import memory_needed
 from node.model.stage import parameter_count
 from protocol.codec import nbytes_of
-from protocol.manifest import PRESETS, Manifest, load_preset, manifest_from, preset_text
+from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
 
 TINY = load_preset("tiny")
 LINKS = AssumedLinks(mbit=100.0, latency=0.05)
@@ -62,6 +63,18 @@ def test_a_file_is_checked_as_its_preset(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(preset_text("tiny"), encoding="utf-8")
     assert run(str(file)).stdout == run("--preset", "tiny").stdout
+
+
+def test_layers_parameters_and_memory_of_each_stage_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    text = preset_text("tiny").replace("stages = 2", "stages = 3").replace("layers = 4", "layers = 7")
+    file.write_text(text, encoding="utf-8")
+    manifest = load_toml(file)
+    rows = [line.split() for line in run(str(file)).stdout.splitlines()]
+    for stage in range(3):
+        layers, parameters = len(manifest.layers_of(stage)), parameter_count(manifest, stage)
+        memory = size(memory_needed(manifest, stage)).split()
+        assert [str(stage), str(layers), f"{parameters:,}", *memory] in [row[:5] for row in rows]
 
 
 def test_json_holds_the_same_numbers() -> None:

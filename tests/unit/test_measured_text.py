@@ -13,16 +13,19 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from bootstrap.evaluation.measuring import held_out_text, text_of_files
+from bootstrap.evaluation.measuring import WantedLosses, held_out_text, text_of_files
 from bootstrap.export.tokenizer import byte_count, transformers_tokenizer
+from node.data.batches import TrainingData
 from node.data.documents import Split, cut
 from node.data.opening import DataPlan, open_data
+from node.data.sources import places_of
 from node.data.tokenizer import Tokenizer as TrainingTokenizer
 from node.data.tokenizer import identity_of, load_tokenizer
 from protocol.errors import DataError
 from protocol.manifest import Manifest
-from tests.swarm.micro import micro_manifest
+from tests.swarm.micro import MadeUpDocuments, micro_manifest, micro_text
 from tests.unit.corpora import as_jsonl
+from tests.unit.test_ways_to_name import FORMS
 from tests.unit.tokenizers_made_here import bpe
 
 TEXT = "First line.\n\nSecond paragraph here.\n\n\ndef f():\n    return 1\n\nThe end. größer 中文 🙂\n" * 20
@@ -108,6 +111,18 @@ def test_a_file_has_the_ids_and_the_bytes_that_training_has(kind: str, longest: 
     assert text.bytes == len(TEXT.encode()) - first + spaces_between
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_node_trains_on_can_be_measured_whole(form: str, tmp_path: Path) -> None:
+    name, make = FORMS[form]
+    texts = ["the first", "größer\n", "3"]
+    file = tmp_path / name
+    file.write_bytes(make(texts))
+    for named in (str(file), str(tmp_path), f"{tmp_path}/*"):
+        text = text_of_files(places_of([named]), "text", tokenizers_of("bytes")[0], 16, 3)
+        rows = [row.tolist() for inputs, _ in text.batches for row in inputs]
+        assert sorted(map(bytes, rows)) == sorted(each.encode()[:-1] for each in texts if len(each) > 1)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_end_of_text_has_no_bytes(kind: str, tmp_path: Path) -> None:
     """Rows that are about as long as the name of their end: as many bytes were counted for it as for them."""
@@ -118,6 +133,29 @@ def test_an_end_of_text_has_no_bytes(kind: str, tmp_path: Path) -> None:
     text = held_out_text(manifest, data, 1_000_000, transformers_tokenizer(manifest, raw))
     held_out = sum(len(row) for row in rows if Split(manifest.data.held_out).holds_out(row.encode()))
     assert held_out - 300 < text.bytes < held_out  # the last sequence may be incomplete, and is left out
+
+
+@pytest.mark.parametrize(
+    ("held_out", "wanted", "measured"), [(0.4, None, 256), (0.4, 10, 10), (0.02, None, 78)]
+)
+def test_without_data_it_is_256_sequences_that_the_run_holds_out(
+    held_out: float, wanted: int | None, measured: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [micro_text()[start : start + 100] for start in range(0, 100_000, 100)]
+    documents = MadeUpDocuments(texts, Split(held_out))
+    monkeypatch.setattr(
+        "bootstrap.evaluation.measuring.tokenised_by", lambda reader, *_: TrainingData(documents, reader)
+    )
+    losses = WantedLosses((), "text", held_out=False, sequences=wanted, cache=tmp_path)
+    manifest = micro_manifest()
+    text = losses.text(manifest, *tokenizers_of("bytes")[::-1], 32, 8)
+    assert text.sequences == measured
+    held = b"\0".join(document.encode() for document in documents.held_out())
+    rows = [row.tolist() for inputs, _ in text.batches for row in inputs]
+    assert all(bytes(row) in held for row in rows)
+    local = micro_manifest(data__source="local")
+    with pytest.raises(DataError, match="volunteers' own text: name some with --data FILE"):
+        losses.text(local, *tokenizers_of("bytes")[::-1], 32, 8)
 
 
 @given(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from bootstrap.evaluation.measuring import Loss, text_of_files
-from bootstrap.export.checkpoint import Facts, model_card
+from bootstrap.export.checkpoint import Facts, model_card, weights_of, write_shards
 from bootstrap.export.export_cli import shard_bytes
 from bootstrap.export.fetching import Donor, Source, choose
 from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
@@ -21,6 +24,8 @@ from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import Sampler
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
+from node.model.replica import PIECE_PARAMETERS
+from node.model.stage import parameter_count
 from protocol.errors import DataError, TokenizerError, UserError
 from protocol.manifest import PRESETS, as_toml, load_preset, manifest_from
 from protocol.receipts import Contribution
@@ -99,6 +104,8 @@ def test_greedy_takes_the_likeliest_and_sampling_what_is_left_in() -> None:
     assert set(drawn) == {1, 2, 3}
     again = Sampler(Decoding(temperature=2.0, top_k=3, seed=5))
     assert drawn == [again.choose(LOGITS) for _ in range(200)]
+    other = Sampler(Decoding(temperature=2.0, top_k=3, seed=6))
+    assert drawn != [other.choose(LOGITS) for _ in range(200)]
     narrow = Sampler(Decoding(temperature=1.0, top_p=0.5))
     assert {narrow.choose(LOGITS) for _ in range(50)} == {1}
 
@@ -184,13 +191,73 @@ def test_a_manifest_is_read_back_from_its_text(preset: str) -> None:
 def test_the_model_card_says_where_the_model_comes_from() -> None:
     manifest = micro_manifest()
     sources = [Source(0, 10, (donor("first", 3), donor("second", 3))), Source(1, 10, (donor("third", 4),))]
-    card = model_card(Facts("0123", manifest, sources, 20, "bf16", tokens=1_234_567, training_loss=2.5))
-    for words in ("`0123`", "1,234,567", "2.5000", "`third`", "bfloat16", "the mean of several", "[inner]"):
+    facts = Facts(
+        "0123", manifest, sources, 20, "bf16", tokens=1_234_567, training_loss=2.5, validation_loss=2.25
+    )
+    card = model_card(facts)
+    for words in (
+        "`0123`", "1,234,567", "2.5000", "2.2500", "bfloat16", "the mean of several", "[inner]",
+        "| trained on | the .py files of the Python standard library |",
+        "| 0 | `second` | 15 | 3 |", "| 1 | `third` | 20 | 4 |",
+    ):  # fmt: skip
         assert words in card
     assert "Contributors" not in card
     front, manifest_text = card.split("---\n")[1], card.split("```toml\n")[1].split("```")[0]
     assert "library_name: transformers" in front
     assert manifest_from(tomllib.loads(manifest_text)) == manifest
+
+
+def test_programs_are_told_the_same_as_readers_of_the_card() -> None:
+    manifest, sources = (
+        micro_manifest(),
+        [Source(0, 10, (donor("first", 3),)), Source(1, 10, (donor("third", 4),))],
+    )
+    facts = Facts("0123", manifest, sources, 20, "bf16", tokens=77, training_loss=2.5, validation_loss=2.25)
+    known = json.loads(facts.as_json())
+    assert manifest_from(known.pop("manifest")) == manifest
+    assert known == {
+        "run": "0123",
+        "name": "micro",
+        "parameters": 20,
+        "dtype": "bf16",
+        "tokens": 77,
+        "training_loss": 2.5,
+        "validation_loss": 2.25,
+        "stages": [
+            {"stage": 0, "replicas": [{"peer": "first", "step": 15, "round": 3}]},
+            {"stage": 1, "replicas": [{"peer": "third", "step": 20, "round": 4}]},
+        ],
+        "tokenizer_fingerprint": "",
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_taken_for_one_file_of_an_export(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is made of the weights, which are mapped from a file, is what goes into the next file."""
+    held = list[int]()
+
+    def noted(tensors: dict[str, torch.Tensor], file: Path, metadata: dict[str, str]) -> None:
+        held.append(sum(tensor.nbytes for tensor in tensors.values()))
+        save_file(tensors, file, metadata)
+
+    monkeypatch.setattr("bootstrap.export.checkpoint.save_file", noted)
+    manifest, most = micro_manifest(), 5_000
+    flats = [np.random.default_rng(s).random(parameter_count(manifest, s), np.float32) for s in range(2)]
+    written = 0
+    for name in write_shards(manifest, flats, tmp_path, dtype, most):
+        if name.endswith(".safetensors"):
+            written += 1
+            assert len(held) == written, "each file is written before the next is made"
+    largest = max(math.prod(weight.place.shape) for weight in weights_of(manifest).values()) * dtype.itemsize
+    assert written > 4
+    assert max(held) <= max(most, largest)
+    assert sum(held) == dtype.itemsize * sum(flat.size for flat in flats)
+
+
+def test_a_piece_is_a_megabyte() -> None:
+    assert PIECE_PARAMETERS * torch.float32.itemsize == 2**20
 
 
 def test_the_model_card_names_contributors_whatever_they_call_themselves() -> None:

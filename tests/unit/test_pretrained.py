@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from bootstrap.creating.choosing import RunOptions
+from bootstrap.creating.choosing import RunOptions, model_of
 from bootstrap.creating.run import found
+from bootstrap.export.checkpoint import checkpoint_config, save_config
+from node.model.flat import layout
 from node.model.passes import evaluate_through
-from node.model.pretrained import Pretrained, load_stage
+from node.model.pretrained import PICKLED, Pretrained, load_stage
 from node.model.replica import Replica
+from node.model.stage import model_config, parameter_shapes
 from protocol.errors import CheckpointError, ManifestError
+from protocol.identity import Identity
 from protocol.manifest import Manifest, preset_text
 from protocol.model import Family
+from protocol.signed_manifest import SignedManifest
 from tests.pretrained import saved_model
+from tests.swarm.micro import micro_manifest
+from tests.unit.test_stage import VARIANTS
 from tests.unit.tokenizers_made_here import bpe
 
 LLAMA3 = {
@@ -55,6 +69,25 @@ def run_of(directory: Path, stages: int = 2) -> Manifest:
     before, _, rest = text.partition("[model]")
     file.write_text(before + rest[rest.index("[data]") :], encoding="utf-8")
     return RunOptions(file=file, from_checkpoint=str(directory)).resolved()[0]
+
+
+class Opened:
+    """Stands for `safe_open` and notes the tensors that are read."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    @contextmanager
+    def __call__(self, file: Path, framework: str) -> Iterator[Any]:
+        with safe_open(file, framework=framework) as opened:
+            yield SimpleNamespace(
+                keys=opened.keys, get_slice=opened.get_slice, get_tensor=partial(self._get, opened)
+            )
+
+    def _get(self, opened: Any, name: str) -> torch.Tensor:
+        self.read.append(name)
+        tensor: torch.Tensor = opened.get_tensor(name)
+        return tensor
 
 
 def replicas_of(directory: Path, manifest: Manifest) -> list[Replica]:
@@ -108,6 +141,71 @@ def test_a_founded_run_is_taken_up_again_with_the_same_checkpoint_and_no_other(t
     assert first.signed.manifest.start.name == "model"
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_config_of_an_export_makes_the_same_model(variant: str, is_tied: bool, tmp_path: Path) -> None:
+    own = {"layers": 4, "max_positions": 64, "tied_embeddings": is_tied, **VARIANTS[variant]}
+    manifest = micro_manifest(**{f"model__{name}": value for name, value in own.items()})
+    save_config(checkpoint_config(manifest, torch.float32, {}), tmp_path)
+    again = manifest.model_copy(update={"model": model_of(Pretrained(str(tmp_path)))})
+    assert model_config(again).to_dict() == model_config(manifest).to_dict()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "8KB"}], ids=["one file", "several"])
+def test_all_weights_are_read_once_and_each_stage_has_their_digest(
+    shards: dict[str, Any], is_tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = saved_model(tmp_path / "model", tie_word_embeddings=is_tied, **shards)
+    opened = Opened()
+    monkeypatch.setattr("node.model.pretrained.safe_open", opened)
+    manifest = run_of(tmp_path / "model")
+    named = dict(whole.named_parameters())
+    assert sorted(opened.read) == sorted(named)
+    assert manifest.start is not None
+    for stage, digest in enumerate(manifest.start.digests):
+        flat = torch.cat([named[place.name].flatten() for place in layout(parameter_shapes(manifest, stage))])
+        assert digest == hashlib.sha256(flat.detach().numpy().astype("<f4").tobytes()).hexdigest()
+
+
+def test_the_signature_covers_the_digests(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+    manifest, owner = run_of(tmp_path / "model"), Identity.from_seed("owner")
+    signed = SignedManifest.sign(manifest, owner).to_bytes()
+    assert SignedManifest.from_bytes(signed).manifest.start == manifest.start
+    assert manifest.start is not None
+    for digest in manifest.start.digests:
+        altered = signed.replace(digest.encode(), digest[::-1].encode())
+        assert altered != signed
+        with pytest.raises(ManifestError, match="signature does not match"):
+            SignedManifest.from_bytes(altered)
+
+
+def test_a_stage_reads_its_own_tensors_alone_and_of_the_hub_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "somebody--model"
+    saved_model(model, max_shard_size="8KB")
+    manifest = run_of(model)
+    places = json.loads((model / "model.safetensors.index.json").read_text())["weight_map"]
+    for stage in range(2):
+        own = set(parameter_shapes(manifest, stage))
+        files, opened, fetched = {places[name] for name in own}, Opened(), list[str]()
+        assert files < set(places.values())
+
+        def download(source: str, name: str, fetched: list[str] = fetched) -> str:
+            if not (model / name).exists():
+                raise EntryNotFoundError(name)
+            fetched.append(name)
+            return str(model / name)
+
+        monkeypatch.setattr("node.model.pretrained.safe_open", opened)
+        monkeypatch.setattr("node.model.pretrained.hf_hub_download", download)
+        load_stage(Pretrained("somebody/model"), manifest, stage, Replica(manifest, stage))
+        assert set(opened.read) == own
+        assert {name for name in fetched if name.endswith(".safetensors")} == files
+
+
 def test_another_checkpoint_of_the_same_shapes_is_not_taken(tmp_path: Path) -> None:
     saved_model(tmp_path / "model")
     manifest = run_of(tmp_path / "model")
@@ -151,7 +249,7 @@ def truncate(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def pickle(directory: Path) -> None:
+def only_pickled(directory: Path) -> None:
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
 
 
@@ -173,7 +271,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "a list for a config": (lambda d: (d / "config.json").write_text("[]"), "it is not a JSON object"),
     "truncated": (truncate, "model.safetensors of .* is damaged or cut short.*Get it again"),
     "no tensors at all": (lambda d: (d / "model.safetensors").write_bytes(b""), "damaged or cut short"),
-    "pickled weights": (pickle, "pickled weights only.*save_pretrained writes safetensors"),
+    "pickled weights": (only_pickled, "pickled weights only.*save_pretrained writes safetensors"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "neither model.safetensors nor"),
     "a missing tensor": (change_weights(lambda w: w.__delitem__(NAME)), f"no tensor {NAME}"),
     "a wrong shape": (
@@ -230,6 +328,28 @@ def test_a_wrong_index_is_refused_in_one_line(
     damage(tmp_path / "model")
     text = one_line(tmp_path / "model")
     assert re.search(words, text), text
+
+
+class Trap:
+    """Leaves a file behind where its pickle is opened."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_nothing_pickled_is_opened(name: str, tmp_path: Path) -> None:
+    model, sprung = tmp_path / "model", tmp_path / "sprung"
+    saved_model(model)
+    (model / "model.safetensors").unlink()
+    (model / name).write_bytes(pickle.dumps(Trap(sprung)))
+    assert "pickled weights only, which could run any code" in one_line(model)
+    assert not sprung.exists()
+    pickle.loads((model / name).read_bytes())  # our own, which shows that the trap works
+    assert sprung.exists()
 
 
 def test_what_is_neither_a_directory_nor_a_name_of_the_hub_is_refused(tmp_path: Path) -> None:

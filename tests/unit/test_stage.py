@@ -18,6 +18,16 @@ from tests.swarm.micro import micro_manifest
 CUTS = [1, 2, 4]
 EMBEDDING = "model.embed_tokens.weight"
 
+FIRST_WEIGHTS = {  # of the seed 0, as drawn on an x86 machine
+    EMBEDDING: (-0.01587975025177002, -0.009177062660455704, 0.0016283647855743766),
+    "model.layers.3.mlp.down_proj.weight": (
+        0.002673969604074955,
+        0.0005908574094064534,
+        0.007913089357316494,
+    ),
+    "lm_head.weight": (-0.005526096094399691, -0.012795226648449898, 0.0054299673065543175),
+}
+
 
 def manifest_cut(stages: int, **changes: Any) -> Manifest:
     return micro_manifest(stages=stages, model__layers=4, **changes)
@@ -70,13 +80,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("stages", CUTS)
-@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_stages_together_are_transformers_own_model(variant: str, is_tied: bool, stages: int) -> None:
-    settings = {f"model__{name}": value for name, value in VARIANTS[variant].items()}
-    manifest = manifest_cut(stages, model__tied_embeddings=is_tied, **settings)
-    parts = stages_of(manifest)
+def assert_transformers_computes_the_same(manifest: Manifest) -> None:
+    """Its own model of the same configuration has the same parameters, and with these weights the same logits."""
+    parts, is_tied = stages_of(manifest), manifest.model.tied_embeddings
     weights = weights_of(parts)
     with torch.no_grad():  # biases begin at zero and gains at one, where confusing them would not be seen
         for parameter in weights.values():
@@ -90,6 +96,32 @@ def test_the_stages_together_are_transformers_own_model(variant: str, is_tied: b
     with torch.no_grad():
         expected = whole(tokens).logits
     assert torch.allclose(logits_of(parts, tokens), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stages", CUTS)
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_stages_together_are_transformers_own_model(variant: str, is_tied: bool, stages: int) -> None:
+    settings = {f"model__{name}": value for name, value in VARIANTS[variant].items()}
+    assert_transformers_computes_the_same(manifest_cut(stages, model__tied_embeddings=is_tied, **settings))
+
+
+@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
+def test_every_family_takes_every_stretch_of_positions(family: str, rope: str) -> None:
+    settings = {"model__family": family, "model__rope": ROPES[rope], "model__max_positions": 16}
+    assert_transformers_computes_the_same(manifest_cut(1, **settings))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_tied_embeddings_save_one_of_the_two_large_matrices(stages: int) -> None:
+    """In memory, and in what replicas average: a replica's parameters are all that its rounds exchange."""
+    tied, untied = (manifest_cut(stages, model__tied_embeddings=is_tied) for is_tied in (True, False))
+    whole = [sum(parameter_count(manifest, stage) for stage in range(stages)) for manifest in (tied, untied)]
+    assert whole[1] - whole[0] == untied.model.table_parameters
+    held = [stage for stage in range(stages) if EMBEDDING in parameter_shapes(tied, stage)]
+    assert held == [0]
+    assert not any("lm_head.weight" in parameter_shapes(tied, stage) for stage in range(stages))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -130,6 +162,13 @@ def test_the_weights_are_drawn_with_the_manifests_spread() -> None:
     assert embedding.std().item() == pytest.approx(0.3, rel=0.05)
     assert abs(embedding.mean().item()) < 0.02
     assert torch.equal(weights["model.norm.weight"], torch.ones(16))
+
+
+def test_the_first_weights_are_the_same_on_every_machine() -> None:
+    """As one machine has drawn them: a run whose members begin with others would be none."""
+    weights = weights_of(stages_of(manifest_cut(2)))
+    first = [weights[name].flatten()[:3].tolist() for name in FIRST_WEIGHTS]
+    assert first == [pytest.approx(drawn, rel=1e-6) for drawn in FIRST_WEIGHTS.values()]
 
 
 def test_the_state_of_torchs_own_generator_changes_nothing() -> None:

@@ -102,6 +102,24 @@ def test_an_export_says_of_text_what_training_did(kind: Kind, tmp_path: Path) ->
     )
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [None, bpe(), Kind("Unigram that falls back", has_unknown=True).file()],
+    ids=["bytes", "bpe", "pieces"],
+)
+def test_the_name_of_a_special_token_is_one_for_transformers_and_text_for_us(
+    raw: bytes | None, tmp_path: Path
+) -> None:
+    manifest = micro_manifest() if raw is None else with_tokenizer(micro_manifest(model__vocab_size=320), raw)
+    save_tokenizer(transformers_tokenizer(manifest, raw), tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    text = f"a{loaded.eos_token}b"
+    assert loaded.eos_token_id in loaded(text).input_ids
+    assert loaded.eos_token_id not in ids_of(loaded, text)
+    if raw is not None:
+        assert ids_of(loaded, text) == FileTokenizer(raw, loaded.eos_token).encode_batch([text])[0].tolist()
+
+
 @pytest.mark.parametrize("model", KEEPING)
 def test_prompt_and_answer_joined_are_the_models_text(model: str) -> None:
     raw = Kind(model, has_unknown=True).file()

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
 from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.generation.exported import load_exported
 from bootstrap.tools_cli import app
 from tests.swarm.micro import micro_manifest
 
@@ -67,6 +68,28 @@ def test_a_good_model_generates_and_is_measured(saved: Path, tmp_path: Path) -> 
     measured = noloco("eval", "--model", str(saved), "--data", str(text))
     assert measured.exit_code == 0, measured.output
     assert f"on {22 * 9 - 1} tokens ({22 * 9 - 1} bytes), by {saved}" in measured.output
+
+
+def test_the_text_alone_is_on_standard_output(saved: Path) -> None:
+    answer = noloco("generate", "abc", "--model", str(saved))
+    assert "context of 32 tokens is full" in answer.stderr
+    assert "context" not in answer.stdout
+    cut_short = noloco("generate", "abc", "--model", str(saved), "--tokens", "5")
+    assert answer.stdout.startswith(cut_short.stdout.removesuffix("\n"))
+    assert cut_short.stderr == ""
+
+
+def test_it_computes_on_a_gpu_where_there_is_one(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = list[object]()
+
+    def to(model: LlamaForCausalLM, place: object) -> LlamaForCausalLM:
+        places.append(place)
+        return model
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(LlamaForCausalLM, "to", to)
+    load_exported(saved)
+    assert places == ["cuda"]
 
 
 def test_directories_that_hold_no_model(model: Path, tmp_path: Path) -> None:
