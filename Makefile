@@ -43,10 +43,11 @@ test: $(VENV)/.installed  ## the gate: what no clock, process or memory of the m
 	$(BIN)/pytest -n auto --tb=native -m "not long"
 
 IN_VIRTUAL_TIME := tests/real/test_virtual_benchmarks.py
+HANGS := 1800  # seconds after which a long test does: the longest take five minutes of two idle cores
 
 test-long: $(VENV)/.installed-for-all  ## the rest: long studies in virtual time; then real time, one after another
-	$(BIN)/pytest -n auto --tb=native -m long $(IN_VIRTUAL_TIME) tests/unit tests/swarm tests/fuzz
-	$(BIN)/pytest --tb=native -m long --reruns 1 -rR --ignore $(IN_VIRTUAL_TIME) tests/real tests/attacks
+	$(BIN)/pytest -n auto --tb=native --timeout $(HANGS) -m long $(IN_VIRTUAL_TIME) tests/unit tests/swarm tests/fuzz
+	$(BIN)/pytest --tb=native --timeout $(HANGS) -m long --reruns 1 -rR --ignore $(IN_VIRTUAL_TIME) tests/real tests/attacks
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
