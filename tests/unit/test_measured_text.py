@@ -18,7 +18,6 @@ from bootstrap.export.tokenizer import byte_count, transformers_tokenizer
 from node.data.batches import TrainingData
 from node.data.documents import Split, cut
 from node.data.opening import DataPlan, open_data
-from node.data.sources import places_of
 from node.data.tokenizer import Tokenizer as TrainingTokenizer
 from node.data.tokenizer import identity_of, load_tokenizer
 from protocol.errors import DataError
@@ -118,7 +117,7 @@ def test_what_a_node_trains_on_can_be_measured_whole(form: str, tmp_path: Path) 
     file = tmp_path / name
     file.write_bytes(make(texts))
     for named in (str(file), str(tmp_path), f"{tmp_path}/*"):
-        text = text_of_files(places_of([named]), "text", tokenizers_of("bytes")[0], 16, 3)
+        text = text_of_files([named], "text", tokenizers_of("bytes")[0], 16, 3)
         rows = [row.tolist() for inputs, _ in text.batches for row in inputs]
         assert sorted(map(bytes, rows)) == sorted(each.encode()[:-1] for each in texts if len(each) > 1)
 
