@@ -94,6 +94,7 @@ def test_a_stretch_takes_the_settings_that_transformers_has_for_it(
 ) -> None:
     """Each needs some and may have others: with those transformers has nothing to say, with one more it warns."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING, "transformers")  # whatever was set before
 
     def transformers_takes(settings: dict[str, Any]) -> bool:
         caplog.clear()
