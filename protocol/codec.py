@@ -10,6 +10,7 @@ A tensor goes over the wire as a `TensorSpec` inside a message header and raw li
 | int8 | 1 + 1/64 | absmax/254, absmax being the largest magnitude among the 256 values of its block |
 | eden4 | 0.5 + 1/64 | root mean square 0.098 of its block's (squared: 0.0096) |
 | eden2 | 0.25 + 1/64 | root mean square 0.365 of its block's (squared: 0.133) |
+| mod4, mod3, mod2 | 0.5, 0.375, 0.25, and 1/64 | of what two replicas differ by, see `protocol.lattice` |
 | int32, int64 | 4, 8 | none; token ids |
 
 The int8 bytes are one float32 scale (absmax/127) per block of 256 values in row-major order, the last block
@@ -22,6 +23,10 @@ centroids on a Gaussian (D = 0.0095 and 0.1175, as D/(1 − D)). A rotated block
 before, constant and heavy-tailed ones included; a block with few values other than zero comes out better. In blocks
 made against the fixed rotation the error is at most 0.76·norm and 4.9·norm. Magnitudes lie between 3e-36 and 3e35:
 a smaller block is sent as zeros, larger values are refused.
+
+Those of mod4, mod3 and mod2 are a byte for each block's cell, three for its checksum, then 128, 96 or 64 for its
+remainders. Only who holds nearly the same values can read them: `encode` and `decode` refuse, and `protocol.nearby`
+has both.
 
 Everything that raises here raises `CodecError`, whatever a peer sent; nothing here does I/O.
 """
@@ -37,9 +42,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protocol import eden
+from protocol import eden, lattice
 from protocol.errors import CodecError
 from protocol.kernels import BLOCK, add_quantised, quantise
+from protocol.near_codecs import BITS
 from protocol.transport.base import Buffer
 
 if sys.byteorder != "little":
@@ -50,7 +56,7 @@ _INTEGERS = {"int32": torch.int32, "int64": torch.int64}
 _DTYPES = {**FLOATS, **_INTEGERS}
 _IN_BLOCKS = ("int8", *eden.GRIDS)  # scales, then the rest
 FLOATING = (*FLOATS, *_IN_BLOCKS)
-CODECS = (*FLOATS, *_IN_BLOCKS, *_INTEGERS)
+CODECS = (*FLOATS, *_IN_BLOCKS, *_INTEGERS)  # those that need nothing beside them
 
 MAX_DIMS = 8
 MAX_VALUES = 2**40  # keeps every product and stride far from the end of int64, also in shapes with a zero
@@ -94,9 +100,11 @@ def nbytes_of(codec: str, shape: Sequence[int]) -> int:
         return 4 * -(-values // BLOCK) + values
     if codec in eden.GRIDS:
         return eden.GRIDS[codec].nbytes_of(values)
+    if codec in BITS:
+        return lattice.nbytes_of(BITS[codec], values)
     dtype = _DTYPES.get(codec)
     if dtype is None:
-        raise CodecError(f"unknown codec {codec[:20]!r}; known are {', '.join(CODECS)}")
+        raise CodecError(f"unknown codec {codec[:20]!r}; known are {', '.join((*CODECS, *BITS))}")
     return values * dtype.itemsize
 
 
@@ -107,7 +115,8 @@ def torch_type(codec: str) -> torch.dtype:
 
 def decoded_bytes(spec: TensorSpec) -> int:
     """The memory that its tensor takes: float32 for what travels in blocks, else as many bytes as travel."""
-    return 4 * math.prod(spec.shape) if spec.codec in _IN_BLOCKS else spec.nbytes
+    is_float32 = spec.codec in _IN_BLOCKS or spec.codec in BITS
+    return 4 * math.prod(spec.shape) if is_float32 else spec.nbytes
 
 
 def describe(encoded: Encoded) -> list[object]:
@@ -144,6 +153,7 @@ def encode(tensor: Tensor, codec: str) -> Encoded:
     """
     shape = tuple(tensor.shape)
     nbytes_of(codec, shape)  # refuses here what parse_spec would refuse there
+    _require_no_lattice(codec)
     flat = tensor.detach().reshape(-1)
     if codec == "int8":
         return Encoded(codec, shape, _quantise(flat))
@@ -168,6 +178,7 @@ def decode(spec: TensorSpec, data: Buffer) -> Tensor:
     """
     if nbytes_of(spec.codec, spec.shape) != spec.nbytes:
         raise CodecError(f"{spec.codec} of shape {list(spec.shape)} does not have {spec.nbytes} bytes")
+    _require_no_lattice(spec.codec)
     view = memoryview(data)
     if not view.c_contiguous or view.nbytes != spec.nbytes:
         raise CodecError(f"{view.nbytes} bytes received for a tensor of {spec.nbytes}")
@@ -209,6 +220,8 @@ def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
 
 def require_finite_values(encoded: Encoded) -> None:
     """As `require_finite` of the decoded tensor. Raises `CodecError`, in blocks also for scales close to infinity."""
+    if encoded.codec in BITS:
+        return  # remainders are finite whatever they are
     if encoded.codec in _IN_BLOCKS:
         most = 128 if encoded.codec == "int8" else eden.MOST_PER_SCALE
         require_finite(_parts(encoded)[0] * most)
@@ -224,6 +237,11 @@ def require_finite(tensor: Tensor) -> Tensor:
         if not (math.isfinite(lowest.item()) and math.isfinite(highest.item())):
             raise CodecError("a tensor holds NaN or infinite values")
     return tensor
+
+
+def _require_no_lattice(codec: str) -> None:
+    if codec in BITS:
+        raise CodecError(f"{codec} is for the weights of replicas alone, beside one's own")
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -166,7 +166,7 @@ def _add_blocks(target: Floats, quantised: Bytes, scales: Floats, factor: np.flo
 
 
 @compiled
-def _rotate(values: Floats, room: Floats) -> None:
+def rotate(values: Floats, room: Floats) -> None:
     """values ← H·values, H being the Walsh-Hadamard matrix of ±1 of a block; `room` is of the same size.
 
     M. Pease, 1968: every stage reads two halves and writes pairs, so that all eight are the same, vectorised loop.
@@ -211,7 +211,7 @@ def _rotate_and_quantise_blocks(
         factor = np.float32(0) if is_too_small else np.float32(1 / 16) / power
         for i in range(BLOCK):
             x[i] = row[i] * (signs[i] * factor)
-        _rotate(x, room)
+        rotate(x, room)
 
         squares = np.float32(0)
         for i in range(BLOCK):
@@ -264,6 +264,6 @@ def _add_rotated_blocks(
                 packed, read = coded[first : first + _LANES], x[start : start + _LANES]
                 for i in range(_LANES):
                     read[i] = centroids[(packed[i] >> shift) & mask] * scale
-        _rotate(x, room)
+        rotate(x, room)
         for i in range(BLOCK):
             row[i] += x[i] * signs[i]

@@ -29,18 +29,19 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from protocol.eden import rotation
+from protocol import lattice_kernels
+from protocol.eden import SIGNS, rotation
 from protocol.errors import CodecError
-from protocol.kernels import BLOCK
+from protocol.kernels import BLOCK, Floats
+from protocol.lattice_kernels import SPREAD, Tables
+from protocol.near_codecs import CELL_STEPS, SPANNED
 
-# Standard deviations of the difference that half of the 2^bits cells span. More of them make fewer blocks unread and
-# a larger error. With these, and a difference as it was expected, one block in 200 is unread at most.
-SPANNED = {2: 5.0, 3: 4.5, 4: 4.5}
-CELL_STEPS = 4  # of a cell's byte to a factor of two
 CELL_BIAS = 160  # the byte of a cell of one: cells from 2^-40 to 2^23.75
+DITHERS = 2**16  # numbers in the table of dithers
 MOST_POINTS = 2.0**21  # |r/c| at most: beyond, float32 does not tell neighbouring points apart
 _FAR = 2.0**30  # what lies further off is unread anyway, and must stay within an int32
 
@@ -76,12 +77,19 @@ def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoin
     A cell is rounded up to one that has a byte, and is larger where the block's values are 2^21 times as large.
     Raises `CodecError` for NaN, infinity, a cell that is no number, and values beyond 2^40.
     """
+    if flat.device.type == "cpu":
+        return _to_lattice_here(flat, cells, seed, bits)
+    return to_lattice_there(flat, cells, seed, bits)
+
+
+def to_lattice_there(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
+    """The same in torch's operations, for another device; points differ where one is half way to the next."""
     rotated = _rotated(flat)
     least = rotated.abs().amax(dim=1) / MOST_POINTS
     wanted = torch.maximum(cells.to(torch.float32), least).clamp_min(2.0 ** (-CELL_BIAS / CELL_STEPS))
     codes = torch.ceil(torch.log2(wanted) * CELL_STEPS) + CELL_BIAS
     if not bool(((codes <= 255) & (cells >= 0)).all()):  # false also for NaN
-        raise CodecError(f"NaN or infinite values, and those beyond 2^40, cannot be sent as mod{bits}")
+        raise _refusal(bits)
     cell_bytes = codes.to(torch.uint8)
     points = _nearest(rotated, cell_bytes, seed)
     return LatticePoints(
@@ -91,6 +99,16 @@ def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoin
 
 def as_sent(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
     """ẑ [n] of the tensor that `sent` was made of, as every receiver that can read a block reads it."""
+    if flat.device.type == "cpu":
+        rows = _in_blocks(flat.float())
+        read = torch.empty_like(rows)
+        lattice_kernels.read_sent(_array(rows), sent.cells.numpy(), tables(), seed, _array(read))
+        return read.view(-1)[: sent.count]
+    return as_sent_there(flat, sent, seed)
+
+
+def as_sent_there(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
+    """The same in torch's operations."""
     points = _nearest(_rotated(flat), sent.cells, seed)
     return _rotated_back(points, sent.cells, seed)[: sent.count]
 
@@ -100,6 +118,13 @@ def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor
 
     What is unread has the receiver's own values. Never raises for what a peer sent, if the sizes fit.
     """
+    if own.device.type == "cpu":
+        return _read_beside_here(own, received, seed)
+    return read_beside_there(own, received, seed)
+
+
+def read_beside_there(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor, Tensor]:
+    """The same in torch's operations."""
     turn = 2**received.bits
     cells = _cells(received.cells)
     remainders = _unpacked(received.remainders, received.bits)
@@ -109,6 +134,50 @@ def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor
     read = _rotated_back(points, received.cells, seed)
     either = torch.where(is_read[:, None], read.view(-1, BLOCK), _in_blocks(own))
     return either.view(-1)[: received.count], is_read
+
+
+def _to_lattice_here(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
+    """The same in compiled loops."""
+    rows = _in_blocks(flat.float())
+    blocks = len(rows)
+    cell_bytes, checksums = torch.empty(blocks, dtype=torch.uint8), torch.empty(blocks, dtype=torch.int32)
+    remainders = torch.empty(blocks * BLOCK * bits // 8, dtype=torch.uint8)
+    is_sendable = lattice_kernels.to_points(
+        _array(rows), _array(cells.float()), cell_bytes.numpy(), checksums.numpy(), remainders.numpy(),
+        tables(), seed, bits, MOST_POINTS, CELL_STEPS, CELL_BIAS,
+    )  # fmt: skip
+    if not is_sendable:
+        raise _refusal(bits)
+    return LatticePoints(bits, flat.numel(), cell_bytes, checksums, remainders)
+
+
+def _read_beside_here(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor, Tensor]:
+    rows = _in_blocks(own.float())
+    read, is_read = torch.empty_like(rows), torch.empty(len(rows), dtype=torch.bool)
+    lattice_kernels.read_near(
+        _array(rows), received.cells.numpy(), received.checksums.numpy(), received.remainders.numpy(),
+        tables(), seed, received.bits, _array(read), is_read.numpy(),
+    )  # fmt: skip
+    return read.view(-1)[: received.count], is_read
+
+
+def load() -> None:
+    """Compile the loops now, or read them from disk."""
+    lattice_kernels.load(tables())
+
+
+def _array(values: Tensor) -> Floats:
+    array: Floats = values.contiguous().view(-1).numpy()
+    return array
+
+
+def _refusal(bits: int) -> CodecError:
+    return CodecError(f"NaN or infinite values, and those beyond 2^40, cannot be sent as mod{bits}")
+
+
+def cells_of(points: LatticePoints) -> Tensor:
+    """float32 [blocks]."""
+    return _cells(points.cells)
 
 
 def distance_of(one: Tensor, other: Tensor) -> Tensor:
@@ -155,15 +224,36 @@ def _cell_table() -> Tensor:
 
 
 def _dither(blocks: int, seed: int, device: torch.device) -> Tensor:
-    """[blocks, 256] in [−½, ½), by each value's number: the same on every machine."""
-    numbers = torch.arange(blocks * BLOCK, device=device, dtype=torch.int64) ^ (seed & 0xFFFFFFFF)
-    return ((_mixed(numbers) >> 8).to(torch.float32) * 2.0**-24 - 0.5).view(blocks, BLOCK)
+    """[blocks, 256] in [−½, ½): of each block some neighbours in the table, the same on every machine."""
+    numbers = torch.arange(blocks, device=device, dtype=torch.int64) ^ (seed & 0xFFFFFFFF)
+    first = _mixed(numbers) % (DITHERS - BLOCK)
+    return _dither_table().to(device)[first[:, None] + torch.arange(BLOCK, device=device)]
+
+
+@cache
+def _dither_table() -> Tensor:
+    """[DITHERS] in [−½, ½)."""
+    return (_mixed(torch.arange(DITHERS)) >> 8).to(torch.float32) * 2.0**-24 - 0.5
+
+
+@cache
+def _factor_table() -> Tensor:
+    """int64 [256], odd, of 32 bits: with one for each place a block that is off as a whole is told, too."""
+    return _mixed(torch.arange(DITHERS, DITHERS + BLOCK)) | 1
 
 
 def _checksum(turns: Tensor) -> Tensor:
-    """int32 [blocks] of turns int32 [blocks, 256]. Of hashes: a sum of turns misses a block off as a whole."""
-    places = torch.arange(BLOCK, device=turns.device, dtype=torch.int64) * 0x9E3779B1
-    return (_mixed((turns.long() + places) & 0xFFFFFFFF).sum(dim=1) >> 4 & 0xFFFFFF).to(torch.int32)
+    """int32 [blocks] of turns int32 [blocks, 256]. Low bits get some of the high ones: turns may be powers of two."""
+    spread = (turns.long() * SPREAD) & 0xFFFFFFFF
+    spread ^= spread >> 15
+    return ((spread * _factor_table().to(turns.device)).sum(dim=1) >> 8 & 0xFFFFFF).to(torch.int32)
+
+
+@cache
+def tables() -> Tables:
+    """For the compiled loops."""
+    factors = _factor_table().numpy().astype(np.uint32)
+    return Tables(SIGNS, _cell_table().numpy(), _dither_table().numpy(), factors)
 
 
 def _mixed(numbers: Tensor) -> Tensor:
