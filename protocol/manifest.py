@@ -18,6 +18,7 @@ from protocol.errors import ManifestError
 from protocol.identity import is_peer_id
 from protocol.manifest_advice import advice
 from protocol.model import Count, Model, Positive, Section
+from protocol.near_codecs import BITS, kept_apart
 
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
@@ -25,7 +26,9 @@ PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
-GOSSIP_CODECS: tuple[str, ...] = get_args(Codec)
+# of z also modulo a few bits, for replicas that are near: `protocol.lattice`
+GossipCodec = Literal["fp32", "fp16", "bf16", "int8", "mod4", "mod3", "mod2"]
+GOSSIP_CODECS: tuple[str, ...] = get_args(GossipCodec)
 
 
 def _is_peer(text: str) -> str:
@@ -34,11 +37,14 @@ def _is_peer(text: str) -> str:
     return text
 
 
-def gamma_bound(alpha: float, group_size: int = 2) -> float:
+def gamma_bound(alpha: float, group_size: int = 2, kept_apart: float = 0.0) -> float:
     """The pull γ must stay below this for the replicas' spread to stay bounded in mean square (docs/noloco.md).
 
-    2n(1 − α²) / (n(1 − α) + 2α) for groups of n replicas out of many; for pairs it is 2(1 − α²).
+    2n(1 − α²) / (n(1 − α) + 2α) for groups of n replicas out of many; for pairs it is 2(1 − α²). Where a pair's
+    rounding puts back ρ² = `kept_apart` of its square distance, 2(1 − α²) / (1 + ρ²(1 + α)).
     """
+    if kept_apart:
+        return 2 * (1 - alpha**2) / (1 + kept_apart * (1 + alpha))
     n = group_size
     return 2 * n * (1 - alpha**2) / (n * (1 - alpha) + 2 * alpha)
 
@@ -175,12 +181,13 @@ class Wire(Section):
 
     Between stages also in 4 or 2 bits per value after a rotation, "eden4" and "eden2": what is lost is expected to
     have 0.0096 and 0.133 of the squared norm (Lloyd-Max on a Gaussian, D = 0.0095 and 0.1175, as D/(1 − D)). What
-    is averaged does not travel so: replicas would stay as far apart as it is rounded.
+    is averaged does not travel so: replicas would stay as far apart as it is rounded. Its "mod4", "mod3" and "mod2"
+    round by what two replicas differ by.
     """
 
     activations: BoundaryCodec = "bf16"
     gradients: BoundaryCodec = "bf16"
-    gossip: Codec = "fp32"  # z, and φ where it goes early
+    gossip: GossipCodec = "fp32"  # z, and φ where it goes early
     progress: Codec = "fp32"  # Δ where φ goes early
     error_feedback: bool = False  # what rounding loses of Δ goes with the next round's
 
@@ -254,9 +261,25 @@ class Manifest(Section):
                 "inner.staleness 1 cannot be had with model.tied_embeddings in several stages: a step would wait for "
                 "microbatches that wait for it. Set it to 0"
             )
+        if self.wire.gossip in BITS:
+            self._require_near_codec_fits(self.wire.gossip)
         if self.data.tokenizer == BYTES and self.model.vocab_size < 256:
             raise ValueError(f"model.vocab_size {self.model.vocab_size} is too small for bytes: use 256")
         return self
+
+    def _require_near_codec_fits(self, codec: str) -> None:
+        if not self.outer.averages_pairs or self.outer.overlap != "none":
+            raise ValueError(
+                f'wire.gossip "{codec}" is for whole weights between two replicas: set outer.overlap to "none" and '
+                'outer.method to "noloco" or "average", or wire.gossip to "int8"'
+            )
+        alpha, _, gamma = self.outer.coefficients
+        bound = gamma_bound(alpha, kept_apart=kept_apart(codec))
+        if gamma >= bound:
+            raise ValueError(
+                f'outer.gamma {gamma:g} is outside the stable range of wire.gossip "{codec}": with alpha {alpha:g} '
+                f"it must be below {bound:.3f}, or rounding drives replicas apart. Lower it, or take more bits"
+            )
 
     def layers_of(self, stage: int) -> range:
         """The decoder layers of `stage`, contiguous, so that no stage is slower than it must be; see `cut`."""

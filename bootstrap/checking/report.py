@@ -31,6 +31,7 @@ from node.model.resources import least_memory, memory_needed
 from node.model.stage import parameter_count, work_of
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest, gamma_bound
+from protocol.near_codecs import kept_apart
 
 TOLERABLE = 0.05  # of the time: what an exchange may block before the report calls for longer inner steps
 
@@ -200,8 +201,9 @@ def stability_of(manifest: Manifest, replicas: int) -> Stability | None:
         return None
     if outer.method == "diloco":
         return Stability(gamma, 2 * (1 + alpha), 0.0)
-    spread = math.sqrt(stationary_variance(OuterSettings(*outer.coefficients), replicas))
-    return Stability(gamma, gamma_bound(alpha), spread)
+    rounding = kept_apart(manifest.wire.gossip)
+    spread = math.sqrt(stationary_variance(OuterSettings(*outer.coefficients, rounding), replicas))
+    return Stability(gamma, gamma_bound(alpha, kept_apart=rounding), spread)
 
 
 def _stage(manifest: Manifest, stage: int, replicas: int, links: AssumedLinks) -> StageFigures:
@@ -274,7 +276,9 @@ def _notes(manifest: Manifest) -> list[str]:
         )
     if outer.method == "local":
         notes.append('outer.method "local" never averages: replicas drift apart without bound.')
-    if outer.method == "noloco" and outer.gamma > 0.9 * gamma_bound(outer.alpha):
+    if outer.method == "noloco" and outer.gamma > 0.9 * gamma_bound(
+        outer.alpha, kept_apart=kept_apart(wire.gossip)
+    ):
         notes.append("outer.gamma is close to its bound, where the spread of the replicas grows steeply.")
     if not outer.averages_pairs and outer.overlap != "none":
         notes.append(f'outer.overlap "{outer.overlap}" has no effect with outer.method "{outer.method}".')

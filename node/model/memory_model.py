@@ -16,6 +16,7 @@ from node.model.muon import muon_workspace
 from node.model.stage import parameter_count, parameter_shapes
 from protocol.codec import nbytes_of
 from protocol.manifest import Manifest
+from protocol.near_codecs import BITS
 
 Precision = Literal["fp32", "bf16"]
 
@@ -88,7 +89,9 @@ def _averaging(manifest: Manifest, parameters: int) -> int:
         return 0
     if outer.method == "diloco":
         return 4 * whole  # z, the mean, and the parts that this replica gathers
-    parts = (wire.gossip, wire.progress) if outer.overlap == "phi-early" else (wire.gossip,)
+    # what is modulo a few bits begins in int8
+    gossip = "int8" if wire.gossip in BITS else wire.gossip
+    parts = (gossip, wire.progress) if outer.overlap == "phi-early" else (gossip,)
     encoded = sum(nbytes_of(codec, [parameters]) for codec in parts if codec != "fp32")
     compressed = sum(nbytes_of(codec, [parameters]) for codec in parts if codec == "int8")
     partners = whole + compressed

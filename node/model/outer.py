@@ -41,11 +41,15 @@ PROBE = 2**10  # entries that a compiled pass is tried on; it serves all sizes
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """α: memory of the outer momentum, β: gain on the group's progress, γ: pull toward the group's mean φ."""
+    """α: memory of the outer momentum, β: gain on the group's progress, γ: pull toward the group's mean φ.
+
+    ρ² is how much of the square of a pair's distance the codec puts back (`protocol.near_codecs.kept_apart`).
+    """
 
     alpha: float
     beta: float
     gamma: float
+    kept_apart: float = 0.0
 
 
 @torch.no_grad()
@@ -191,13 +195,20 @@ def covariance_recursion(
     With an odd N a uniformly random replica is alone in each round: it keeps all of its deviation, which M_S
     moves, and all of its noise, so the three weights become 1/2, 1/2 and (N−1)/(2N).
 
+    A codec that rounds by what a pair differs by (κ = 0 here) adds ρ² of a quarter of E(z_i − z_j)² to each of the
+    two means, with opposite signs: ρ²·(γ²·N/(2(N−1))·Var φ + β²s²/2)·ones(2,2), the noise by (N−1)/N where N is odd.
+
     `replicas` is N, at least 1; None stands for the limit of many. Σ sums squares over N, not N − 1.
     Raises `ValueError` for fewer.
     """
     between, within, noise = _pair_weights(replicas)
     across, inside = _pair_matrices(settings, kappa)
-    floor = settings.beta**2 * noise_variance * noise * np.ones((2, 2))
-    return between * across @ sigma @ across.T + within * inside @ sigma @ inside.T + floor
+    pairs = 1.0 if replicas is None or replicas % 2 == 0 else (replicas - 1) / replicas
+    rounding = settings.kept_apart * settings.gamma**2 * within * sigma[0, 0]
+    scatter = settings.beta**2 * noise_variance * (noise + settings.kept_apart * pairs / 2)
+    floor = (scatter + rounding) * np.ones((2, 2))
+    after: Matrix = between * across @ sigma @ across.T + within * inside @ sigma @ inside.T + floor
+    return after
 
 
 def stationary_covariance(
@@ -207,6 +218,7 @@ def stationary_covariance(
     between, within, _ = _pair_weights(replicas)
     across, inside = _pair_matrices(settings, kappa)
     operator = between * np.kron(across, across) + within * np.kron(inside, inside)
+    operator[:, 0] += settings.kept_apart * settings.gamma**2 * within
     if np.abs(np.linalg.eigvals(operator)).max() >= 1:
         return np.full((2, 2), math.inf)
     floor = covariance_recursion(np.zeros((2, 2)), settings, replicas, kappa, noise_variance)

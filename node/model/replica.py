@@ -28,8 +28,10 @@ from node.model.passes import Passes
 from node.model.resources import is_out_of_memory, retried
 from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
+from protocol import lattice
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
+from protocol.near_codecs import kept_apart
 
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps
@@ -48,7 +50,7 @@ class Replica:
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
-        self.settings = OuterSettings(*manifest.outer.coefficients)
+        self.settings = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
         self.residual = Residual(self.phi)
@@ -123,6 +125,8 @@ class Replica:
         self.adamw.rehearse()
         if self.steps_at_once:
             fused_on(self.device)
+        if self.settings.kept_apart:
+            lattice.load()
         self.delta.zero_()  # zeros are given by the system when they are first touched
 
     def offered_phi(self, bounds: slice) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 What is averaged is z = γ·φ + β·Δ. It travels in one part, z itself, when the round has ended; or in two, φ during
 the inner steps and Δ at the end, which are added up where they arrive. `OutgoingUpdate` encodes the own z piece by
-piece, `IncomingUpdate` puts the partner's together, `Pull` is what the mean needs of both.
+piece, `IncomingUpdate` puts the partner's together; `node.rounds.pull` has what the mean needs of both.
 
 With ẑ for z as the other side reads it, the losses of codecs included, replica i averages to
 
@@ -11,6 +11,9 @@ With ẑ for z as the other side reads it, the losses of codecs included, replic
 Its partner computes the same difference with the opposite sign. So the mean of φ over the pair moves by the mean
 progress of the two and by nothing else, exactly, whatever the codecs lose: rounding only shows in how far apart the
 two remain, which the next meetings shrink as they shrink everything that is between replicas.
+
+Modulo a few bits (`protocol.lattice`) z can be read by a near partner alone. What either of the two could not read
+both leave as it is.
 """
 
 from __future__ import annotations
@@ -20,21 +23,25 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from node.model.outer import OuterSettings
-from node.model.replica import EVERYTHING, PIECE_PARAMETERS, Replica
+from node.model.replica import EVERYTHING, Replica
 from node.model.stage_work import DeviceTransfer, PendingResult
+from node.rounds.nearness import Nearness
 from protocol.codec import Encoded, add_scaled, as_read, encode, require_finite
 from protocol.device_codec import packed, unpacked_pieces
+from protocol.kernels import BLOCK
+from protocol.lattice import distance_of
 from protocol.manifest import Wire
 from protocol.messages.training import Part
+from protocol.near_codecs import BITS
+from protocol.nearby import as_sent, encode_near, read_beside, rounding_of, seed_of
 
-AT_ONCE = 2**24  # entries worked on at a time on a GPU: 64 MiB
 COMPRESSED = "int8"  # kept as it came until the end: a quarter of the memory, and half of the passes over it
 LOSSLESS = "fp32"
-# Of φ, for the distance to the partner: with 2^14 entries its error is half a percent, with 2^10 two; of small stages
-# no more than a 64th goes, so that the sample does not outweigh a contribution in int8.
+# Of φ, for the distance to the partner: with 2^14 entries its error is half a percent, with 2^9 three; of small
+# stages no more than a 256th goes, so that the sample is an eighth of a bit beside contributions of two or three.
 SAMPLED_PARAMETERS = 2**14
-LEAST_SAMPLED = 2**10
-SAMPLED_PART = 64
+LEAST_SAMPLED = 2**9
+SAMPLED_PART = 256
 
 
 def sample_stride(parameters: int) -> int:
@@ -46,6 +53,11 @@ def sample_stride(parameters: int) -> int:
 def sampled(values: torch.Tensor) -> torch.Tensor:
     """The sample of a tensor [parameters]; a view."""
     return values[:: sample_stride(values.numel())]
+
+
+def blocks_in(bounds: slice) -> slice:
+    """The blocks of these entries, which begin with one."""
+    return slice(bounds.start // BLOCK, -(-bounds.stop // BLOCK))
 
 
 def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
@@ -103,7 +115,7 @@ class IncomingUpdate:
         if self.has(part, index):
             return
         self._missing -= 1
-        if values.codec == COMPRESSED:
+        if values.codec == COMPRESSED or values.codec in BITS:
             self._compressed[part][index] = values
             return
         target, read, weight = self.total[bounds], as_read(values).to(torch.float32), self._weights[part]
@@ -120,8 +132,34 @@ class IncomingUpdate:
         elif target.data_ptr() != self.total[bounds].data_ptr():
             target.copy_(self.total[bounds])
         for part, weight in self._weights.items():
-            if index in self._compressed[part]:
+            if index in self._compressed[part] and index not in self._summed[part]:
                 add_scaled(target, self._compressed[part][index], weight)
+
+    @torch.no_grad()
+    def read_beside(
+        self, index: int, bounds: slice, own: Replica, seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read piece `index` of z beside the own one, whatever it came in; it may be done again.
+
+        Returns, for each of its blocks, how far the two are apart, the codec's rounding not counted, and whether it
+        could not be read; that counts as the own z until it is left out.
+        """
+        z = own.contribution(bounds)
+        unread = torch.zeros(-(-len(z) // BLOCK), dtype=torch.bool)
+        if (came := self._compressed["z"].get(index)) is None or came.codec not in BITS:
+            half = torch.empty(len(z))
+            self.read(index, bounds, half)
+            return distance_of(half.to(z.device), z / 2).cpu() * 2, unread
+        values, is_read = read_beside(z, came, seed)
+        if not is_read.all():  # a partner that is where this replica was before the round
+            others, more = read_beside(own.offered_phi(bounds) * own.settings.gamma, came, seed)
+            more &= ~is_read
+            rows = more.repeat_interleave(BLOCK)[: len(z)]
+            values, is_read = torch.where(rows, others, values), is_read | more
+        torch.mul(values.cpu(), self._weights["z"], out=self.total[bounds])
+        self._summed["z"].add(index)
+        apart = (distance_of(values, z).cpu().square() - rounding_of(came).square()).clamp_min(0).sqrt()
+        return apart, ~is_read.cpu()
 
     @property
     def total(self) -> torch.Tensor:
@@ -138,15 +176,28 @@ class IncomingUpdate:
 
 
 class OutgoingUpdate:
-    """Mutable state: what was sent with losses, until the round is over."""
+    """Mutable state: what was sent with losses, until the round is over, and what it allowed for.
+
+    With a codec for near replicas, and `nearness` that knows of none, z goes in int8.
+    """
 
     def __init__(
-        self, replica: Replica, weights: Mapping[Part, float], wire: Wire, copies: DeviceTransfer
+        self,
+        replica: Replica,
+        weights: Mapping[Part, float],
+        wire: Wire,
+        copies: DeviceTransfer,
+        nearness: Nearness | None = None,
+        pair: str = "",
     ) -> None:
         self._replica = replica
         self._copies = copies
         self._weights = weights
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
+        self._nearness = nearness
+        self._pair = pair
+        # the distance that the cells of each block were made for, where they were: [blocks]
+        self.allowed = torch.zeros(-(-replica.parameters // BLOCK)) if nearness is not None else None
         self._feeds_back = wire.error_feedback
         self._sent: dict[tuple[Part, int], Encoded] = {}
 
@@ -164,7 +215,7 @@ class OutgoingUpdate:
 
     def encode_soon(self, part: Part, indices: Sequence[int]) -> PendingResult[list[list[Encoded]]]:
         """As `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
-        if not self._copies.encodes_there:
+        if not self._copies.encodes_there or self._codecs[part] in BITS:
             return self._copies.landing(lambda: self.encode(part, indices))
         first = self._replica.piece_bounds(indices[0])
         bounds = slice(first.start, self._replica.piece_bounds(indices[-1]).stop)
@@ -209,7 +260,12 @@ class OutgoingUpdate:
     def add_with_losses(self, index: int, target: torch.Tensor, factor: float) -> torch.Tensor:
         """The same, on the host, of those parts that a codec has changed. Returns `target`."""
         for part, weight in self._weights.items():
-            if (sent := self._sent.get((part, index))) is not None:
+            if (sent := self._sent.get((part, index))) is None:
+                continue
+            if sent.codec in BITS:
+                exact = self._exact(part, self._replica.piece_bounds(index))
+                target.add_(as_sent(exact, sent, seed_of(self._pair, index)).cpu(), alpha=factor * weight)
+            else:
                 add_scaled(target, sent, factor * weight)
         return target
 
@@ -241,6 +297,8 @@ class OutgoingUpdate:
 
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
         codec, values = self._codecs[part], self._told(part, bounds)
+        if codec in BITS:
+            return self._encode_near(codec, index, bounds, values)
         if codec == LOSSLESS:
             return encode(require_finite(values), codec)
         encoded = self._sent[part, index] = encode(values, codec)
@@ -248,80 +306,25 @@ class OutgoingUpdate:
             require_finite(as_read(encoded))
         return encoded
 
+    def _encode_near(self, codec: str, index: int, bounds: slice, z: torch.Tensor) -> Encoded:
+        """z as a near partner can read it, or in int8 where none is known to be near."""
+        assert self._nearness is not None
+        assert self.allowed is not None
+        blocks, progress = blocks_in(bounds), self._replica.offered_progress(bounds)
+        moved = distance_of(progress * self._replica.settings.beta, torch.zeros_like(progress))
+        if not self._nearness.is_known:
+            self.allowed[blocks] = moved.cpu()
+            sent = encode(z, COMPRESSED)
+        else:
+            self.allowed[blocks] = self._nearness.distances(blocks, moved)
+            cells = self._nearness.cells(blocks, moved, codec).to(z.device)
+            sent = encode_near(z, codec, cells, seed_of(self._pair, index))
+        self._sent["z", index] = sent
+        return sent
+
     def _exact(self, part: Part, bounds: slice) -> torch.Tensor:
         if part == "phi":
             return self._replica.offered_phi(bounds)
         if part == "progress":
             return self._replica.offered_progress(bounds)
         return self._replica.contribution(bounds)
-
-
-class Pull:
-    """½(ẑ_j − ẑ_i), a piece at a time, so that it is still in the cache when it is used.
-
-    Mutable state: room for a piece, all pieces once they were asked for, and the sample of those made.
-    """
-
-    def __init__(self, offer: OutgoingUpdate, partners: IncomingUpdate, replica: Replica) -> None:
-        self._offer = offer
-        self._partners = partners
-        self._device = replica.device
-        self._is_at_once = replica.steps_at_once
-        self._room = torch.empty(PIECE_PARAMETERS)
-        self._values: torch.Tensor | None = None
-        self._stride = sample_stride(partners.total.numel())
-        # every n-th value of the pull, filled in as pieces are made
-        self.sample = torch.empty_like(sampled(partners.total), device=replica.device)
-
-    @torch.no_grad()
-    def piece(self, index: int, bounds: slice) -> torch.Tensor:
-        """Piece `index`, the entries of `bounds`, on the device of the own weights; as `whole` was left, if it was.
-
-        Its user may write over it; it lasts until the next one is asked for.
-        """
-        if self._values is not None:
-            return self._values[bounds]
-        return self._make(index, bounds, self._room[: bounds.stop - bounds.start])
-
-    @torch.no_grad()
-    def whole(self) -> torch.Tensor:
-        """All of it, [parameters], in the memory of the partner's contribution where that is on the same device.
-
-        What is written to it counts.
-        """
-        if self._values is None:
-            total = self._partners.total
-            if self._is_at_once:
-                self._values = self._whole_there(total)
-            else:
-                for index, bounds in self._offer.pieces():
-                    self._make(index, bounds, total[bounds])
-                self._values = total
-        return self._values
-
-    def _whole_there(self, total: torch.Tensor) -> torch.Tensor:
-        """On another device: what has losses is put together here and goes there in large copies.
-
-        Memory is taken there first, so that a failure has changed nothing.
-        """
-        values = torch.zeros_like(total, device=self._device)
-        large = [slice(start, start + AT_ONCE) for start in range(0, len(values), AT_ONCE)]
-        room = torch.empty(min(AT_ONCE, len(values)), device=self._device)
-        for bounds in large:
-            self._offer.add_without_losses(bounds, values[bounds], -0.5)
-        for index, bounds in self._offer.pieces():
-            self._partners.read(index, bounds, total[bounds])
-            self._offer.add_with_losses(index, total[bounds], -0.5)
-        for bounds in large:
-            values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
-        self.sample.copy_(sampled(values))
-        return values
-
-    def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
-        """Halves are subtracted: the difference of two finite numbers may not be finite."""
-        self._partners.read(index, bounds, room)
-        values = room.to(self._device)
-        self._offer.add_as_sent(index, bounds, values, -0.5)
-        picked, first = values[-bounds.start % self._stride :: self._stride], -(-bounds.start // self._stride)
-        self.sample[first : first + len(picked)].copy_(picked)
-        return values

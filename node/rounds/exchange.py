@@ -17,11 +17,14 @@ from node.model.replica import PIECE_PARAMETERS, Replica
 from node.model.stage_work import copies_of
 from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, TensorPool, sample_stride, weights_of
 from node.rounds.meeting import Pair
-from protocol.codec import Encoded, as_read, require_finite_values
+from node.rounds.nearness import Nearness
+from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
+from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
-from protocol.messages.training import Contribute, Part
+from protocol.messages.training import Contribute, Part, Unread
+from protocol.near_codecs import BITS
 from protocol.rpc import Traffic
 from protocol.supervision import Supervisor, Work, all_of, cancelled
 
@@ -46,6 +49,9 @@ class PairExchange:
         self.partners = partners
         self.phi_sample: torch.Tensor | None = None  # the partner's
         self.received = asyncio.Event()  # all of the partner's contribution is there
+        # where contributions are read beside the own weights: which blocks the partner could not read, and the pair
+        self.unread_there: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
+        self.unread: torch.Tensor | None = None
         self.urgent = asyncio.Event()  # training waits for it
         self.turn = asyncio.Lock()  # of the one piece that goes while it is not
         self.sending: dict[Part, asyncio.Task[None]] = {}
@@ -100,6 +106,7 @@ class Exchange:
         self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
         self._buffers = TensorPool(replica.parameters)
         self._copies = copies_of(replica.device)
+        self._nearness = Nearness(replica.parameters) if context.manifest.wire.gossip in BITS else None
         self._swaps: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
@@ -110,7 +117,10 @@ class Exchange:
         """The exchange with this pair's partner; made when it is first asked for."""
         swap = self._swaps.get(pair)
         if swap is None:
-            offer = OutgoingUpdate(self._replica, self._weights, self._context.manifest.wire, self._copies)
+            wire = self._context.manifest.wire
+            offer = OutgoingUpdate(
+                self._replica, self._weights, wire, self._copies, self._nearness, pair.name
+            )
             partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
             swap = self._swaps[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
         return swap
@@ -135,6 +145,8 @@ class Exchange:
         try:
             async with asyncio.timeout(seconds):
                 await swap.both_ways(self._make_sure_of(swap))
+                if self._nearness is not None:
+                    await self._read(swap, self._nearness)
         except (NolocoError, TimeoutError) as failure:
             if isinstance(failure, TimeoutError | DeadlineExceeded):
                 self._deadline.note_missed()
@@ -167,6 +179,8 @@ class Exchange:
 
     def end_all(self) -> None:
         """The weights are about to be replaced: from now on the partners are refused, and go on alone."""
+        if self._nearness is not None:
+            self._nearness.forget()
         for swap in self._swaps.values():
             self._ending += swap.end()
 
@@ -174,6 +188,20 @@ class Exchange:
         """Return when nothing that was given up refers to the weights any more: they may change then."""
         await cancelled(self._ending)
         self._ending.clear()
+
+    async def _read(self, swap: PairExchange, nearness: Nearness) -> None:
+        """Read what came beside the own weights, and agree with the partner on what stays as it is."""
+        reading: Reading = await self._context.compute.run(
+            Priority.OPTIMIZER, read_piece_by_piece, swap.partners, self._replica, swap.pair.name
+        )
+        bits = encode(bits_of(reading.unread), "int32")
+        swap.bytes_sent += bits.nbytes
+        self._context.counters.gossip_bytes += bits.nbytes
+        await self._call(swap, Unread(pair=swap.pair.name), [bits])
+        unread_there = await swap.unread_there
+        swap.unread = reading.unread | unread_there
+        assert swap.offer.allowed is not None
+        nearness.met(reading.found, swap.offer.allowed, reading.unread, unread_there)
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -229,7 +257,14 @@ class Exchange:
             await asyncio.sleep(ASK_SECONDS)
             await self._tell(swap, message, [])
 
-    async def _tell(self, swap: PairExchange, message: Contribute, tensors: list[Encoded]) -> None:
+    async def _call(self, swap: PairExchange, message: Unread, tensors: list[Encoded]) -> None:
+        """Once more when the stream breaks."""
+        try:
+            await self._tell(swap, message, tensors)
+        except PeerUnreachable:
+            await self._tell(swap, message, tensors)
+
+    async def _tell(self, swap: PairExchange, message: Contribute | Unread, tensors: list[Encoded]) -> None:
         context, partner, deadline = self._context, swap.pair.partner, self._deadline.seconds()
         nbytes = sum(tensor.nbytes for tensor in tensors)
         clock = asyncio.get_running_loop().time
@@ -267,7 +302,7 @@ class Exchange:
         }
         self._require_shapes(pieces, tensors[-1] if with_sample and tensors else None)
         for tensor in tensors:
-            if tensor.codec not in GOSSIP_CODECS:
+            if tensor.codec not in GOSSIP_CODECS or (tensor.codec in BITS and self._nearness is None):
                 raise CodecError(f"contributions do not travel in {tensor.codec}")
             require_finite_values(tensor)
         for index, piece in pieces.items():
@@ -280,6 +315,17 @@ class Exchange:
             swap.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
         if swap.partners.is_complete:
             swap.received.set()
+
+    def receive_unread(self, swap: PairExchange, tensors: list[Encoded]) -> None:
+        """Take in which blocks the partner could not read.
+
+        Raises `Refused` when the exchange is over, and `CodecError` for what does not have the stage's shape.
+        """
+        if swap.is_over or self._nearness is None:
+            raise Refused("unknown-pair")
+        unread = unread_in(tensors, self._replica.parameters)
+        if not swap.unread_there.done():
+            swap.unread_there.set_result(unread)
 
     def _require_shapes(self, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
         replica = self._replica

@@ -29,8 +29,8 @@ import torch
 from node.context import Context
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 from node.model.replica import Replica
-from node.rounds.contribution import Pull
 from node.rounds.defence import Defence, Examination, blocks_of
+from node.rounds.pull import Pull
 from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)

@@ -13,15 +13,16 @@ from node.model.compute import Priority
 from node.model.replica import Replica
 from node.model.resources import named
 from node.rounds.all_reduce import AllReduce
-from node.rounds.contribution import Pull, sampled
+from node.rounds.contribution import sampled
 from node.rounds.exchange import Exchange, PairExchange
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
+from node.rounds.pull import Pull
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
 from protocol.messages import Done
-from protocol.messages.training import Contribute
+from protocol.messages.training import Contribute, Unread
 from protocol.rpc import Answer, Request, Rpc
 from protocol.transport.base import PeerId
 
@@ -128,7 +129,7 @@ class Rounds:
 
     def serve(self, rpc: Rpc) -> None:
         self.matchmaker.serve(rpc)
-        rpc.handle(Contribute.answered_by(self.on_contribute))
+        rpc.handle(Contribute.answered_by(self.on_contribute), Unread.answered_by(self.on_unread))
         if self._context.manifest.outer.method == "diloco":
             self.all_reduce.serve(rpc)
 
@@ -145,6 +146,18 @@ class Rounds:
                 raise
             except (MemoryError, RuntimeError) as error:
                 raise named(error) from None
+        return Answer(Done())
+
+    async def on_unread(self, request: Request[Unread]) -> Answer[Done]:
+        pair = Pair(request.peer, request.message.pair)
+        if not self._exchange.has_averaged(pair):
+            if not self._exchange.knows(pair):
+                raise Refused("unknown-pair")
+            try:
+                self._exchange.receive_unread(self._exchange.of(pair), request.encoded())
+            except CodecError:
+                self._judgement.refused(request.peer)
+                raise
         return Answer(Done())
 
     def _begin(self, pair: Pair) -> None:
@@ -178,7 +191,8 @@ class Rounds:
         if swap is None:
             replica.finish_round_alone()
             return None
-        pull, phi = Pull(swap.offer, swap.partners, replica), sampled(replica.phi).clone()
+        pull = Pull(swap.offer, swap.partners, replica, swap.unread)
+        phi = sampled(replica.phi).clone()
         finding = self._judgement.defend(swap.pair.partner, pull)
         swap.offer.owe_rest()
         replica.finish_round_with(pull.piece, pull.whole)

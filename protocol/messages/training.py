@@ -181,6 +181,17 @@ class Contribute(Asks[Done], kind="contribute", traffic=Traffic.GOSSIP, asker=As
     total: Natural
 
 
+class Unread(Asks[Done], kind="unread", traffic=Traffic.GOSSIP, asker=Asker.REPLICA):
+    """Where contributions travel modulo a few bits: which blocks of the receiver's could not be read.
+
+    Tensor: bits, int32 [⌈blocks/32⌉], block b in bit b mod 32 of entry b // 32. Sent once all of the receiver's
+    contribution is there; what either of two partners could not read, both leave as it is. May be repeated.
+    Refusals: "unknown-pair", "malformed".
+    """
+
+    pair: Id
+
+
 class RollCall(Message, kind="roll-call"):
     """Who averages with whom, the same for all of them; `name` is that all-reduce's."""
 

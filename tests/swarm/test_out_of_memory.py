@@ -16,7 +16,8 @@ import node.rounds.rounds
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.inner import norm_of
 from node.model.replica import Replica
-from node.rounds.contribution import Pull, TensorPool
+from node.rounds.contribution import TensorPool
+from node.rounds.pull import Pull
 from protocol.errors import StateError
 from tests.swarm.micro import (
     FOREVER,

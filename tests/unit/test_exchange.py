@@ -61,7 +61,7 @@ def test_a_step_in_one_launch_is_that_in_pieces(
 ) -> None:
     """With a partner, and then alone."""
     monkeypatch.setattr("node.model.outer.fused_on", lambda _: None)
-    monkeypatch.setattr("node.rounds.contribution.AT_ONCE", 3000)
+    monkeypatch.setattr("node.rounds.pull.AT_ONCE", 3000)
     results: list[list[torch.Tensor]] = []
 
     async def main(kind: type[Replica]) -> None:

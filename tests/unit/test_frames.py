@@ -64,6 +64,7 @@ from protocol.messages.training import (
     Return,
     RollCall,
     SitOut,
+    Unread,
 )
 from protocol.receipts import signed_receipt
 from protocol.transport.base import Buffer, Stream
@@ -102,6 +103,7 @@ EXAMPLES: list[Message] = [
     Release(pair="p"),
     SitOut(stage=0, **TIMES),
     Contribute(pair="p", part="progress", offset=2**40, total=2**41),
+    Unread(pair="p"),
     Assemble(),
     RollCall(name="a", members=[PEER, PEER]),
     Reduce(offset=2**40, total=2**41, name="a"),

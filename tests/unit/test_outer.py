@@ -22,7 +22,10 @@ from node.model.outer import (
     stationary_covariance,
     stationary_variance,
 )
+from protocol.kernels import BLOCK
+from protocol.lattice import as_sent, cell_for, distance_of, to_lattice
 from protocol.manifest import gamma_bound
+from protocol.near_codecs import BITS, kept_apart
 from tests.unit.outer_reference import outer_step_reference
 
 PUBLISHED = OuterSettings(alpha=0.5, beta=0.7, gamma=0.7)
@@ -213,6 +216,44 @@ def test_pairs_are_stable_exactly_below_the_bound(alpha: float, bound: float) ->
     assert math.isfinite(stationary_variance(OuterSettings(alpha, 0.7, bound - 1e-3)))
     assert stationary_variance(OuterSettings(alpha, 0.7, bound + 1e-3)) == math.inf
     assert stationary_variance(OuterSettings(alpha, 0.7, 0.0)) == math.inf  # nothing holds them together
+
+
+@pytest.mark.parametrize("codec", BITS)
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5])
+def test_what_rounding_puts_back_lowers_the_bound(alpha: float, codec: str) -> None:
+    rounding = kept_apart(codec)
+    bound = gamma_bound(alpha, kept_apart=rounding)
+    assert bound < gamma_bound(alpha)
+    assert math.isfinite(stationary_variance(OuterSettings(alpha, 0.7, bound - 1e-3, rounding)))
+    assert stationary_variance(OuterSettings(alpha, 0.7, bound + 1e-3, rounding)) == math.inf
+
+
+@pytest.mark.parametrize("codec", BITS)
+@pytest.mark.parametrize("replicas", [2, 4, 7])
+def test_replicas_that_average_modulo_a_few_bits_settle_as_far_apart_as_foretold(
+    codec: str, replicas: int
+) -> None:
+    """With the codec itself, cells made for what each pair differs by, and progress that is noise."""
+    settings = OuterSettings(0.3, 0.7, 0.5, kept_apart(codec))
+    generator, rng = torch.Generator().manual_seed(replicas), np.random.default_rng(replicas)
+    parameters, bits = BLOCK * 20, BITS[codec]
+    phi, delta = torch.zeros(2, replicas, parameters)
+    sigma, measured, foretold = np.zeros((2, 2)), 0.0, 0.0
+    for number in range(60):
+        z = settings.gamma * phi + settings.beta * torch.randn(phi.shape, generator=generator)
+        mean, order = z.clone(), rng.permutation(replicas)
+        for one, other in zip(order[: replicas // 2 * 2 : 2], order[1::2], strict=True):
+            cells = cell_for(distance_of(z[one], z[other]).clamp_min(1e-3), bits)
+            sent = [as_sent(z[i], to_lattice(z[i], cells, number, bits), number) for i in (one, other)]
+            mean[one] += (sent[1] - sent[0]) / 2
+            mean[other] += (sent[0] - sent[1]) / 2
+        delta = settings.alpha * delta + mean - settings.gamma * phi
+        phi = phi + delta
+        sigma = covariance_recursion(sigma, settings, replicas)
+        if number >= 20:
+            measured += float((phi - phi.mean(0)).square().mean())
+            foretold += sigma[0, 0]
+    assert measured == pytest.approx(foretold, rel=0.15)
 
 
 @pytest.mark.parametrize(("offset", "stable"), [(-1e-3, True), (1e-3, False)])

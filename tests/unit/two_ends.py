@@ -19,7 +19,7 @@ from node.rounds.pace import Standing
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
 from protocol.identity import Identity
-from protocol.messages.training import Contribute
+from protocol.messages.training import Contribute, Unread
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport, memory_address
@@ -100,7 +100,9 @@ class End:
     async def start(self) -> None:
         await self.transport.start()
         await self.rpc.start()
-        self.rpc.handle(Contribute.answered_by(self.rounds.on_contribute))
+        self.rpc.handle(
+            Contribute.answered_by(self.rounds.on_contribute), Unread.answered_by(self.rounds.on_unread)
+        )
 
     def agree(self, partner: End, name: str) -> None:
         pair = Pair(partner.me, name)

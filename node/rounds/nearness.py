@@ -1,0 +1,63 @@
+"""How near the replicas of a stage are, block by block: what contributions modulo a few bits are sent by.
+
+Such a contribution (`protocol.lattice`) can be read by a partner that is nearer than the sender supposed, and is the
+coarser the further off the sender supposed it to be. What there is to go by is how far off the last partners were
+found to be, and how far the own weights have moved since.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from protocol.kernels import BLOCK
+from protocol.lattice import cell_for
+from protocol.near_codecs import BITS
+
+# Of what was expected before that is still expected after a partner was nearer: rare words are moved by one replica
+# in a while, and the others hear of it one after another.
+KEPT = 0.5
+WIDENED = 2.0  # after a block that neither could read
+LOST = 0.5  # of the blocks unread: the stage is somewhere else than it was thought to be
+
+
+class Nearness:
+    """Mutable state: the distance to a partner that is expected, float32 [blocks]; None where nothing is known."""
+
+    def __init__(self, parameters: int) -> None:
+        self._blocks = -(-parameters // BLOCK)
+        self._expected: torch.Tensor | None = None
+
+    def __repr__(self) -> str:
+        expected = self._expected
+        known = "unknown" if expected is None else f"{float(expected.square().mean().sqrt()):.2e} a value"
+        return f"<Nearness of {self._blocks} blocks, {known}>"
+
+    @property
+    def is_known(self) -> bool:
+        return self._expected is not None
+
+    def forget(self) -> None:
+        """The own weights are others now, or a partner was far away: the next contribution goes in int8."""
+        self._expected = None
+
+    def distances(self, blocks: slice, progress: torch.Tensor) -> torch.Tensor:
+        """What to allow for, of these blocks, after so much progress of each (root mean squares of values)."""
+        assert self._expected is not None
+        return torch.maximum(self._expected[blocks], progress.cpu())
+
+    def cells(self, blocks: slice, progress: torch.Tensor, codec: str) -> torch.Tensor:
+        """The cells for a codec, of these blocks."""
+        return cell_for(self.distances(blocks, progress), BITS[codec])
+
+    def met(
+        self, found: torch.Tensor, allowed: torch.Tensor, unread: torch.Tensor, unread_there: torch.Tensor
+    ) -> None:
+        """An exchange is over: distances `found` of the blocks that were read here, and what had been `allowed` for.
+
+        All are [blocks]; `unread` are those of the partner's contribution, `unread_there` those of the own.
+        """
+        before = torch.zeros_like(found) if self._expected is None else self._expected
+        guessed = torch.where(unread_there, allowed * WIDENED, allowed)
+        self._expected = torch.where(unread, guessed, torch.maximum(found, KEPT * before))
+        if float((unread | unread_there).float().mean()) > LOST:
+            self.forget()

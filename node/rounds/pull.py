@@ -1,0 +1,97 @@
+"""What a round pulls a replica by: half the difference of the pair's contributions, as they were read."""
+
+from __future__ import annotations
+
+import torch
+
+from node.model.replica import PIECE_PARAMETERS, Replica
+from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, blocks_in, sample_stride, sampled
+from protocol.kernels import BLOCK
+
+AT_ONCE = 2**24  # entries worked on at a time on a GPU: 64 MiB
+
+
+class Pull:
+    """½(ẑ_j − ẑ_i), a piece at a time, so that it is still in the cache when it is used.
+
+    Mutable state: room for a piece, all pieces once they were asked for, and the sample of those made.
+    """
+
+    def __init__(
+        self,
+        offer: OutgoingUpdate,
+        partners: IncomingUpdate,
+        replica: Replica,
+        left: torch.Tensor | None = None,
+    ) -> None:
+        """`left` says of each block, bool [blocks], whether nothing is pulled there."""
+        self._left = left
+        self._offer = offer
+        self._partners = partners
+        self._device = replica.device
+        self._is_at_once = replica.steps_at_once
+        self._room = torch.empty(PIECE_PARAMETERS)
+        self._values: torch.Tensor | None = None
+        self._stride = sample_stride(partners.total.numel())
+        # every n-th value of the pull, filled in as pieces are made
+        self.sample = torch.empty_like(sampled(partners.total), device=replica.device)
+
+    @torch.no_grad()
+    def piece(self, index: int, bounds: slice) -> torch.Tensor:
+        """Piece `index`, the entries of `bounds`, on the device of the own weights; as `whole` was left, if it was.
+
+        Its user may write over it; it lasts until the next one is asked for.
+        """
+        if self._values is not None:
+            return self._values[bounds]
+        return self._make(index, bounds, self._room[: bounds.stop - bounds.start])
+
+    @torch.no_grad()
+    def whole(self) -> torch.Tensor:
+        """All of it, [parameters], in the memory of the partner's contribution where that is on the same device.
+
+        What is written to it counts.
+        """
+        if self._values is None:
+            total = self._partners.total
+            if self._is_at_once:
+                self._values = self._whole_there(total)
+            else:
+                for index, bounds in self._offer.pieces():
+                    self._make(index, bounds, total[bounds])
+                self._values = total
+        return self._values
+
+    def _whole_there(self, total: torch.Tensor) -> torch.Tensor:
+        """On another device: what has losses is put together here and goes there in large copies.
+
+        Memory is taken there first, so that a failure has changed nothing.
+        """
+        values = torch.zeros_like(total, device=self._device)
+        large = [slice(start, start + AT_ONCE) for start in range(0, len(values), AT_ONCE)]
+        room = torch.empty(min(AT_ONCE, len(values)), device=self._device)
+        for bounds in large:
+            self._offer.add_without_losses(bounds, values[bounds], -0.5)
+        for index, bounds in self._offer.pieces():
+            self._partners.read(index, bounds, total[bounds])
+            self._offer.add_with_losses(index, total[bounds], -0.5)
+        for bounds in large:
+            values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
+        self._leave(values, slice(0, len(values)))
+        self.sample.copy_(sampled(values))
+        return values
+
+    def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
+        """Halves are subtracted: the difference of two finite numbers may not be finite."""
+        self._partners.read(index, bounds, room)
+        values = room.to(self._device)
+        self._offer.add_as_sent(index, bounds, values, -0.5)
+        self._leave(values, bounds)
+        picked, first = values[-bounds.start % self._stride :: self._stride], -(-bounds.start // self._stride)
+        self.sample[first : first + len(picked)].copy_(picked)
+        return values
+
+    def _leave(self, values: torch.Tensor, bounds: slice) -> None:
+        """No pull, the entries of `bounds`, where one of the two could not read the other."""
+        if self._left is not None and (left := self._left[blocks_in(bounds)]).any():
+            values[left.repeat_interleave(BLOCK)[: len(values)].to(values.device)] = 0

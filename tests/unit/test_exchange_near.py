@@ -1,0 +1,179 @@
+"""Contributions modulo a few bits: near replicas average as with any codec, far ones leave each other as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from node.model.replica import Replica
+from node.rounds.meeting import Pair
+from protocol.codec import Encoded, encode
+from protocol.errors import CodecError
+from protocol.kernels import BLOCK
+from protocol.near_codecs import BITS
+from tests.swarm.micro import run_swarm
+from tests.unit.test_copies import EncodingCopies
+from tests.unit.test_exchange import AtOnce
+from tests.unit.two_ends import End, mean_delta, mean_phi, two_ends, whole_round
+
+pytestmark = pytest.mark.usefixtures("small_pieces")
+
+CODECS = list(BITS)
+
+
+async def near_ends(codec: str, **more: Any) -> tuple[End, End]:
+    alpha = 0.0 if codec == "mod2" else 0.5  # what the manifest allows
+    return await two_ends(wire__gossip=codec, outer__alpha=alpha, **more)
+
+
+def sent_codecs(end: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the end sends of its z from now on, in order."""
+    codecs: list[str] = []
+    of = end.rounds._exchange.of
+
+    def noting(pair: Any) -> Any:
+        swap = of(pair)
+        kept, original = swap.offer, swap.offer.encode
+        if not hasattr(kept, "noted"):
+            kept.noted = True  # type: ignore[attr-defined]
+
+            def encode(part: Any, indices: Any) -> list[list[Encoded]]:
+                made = original(part, indices)
+                codecs.extend(piece[0].codec for piece in made)
+                return made
+
+            kept.encode = encode  # type: ignore[method-assign]
+        return swap
+
+    monkeypatch.setattr(end.rounds._exchange, "of", noting)
+    return codecs
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_pairs_mean_of_phi_moves_as_the_formula_says(codec: str) -> None:
+    """mean(φ) ← mean(φ) + α·mean(δ) + β·mean(Δ), whatever could be read."""
+
+    async def main() -> None:
+        a, b = await near_ends(codec)
+        settings, apart = a.replica.settings, (a.replica.phi - b.replica.phi).norm()
+        for number in range(6):
+            phi, delta = mean_phi(a, b), mean_delta(a, b)
+            moved = await whole_round(a, b, number)
+            expected = phi + settings.alpha * delta + settings.beta * (moved[0] + moved[1]) / 2
+            assert torch.allclose(mean_phi(a, b), expected, atol=1e-6)
+            assert torch.allclose(a.pulls[-1], -b.pulls[-1], atol=1e-6)
+        # of the noise that this progress is, what rounding puts back stays: ρ² of its square, and the momentum's
+        assert (a.replica.phi - b.replica.phi).norm() < {4: 0.4, 3: 0.7, 2: 1.6}[BITS[codec]] * apart
+        assert [event["partner"] for event in a.events if event["event"] == "round"] == [b.me] * 6
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_the_first_exchange_is_in_int8_and_the_next_ones_modulo(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        a, b = await near_ends("mod3")
+        codecs = sent_codecs(a, monkeypatch)
+        for number in range(3):
+            await whole_round(a, b, number)
+        pieces = a.replica.pieces
+        assert codecs == ["int8"] * pieces + ["mod3"] * 2 * pieces
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_who_was_moved_far_away_is_left_as_it_is_and_met_in_int8_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a partition. Neither is pulled by what it cannot read, and the round after that reads all."""
+
+    async def main() -> None:
+        a, b = await near_ends("mod3")
+        codecs = sent_codecs(a, monkeypatch)
+        for number in range(2):
+            await whole_round(a, b, number)
+        far = torch.randn(b.replica.parameters, generator=torch.Generator().manual_seed(4)) * 10
+        for tensor in (b.replica.phi, b.replica.flat.values):
+            tensor.add_(far)
+        before = (a.replica.phi - b.replica.phi).norm()
+        await whole_round(a, b, 2)
+        assert not a.pulls[-1].any()
+        assert not b.pulls[-1].any()
+        await whole_round(a, b, 3)
+        assert a.pulls[-1].norm() > 0.3 * before
+        assert codecs[-a.replica.pieces :] == ["int8"] * a.replica.pieces
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_a_block_that_one_replica_alone_has_moved_is_read_all_the_same() -> None:
+    """Read beside what this replica was at the beginning of the round, the partner's is near."""
+
+    async def main() -> None:
+        a, b = await near_ends("mod3")
+        for number in range(3):
+            await whole_round(a, b, number)
+        a.replica.flat.values[:BLOCK].add_(torch.linspace(-3, 3, BLOCK))
+        before = (a.replica.phi - b.replica.phi)[:BLOCK].norm()
+        await whole_round(a, b, 3)
+        assert a.pulls[-1][:BLOCK].norm() > 0.5 * a.replica.settings.beta * before
+        assert torch.allclose(a.pulls[-1], -b.pulls[-1], atol=1e-5)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_a_step_in_one_launch_is_that_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.model.outer.fused_on", lambda _: None)
+    results: list[torch.Tensor] = []
+
+    async def main(kind: type[Replica]) -> None:
+        a, b = await near_ends("mod3", kinds=(kind, kind))
+        for number in range(2):
+            await whole_round(a, b, number)
+        results.append(a.replica.phi)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main(Replica))
+    monkeypatch.setattr("node.rounds.exchange.copies_of", EncodingCopies)
+    run_swarm(main(AtOnce))
+    one, other = results
+    assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_partner_that_never_says_what_it_read_leaves_a_round_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        a, b = await near_ends("mod3", limits__gossip_deadline=2.0)
+        await whole_round(a, b, 0)
+        monkeypatch.setattr(b.rounds._exchange, "_read", lambda *_: asyncio.sleep(60))
+        await whole_round(a, b, 1)
+        partners = [event["partner"] for event in a.events if event["event"] == "round"]
+        assert partners == [b.me, None]
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_bits_of_another_size_are_refused() -> None:
+    async def main() -> None:
+        a, b = await near_ends("mod3")
+        await whole_round(a, b, 0)
+        a.agree(b, "next")
+        swap = a.rounds._exchange.of(Pair(b.me, "next"))
+        for tensors in (
+            [],
+            [encode(torch.zeros(3, dtype=torch.int32), "int32")],
+            [encode(torch.zeros(40), "fp32")],
+        ):
+            with pytest.raises(CodecError):
+                a.rounds._exchange.receive_unread(swap, tensors)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
