@@ -45,9 +45,9 @@ SAMPLED_PART = 256
 
 
 def sample_stride(parameters: int) -> int:
-    """Every how many-th entry of φ is in the sample."""
+    """Every how many-th entry of φ is in the sample; odd, or it would be the same columns of every matrix."""
     sampled = min(SAMPLED_PARAMETERS, max(LEAST_SAMPLED, parameters // SAMPLED_PART))
-    return max(1, parameters // sampled)
+    return (parameters // sampled) | 1
 
 
 def sampled(values: torch.Tensor) -> torch.Tensor:
@@ -196,6 +196,8 @@ class OutgoingUpdate:
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
         self._nearness = nearness
         self._pair = pair
+        # the partner's sample of φ, if it came before this is encoded
+        self.partners_phi: torch.Tensor | None = None
         # the distance that the cells of each block were made for, where they were: [blocks]
         self.allowed = torch.zeros(-(-replica.parameters // BLOCK)) if nearness is not None else None
         self._feeds_back = wire.error_feedback
@@ -240,10 +242,15 @@ class OutgoingUpdate:
         return values
 
     def _sample(self, part: Part, index: int) -> list[Encoded]:
-        """Of φ, beside the first piece of z."""
-        if part != "z" or index > 0:
+        """Of φ, beside the first piece of z; for a codec for near replicas it has gone before."""
+        if part != "z" or index > 0 or self._nearness is not None:
             return []
-        return [encode(sampled(self._replica.offered_phi(EVERYTHING)), LOSSLESS)]
+        return [self.encode_sample()]
+
+    @torch.no_grad()
+    def encode_sample(self) -> Encoded:
+        """Every n-th entry of φ."""
+        return encode(sampled(self._replica.offered_phi(EVERYTHING)), LOSSLESS)
 
     def add_as_sent(self, index: int, bounds: slice, target: torch.Tensor, factor: float) -> None:
         """target ← target + factor·ẑ over one piece, ẑ being the own z as the partner reads it.
@@ -312,6 +319,8 @@ class OutgoingUpdate:
         assert self.allowed is not None
         blocks, progress = blocks_in(bounds), self._replica.offered_progress(bounds)
         moved = distance_of(progress * self._replica.settings.beta, torch.zeros_like(progress))
+        if index == 0:
+            self._look(self._nearness)
         if not self._nearness.is_known:
             self.allowed[blocks] = moved.cpu()
             sent = encode(z, COMPRESSED)
@@ -321,6 +330,17 @@ class OutgoingUpdate:
             sent = encode_near(z, codec, cells, seed_of(self._pair, index))
         self._sent["z", index] = sent
         return sent
+
+    def _look(self, nearness: Nearness) -> None:
+        """Tell how far the partner is by its sample of φ, and if it has moved since as much as this replica has."""
+        if self.partners_phi is None:
+            return
+        replica, settings = self._replica, self._replica.settings
+        own = sampled(replica.offered_phi(EVERYTHING))
+        apart = float((self.partners_phi.to(own.device) - own).square().mean())
+        squares = sum(float(replica.offered_progress(bounds).square().sum()) for _, bounds in self.pieces())
+        moved = settings.beta**2 * squares / replica.parameters
+        nearness.look((settings.gamma**2 * apart + 2 * moved) ** 0.5)
 
     def _exact(self, part: Part, bounds: slice) -> torch.Tensor:
         if part == "phi":

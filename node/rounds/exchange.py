@@ -15,11 +15,18 @@ from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.model.stage_work import copies_of
-from node.rounds.contribution import IncomingUpdate, OutgoingUpdate, TensorPool, sample_stride, weights_of
+from node.rounds.contribution import (
+    LOSSLESS,
+    IncomingUpdate,
+    OutgoingUpdate,
+    TensorPool,
+    sample_stride,
+    weights_of,
+)
 from node.rounds.meeting import Pair
 from node.rounds.nearness import Nearness
 from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
-from protocol.codec import Encoded, as_read, encode, require_finite_values
+from protocol.codec import Encoded, as_read, encode, require_finite, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
 from protocol.frames import MAX_TENSORS
 from protocol.manifest import GOSSIP_CODECS
@@ -130,6 +137,8 @@ class Exchange:
         swap = self.of(pair)
         if "phi" in self._weights and not swap.is_over:
             swap.send("phi", self._send(swap, "phi"))
+        if self._nearness is not None and not swap.is_over:
+            swap.send("sample", self._send_sample(swap))
 
     async def finish(self, swap: PairExchange) -> bool:
         """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
@@ -140,6 +149,7 @@ class Exchange:
         context, began = self._context, asyncio.get_running_loop().time()
         seconds = self._deadline.seconds()
         swap.urgent.set()
+        swap.offer.partners_phi = swap.phi_sample
         for part in self._weights:
             swap.send(part, self._send(swap, part))
         try:
@@ -212,6 +222,11 @@ class Exchange:
             range(first, min(first + PIECES_PER_JOB, pieces)) for first in range(0, pieces, PIECES_PER_JOB)
         )
         await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
+
+    async def _send_sample(self, swap: PairExchange) -> None:
+        """Of φ, while training goes on: how near the partner is decides what its contribution can be."""
+        sample = await self._context.compute.run(Priority.FORWARD, swap.offer.encode_sample)
+        await self._send_bundle(swap, "sample", 0, [sample])
 
     async def _work_off(self, swap: PairExchange, part: Part, jobs: Iterator[Sequence[int]]) -> None:
         for indices in jobs:
@@ -291,12 +306,15 @@ class Exchange:
         parameters = self._replica.parameters
         if message.offset == message.total == parameters and not tensors:
             return
+        if message.part == "sample":
+            self._receive_sample(swap, tensors)
+            return
         first, beside = divmod(message.offset, PIECE_PARAMETERS)
         if message.total != parameters or beside or message.offset >= parameters:
             raise CodecError("a contribution does not have the size of this stage")
         if message.part not in self._weights:
             raise CodecError(f"contributions do not travel as {message.part} in this run")
-        with_sample = message.part == "z" and first == 0
+        with_sample = message.part == "z" and first == 0 and self._nearness is None
         pieces = {
             first + number: piece for number, piece in enumerate(tensors[:-1] if with_sample else tensors)
         }
@@ -315,6 +333,13 @@ class Exchange:
             swap.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
         if swap.partners.is_complete:
             swap.received.set()
+
+    def _receive_sample(self, swap: PairExchange, tensors: list[Encoded]) -> None:
+        parameters = self._replica.parameters
+        expected = (LOSSLESS, (-(-parameters // sample_stride(parameters)),))
+        if self._nearness is None or [(one.codec, one.shape) for one in tensors] != [expected]:
+            raise CodecError("a sample of the weights does not have the shape of this stage")
+        swap.phi_sample = require_finite(as_read(tensors[0])).clone()
 
     def receive_unread(self, swap: PairExchange, tensors: list[Encoded]) -> None:
         """Take in which blocks the partner could not read.

@@ -2,7 +2,7 @@
 
 Such a contribution (`protocol.lattice`) can be read by a partner that is nearer than the sender supposed, and is the
 coarser the further off the sender supposed it to be. What there is to go by is how far off the last partners were
-found to be, and how far the own weights have moved since.
+found to be in each block, how far off this one is in a sample of φ, and how far the own weights have moved since.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from protocol.near_codecs import BITS
 # Of what was expected before that is still expected after a partner was nearer: rare words are moved by one replica
 # in a while, and the others hear of it one after another.
 KEPT = 0.5
+SPARE = 1.1  # of the distance that a sample shows
 WIDENED = 2.0  # after a block that neither could read
 LOST = 0.5  # of the blocks unread: the stage is somewhere else than it was thought to be
 
@@ -39,6 +40,11 @@ class Nearness:
     def forget(self) -> None:
         """The own weights are others now, or a partner was far away: the next contribution goes in int8."""
         self._expected = None
+
+    def look(self, whole: float) -> None:
+        """The partner is `whole` away (root mean square of a value): what is expected of all blocks follows it."""
+        if self._expected is not None and (known := float(self._expected.square().mean().sqrt())) > 0:
+            self._expected = self._expected * (SPARE * whole / known)
 
     def distances(self, blocks: slice, progress: torch.Tensor) -> torch.Tensor:
         """What to allow for, of these blocks, after so much progress of each (root mean squares of values)."""

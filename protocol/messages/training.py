@@ -21,7 +21,7 @@ from protocol.messages import (
     Traffic,
 )
 
-Part = Literal["z", "phi", "progress"]  # of a contribution to a round
+Part = Literal["z", "phi", "progress", "sample"]  # of a contribution to a round
 
 # --- microbatches -------------------------------------------------------------------------------
 
@@ -170,7 +170,8 @@ class Contribute(Asks[Done], kind="contribute", traffic=Traffic.GOSSIP, asker=As
     """A piece of one part of a contribution, flat, from `offset`. Both partners send theirs at once.
 
     A run's contributions travel either as z = γ·φ + β·Δ, or as φ, which may come long before, and Δ. The piece
-    of z at offset 0 also carries every n-th entry of φ for the distance estimate. A repeated piece is harmless;
+    of z at offset 0 also carries every n-th entry of φ for the distance estimate; modulo a few bits that "sample"
+    comes long before, for z is sent by what it shows. A repeated piece is harmless;
     one without tensors, at the end, only asks whether the pair still holds.
     Refusals: "unknown-pair" (not, or no longer), "malformed" (another shape, NaN or infinity).
     """

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from node.model.replica import Replica
+from node.rounds.exchange import Exchange
 from node.rounds.meeting import Pair
 from protocol.codec import Encoded, encode
 from protocol.errors import CodecError
@@ -86,20 +87,44 @@ def test_the_first_exchange_is_in_int8_and_the_next_ones_modulo(monkeypatch: pyt
     run_swarm(main())
 
 
-def test_who_was_moved_far_away_is_left_as_it_is_and_met_in_int8_then(
+def moved_far(end: End) -> None:
+    """As by a partition: to other weights, where training goes on."""
+    far = torch.randn(end.replica.parameters, generator=torch.Generator().manual_seed(4)) * 10
+    for tensor in (end.replica.phi, end.replica.flat.values):
+        tensor.add_(far)
+
+
+def test_who_is_far_away_is_read_by_what_the_sample_of_its_weights_shows() -> None:
+    async def main() -> None:
+        a, b = await near_ends("mod3")
+        for number in range(2):
+            await whole_round(a, b, number)
+        moved_far(b)
+        before = (a.replica.phi - b.replica.phi).norm()
+        await whole_round(a, b, 2)
+        assert torch.allclose(a.pulls[-1], -b.pulls[-1], atol=1e-4)
+        assert a.pulls[-1].norm() > 0.3 * before
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_who_is_far_without_a_sample_is_left_as_it_is_and_met_in_int8_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As after a partition. Neither is pulled by what it cannot read, and the round after that reads all."""
+    """Neither is pulled by what it cannot read, and the round after that reads all."""
+
+    async def lost(*_: Any) -> None:
+        pass
 
     async def main() -> None:
         a, b = await near_ends("mod3")
         codecs = sent_codecs(a, monkeypatch)
         for number in range(2):
             await whole_round(a, b, number)
-        far = torch.randn(b.replica.parameters, generator=torch.Generator().manual_seed(4)) * 10
-        for tensor in (b.replica.phi, b.replica.flat.values):
-            tensor.add_(far)
+        moved_far(b)
         before = (a.replica.phi - b.replica.phi).norm()
+        monkeypatch.setattr(Exchange, "_send_sample", lost)
         await whole_round(a, b, 2)
         assert not a.pulls[-1].any()
         assert not b.pulls[-1].any()

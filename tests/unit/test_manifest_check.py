@@ -237,7 +237,7 @@ def test_each_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
     assert len(lines) == 5
     for words in (
         ("outer.gamma 1.6", "between 0 and 1.500"),
-        ("wire.gossip", "'fp32', 'fp16', 'bf16' or 'int8'"),
+        ("wire.gossip", "'fp32', 'fp16', 'bf16', 'int8', 'mod4', 'mod3' or 'mod2'"),
         ("data.sequence_tokens is missing", "add it"),
         ("data.sequences_tokens is not a setting", 'Did you mean "sequence_tokens"?'),
     ):
