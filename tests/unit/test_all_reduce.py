@@ -22,8 +22,8 @@ from protocol.codec import as_read, encode
 from protocol.errors import Refused
 from protocol.identity import Identity
 from protocol.manifest import GOSSIP_CODECS
-from protocol.near_codecs import BITS
 from protocol.messages.training import Assemble, Reduce
+from protocol.near_codecs import BITS
 from protocol.rpc import Rpc, Traffic
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link
