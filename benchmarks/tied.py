@@ -17,11 +17,12 @@ from pipelines.adamw import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoModelForCausalLM
 
+from bootstrap.export.model_config import model_config
 from bootstrap.simulation.learning import simulate, text_of
 from bootstrap.simulation.study import one_setting
 from node.data.batches import Position
 from node.model.inner import learning_rate
-from node.model.stage import Stage, model_config
+from node.model.stage import Stage
 from protocol.manifest import Manifest
 
 STEPS, MICROBATCHES, SEQUENCES, REPLICAS = 400, 2, 2, 2

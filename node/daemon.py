@@ -21,7 +21,6 @@ from node.membership.newcomer import found_stage
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.replica import Replica
-from node.model.stage import parts_of
 from node.model.state_directory import Checkpoint
 from node.node_resources import NodeResources, Surroundings
 from node.resting import release_memory, set_aside, stand_down
@@ -136,9 +135,6 @@ class Node:
         member.signed = found.signed
         await enter_run(member, found.revoked, self._fail)
         manifest = self.signed.manifest
-        member.events.begin("loading the model's code")
-        # a second or two in a thread, before the first stage: never in the event loop, while peers wait
-        await asyncio.to_thread(parts_of, manifest.model.family)
         rpc.limit(payload_limits(manifest))
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         config, around = member.config, member.surroundings

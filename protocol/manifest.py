@@ -309,6 +309,11 @@ class Manifest(Section):
         return 0 if self.model.tied_embeddings else self.stages - 1
 
     @property
+    def positions(self) -> int:
+        """For so many tokens the model's positions are made."""
+        return self.model.max_positions or self.data.sequence_tokens
+
+    @property
     def tokens_per_microbatch(self) -> int:
         return self.inner.sequences * self.data.sequence_tokens
 

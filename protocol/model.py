@@ -127,6 +127,16 @@ class Model(Section):
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.heads
 
+    @property
+    def has_query_biases(self) -> bool:
+        """Whether queries, keys and values have biases."""
+        return self.attention_bias or self.family == "qwen2"
+
+    @property
+    def has_query_norms(self) -> bool:
+        """Whether queries and keys are normed."""
+        return self.family == "qwen3"
+
     def slides(self, layer: int) -> bool:
         """Whether attention in `layer` is bounded by the sliding window."""
         return bool(self.sliding_window) and layer >= self.full_layers
@@ -142,10 +152,10 @@ class Model(Section):
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
         count = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
-        if self.family == "qwen3":
-            count += 2 * self.head_size  # norms of queries and keys
-        if self.family == "qwen2":
+        if self.has_query_norms:
+            count += 2 * self.head_size
+        if self.has_query_biases:
             count += queries + 2 * keys
         if self.attention_bias:
-            count += queries + 2 * keys + hidden
+            count += hidden
         return count + (2 * inner + hidden if self.mlp_bias else 0)

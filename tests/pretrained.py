@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from node.model.stage import parts_of
+from bootstrap.export.model_config import config_class
 from protocol.model import Family
 
 SHAPES = {
@@ -29,7 +29,7 @@ def saved_model(
     """Save it there and return it; `max_shard_size` among the changes cuts it into several files."""
     shards = {"max_shard_size": changes.pop("max_shard_size")} if "max_shard_size" in changes else {}
     torch.manual_seed(5)
-    config = parts_of(family).config(**SHAPES | changes)
+    config = config_class(family)(**SHAPES | changes)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():

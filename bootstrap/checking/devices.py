@@ -38,7 +38,7 @@ def measured_here(manifest: Manifest) -> Device:
     where = torch.device("cuda" if cuda else "cpu")
     three = manifest.model.model_copy(update={"layers": 3})
     layer = manifest.model_copy(update={"stages": 3, "model": three})
-    stage = Stage(layer, 1, initialise=False).to(where)
+    stage = Stage(layer, 1).to(where)
     tokens = min(MEASURED_TOKENS, manifest.data.sequence_tokens)
     inputs = torch.ones(1, tokens, manifest.model.hidden_size, device=where, requires_grad=True)
 

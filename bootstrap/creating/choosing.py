@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.creating.probing import probe
 from bootstrap.display import write_whole, writing
-from bootstrap.export.tokenizer import is_byte_tokenizer
+from bootstrap.export.byte_tokenizer import is_byte_tokenizer
+from bootstrap.export.model_config import FAMILIES, config_class
 from node.data.sources import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
-from node.model.stage import FAMILIES, parts_of
 from protocol.errors import CheckpointError, ManifestError, TokenizerError
 from protocol.manifest import BYTES, Manifest, Start, load_preset, load_toml, manifest_from, toml_contents
 from protocol.model import Model
@@ -135,7 +135,7 @@ def model_of(source: Pretrained) -> Model:
     try:
         if not isinstance(layers, int) or layers > MAX_LAYERS:  # transformers makes lists of as many
             raise ValueError(f"num_hidden_layers is {layers!r}")
-        config = parts_of(family).config.from_dict(raw)
+        config = config_class(family).from_dict(raw)
         _require_plain(config)
         return Model.model_validate({"family": family, **_settings(config)})
     except ValidationError as error:

@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 
 from bootstrap.export.fetching import Source
+from bootstrap.export.model_config import model_config
 from node.model.flat import Slice, layout
-from node.model.stage import model_config, parameter_shapes
+from node.model.stage import parameter_shapes
 from protocol.manifest import Manifest, as_toml
 from protocol.receipts import Contribution
 
@@ -47,7 +48,7 @@ def weights_of(manifest: Manifest) -> dict[str, Weight]:
     for stage in range(manifest.stages):
         for place in layout(parameter_shapes(manifest, stage)):
             weights.setdefault(place.name, Weight(stage, place))
-    if model_config(manifest).tie_word_embeddings:
+    if manifest.model.tied_embeddings:
         weights.pop("lm_head.weight", None)
     return weights
 

@@ -8,17 +8,15 @@ from functools import lru_cache
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from bootstrap.export.byte_tokenizer import BYTES_END, byte_tokenizer
 from bootstrap.inspect.observer import Observer
 from node.data.tokenizer import FileTokenizer, load_tokenizer
 from node.data.tokenizer_files import CONFIG
 from node.membership.data_source import RunTokenizer
 from protocol.manifest import BYTES, Manifest
-
-BYTES_END = "\0"  # byte 0, which no text holds, ends one
 
 
 def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
@@ -67,28 +65,6 @@ def _adding_nothing(raw: bytes) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(
         json.dumps(settings | {"truncation": None, "padding": None, "post_processor": None})
     )
-
-
-def byte_tokenizer() -> tokenizers.Tokenizer:
-    """256 tokens, and each byte is its own id: any text becomes its UTF-8, any ids the text of their bytes.
-
-    Byte 0 is a special token under its own name; the other bytes have the printable names that GPT-2 gave them.
-    """
-    names: dict[int, str] = {**bytes_to_unicode(), 0: BYTES_END}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab={name: i for i, name in names.items()}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([tokenizers.AddedToken(BYTES_END, special=True, normalized=False)])
-    return tokenizer
-
-
-def is_byte_tokenizer(raw: bytes) -> bool:
-    """Whether a tokenizer.json is that of an export whose run had bytes as tokens."""
-    try:
-        vocabulary = tokenizers.Tokenizer.from_str(raw.decode()).get_vocab()
-    except Exception:  # noqa: BLE001  the library raises nothing narrower; what it is will be told by whoever loads it
-        return False
-    return bool(vocabulary == byte_tokenizer().get_vocab())
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -16,9 +16,7 @@ def _preload() -> None:
     die_with_parent()  # before the imports: after a Ctrl-C nobody waits for them
     import protocol.kernels
     from node.model.outer import load_loops
-    from node.model.stage import parts_of
 
-    parts_of("llama")  # most of the time goes into what all families share
     load_loops()
     protocol.kernels.load()
     gc.freeze()  # a collection in a node would touch, and so copy, all that it shares with the others

@@ -55,16 +55,11 @@ class FlatParameters:
             parameter.data = place.of(self.values)
             parameter.grad = place.of(self.gradients)
 
-    def groups(self, left_out: slice) -> list[tuple[nn.Parameter, slice]]:
-        """Optimizer parameters over the flat tensors but for `left_out`: what decays, and what does not."""
-        groups = []
+    def groups(self, left_out: slice) -> list[slice]:
+        """The entries of the flat tensors but for `left_out`, in groups: what decays, and what does not."""
         ends = (0, left_out.start, left_out.stop, self.decayed, self.values.numel())
-        for start, stop in pairwise(ends):
-            if stop > start and slice(start, stop) != left_out:
-                parameter = nn.Parameter(self.values[start:stop])
-                parameter.grad = self.gradients[start:stop]
-                groups.append((parameter, slice(start, stop)))
-        return groups
+        places = [slice(start, stop) for start, stop in pairwise(ends) if stop > start]
+        return [place for place in places if place != left_out]
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch.optim.adamw import adamw
 
 from node.model.flat import FlatParameters
 from node.model.muon import Muon, muon_range, muons_of
@@ -47,6 +48,32 @@ def learning_rate(inner: Inner, step: int) -> float:
     return inner.min_learning_rate + (inner.learning_rate - inner.min_learning_rate) * cosine
 
 
+class Adam:
+    """AdamW on a part of the flat tensors, fused.
+
+    By torch's function: the class `torch.optim.AdamW` loads torch's compiler, 70 MB and seconds that no step needs.
+    """
+
+    def __init__(
+        self, inner: Inner, flat: FlatParameters, moments: Sequence[torch.Tensor], place: slice
+    ) -> None:
+        first, second = moments
+        self._tensors = ([flat.values[place]], [flat.gradients[place]], [first[place]], [second[place]])
+        self._inner = inner
+        self._decay = inner.weight_decay if place.stop <= flat.decayed else 0.0
+        self._updates = torch.zeros((), device=flat.values.device)
+
+    @torch.no_grad()
+    def step(self, rate: float, updates: int) -> None:
+        """One step after so many `updates`. When memory runs out nothing has changed: it may be repeated."""
+        self._updates.fill_(float(updates))  # torch adds one
+        inner, (values, gradients, first, second) = self._inner, self._tensors
+        adamw(
+            values, gradients, first, second, [], [self._updates], fused=True, amsgrad=False, maximize=False,
+            beta1=inner.beta1, beta2=inner.beta2, eps=inner.eps, lr=rate, weight_decay=self._decay,
+        )  # fmt: skip
+
+
 class AdamW:
     """In parts: the matrices, which decay, and the vectors, which do not; with Muon for the layers' matrices.
 
@@ -57,22 +84,9 @@ class AdamW:
         first, second = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
         self.moments = (first, second)
         self.updates = 0
-        self._parts: list[torch.optim.AdamW | Muon] = [*muons_of(inner, flat, first)]
-        for parameter, place in flat.groups(left_out=muon_range(inner, flat.slices)):
-            part = torch.optim.AdamW(
-                [parameter],
-                lr=inner.learning_rate,
-                betas=(inner.beta1, inner.beta2),
-                eps=inner.eps,
-                weight_decay=inner.weight_decay if place.stop <= flat.decayed else 0.0,
-                fused=True,
-            )
-            part.state[parameter] = {
-                "step": torch.zeros((), device=flat.values.device),
-                "exp_avg": first[place],
-                "exp_avg_sq": second[place],
-            }
-            self._parts.append(part)
+        self._parts: list[Adam | Muon] = [*muons_of(inner, flat, first)]
+        places = flat.groups(left_out=muon_range(inner, flat.slices))
+        self._parts += [Adam(inner, flat, self.moments, place) for place in places]
 
     def update(self, rate: float) -> bool:
         """One step by the gradients as they are, with this learning rate.
@@ -94,15 +108,11 @@ class AdamW:
         for part in self._parts:
             self._step(part, 0.0)
 
-    def _step(self, part: torch.optim.AdamW | Muon, rate: float) -> None:
+    def _step(self, part: Adam | Muon, rate: float) -> None:
         if isinstance(part, Muon):
             part.step(rate)
-            return
-        for group in part.param_groups:
-            group["lr"] = rate
-        for state in part.state.values():
-            state["step"].fill_(float(self.updates))  # torch adds one
-        part.step()
+        else:
+            part.step(rate, self.updates)
 
 
 def norm_of(gradients: torch.Tensor) -> float:

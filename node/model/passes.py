@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from node.model.compiling import CompiledBody, Compiling
+from node.model.decoder import KeyValues
 from node.model.execution import Execution
 from node.model.head_loss import HeadLoss, loss_with_gradients, plain_softmax, summed_loss
 from node.model.stage import Stage
 from node.model.unfinished import Accumulation, Rows, Unfinished
 from node.model.working import WorkingWeights
 from protocol.errors import NonFinite
-
-if TYPE_CHECKING:
-    from transformers import Cache
 
 # gives (inputs as a leaf, what the head takes)
 Run: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -138,7 +136,7 @@ class Passes:
 
     @torch.no_grad()
     def evaluate(
-        self, inputs: torch.Tensor, is_back: bool = False, cache: Cache | None = None
+        self, inputs: torch.Tensor, is_back: bool = False, cache: KeyValues | None = None
     ) -> torch.Tensor:
         """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
         return torch.cat(list(self.evaluate_slices(inputs, is_back, cache)))
@@ -148,7 +146,7 @@ class Passes:
         self,
         inputs: torch.Tensor,
         is_back: bool = False,
-        cache: Cache | None = None,
+        cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> Iterator[torch.Tensor]:
         """The same, as many sequences at a time as training computes at once; a cache is of one sequence."""

@@ -1,4 +1,4 @@
-"""One pipeline stage: a contiguous slice of a decoder, built from transformers' own modules.
+"""One pipeline stage: a contiguous slice of a decoder.
 
 Parameters carry the names that `LlamaForCausalLM` and its like give them, so that the stages' weights put together
 are a checkpoint, and each is initialised from (seed, name) alone, so that every peer computes the same weights
@@ -13,12 +13,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache, lru_cache, partial
-from importlib import import_module
-from inspect import signature
+from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -26,93 +23,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from node.model.decoder import Embedding, KeyValues, Layer, Linear, Norm, Rotary, Waves, visible
 from protocol.cut import head_work, layer_work
 from protocol.manifest import Manifest
-from protocol.model import Family, Model
-
-if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedConfig
-
-
-# with what the names of the family's classes begin
-FAMILIES: dict[Family, str] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a stage is built from."""
-
-    config: type[PreTrainedConfig]
-    layer: Any
-    norm: Any
-    rotary: Any
-    architecture: str
-
-    @property
-    def cache_keyword(self) -> str:
-        """What a layer calls the keys and values of earlier tokens; transformers renamed it in 5.24."""
-        return "cache" if "cache" in signature(self.layer.forward).parameters else "past_key_values"
-
-
-@cache
-def parts_of(family: Family) -> Parts:
-    """transformers' classes. The first call imports them, a second or two that only those pay who build a stage."""
-    name, package = FAMILIES[family], f"transformers.models.{family}"
-    configuration = import_module(f"{package}.configuration_{family}")
-    modeling = import_module(f"{package}.modeling_{family}")
-    return Parts(
-        getattr(configuration, f"{name}Config"),
-        getattr(modeling, f"{name}DecoderLayer"),
-        getattr(modeling, f"{name}RMSNorm"),
-        getattr(modeling, f"{name}RotaryEmbedding"),
-        f"{name}ForCausalLM",
-    )
-
-
-def model_config(manifest: Manifest) -> PreTrainedConfig:
-    """The configuration of the whole model, as `config.json` of an export holds it."""
-    model = manifest.model
-    parts = parts_of(model.family)
-    return parts.config(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.key_value_heads,
-        max_position_embeddings=model.max_positions or manifest.data.sequence_tokens,
-        rms_norm_eps=model.norm_eps,
-        rope_parameters={"rope_type": model.rope.type, "rope_theta": model.rope_theta, **model.rope.given()},
-        initializer_range=model.init_std,
-        tie_word_embeddings=model.tied_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="sdpa",
-        architectures=[parts.architecture],
-        **_of_the_family(model),
-    )
-
-
-def _of_the_family(model: Model) -> dict[str, object]:
-    """The settings that not all families know."""
-    window = model.sliding_window or None
-    if model.family == "llama":
-        return {
-            "attention_bias": model.attention_bias,
-            "mlp_bias": model.mlp_bias,
-            "head_dim": model.head_size,
-        }
-    if model.family == "mistral":
-        return {"sliding_window": window, "head_dim": model.head_size}
-    sliding: dict[str, object] = {
-        "use_sliding_window": window is not None,
-        "sliding_window": window,
-        "max_window_layers": model.full_layers,
-    }
-    if model.family == "qwen2":  # its configuration has no place for a head_dim, its layers ask for one
-        return sliding | ({"head_dim": model.head_dim} if model.head_dim else {})
-    return sliding | {"attention_bias": model.attention_bias, "head_dim": model.head_size}
-
 
 RunLayer: TypeAlias = Callable[..., torch.Tensor]  # as `layer_outputs`
 
@@ -120,12 +33,12 @@ RunLayer: TypeAlias = Callable[..., torch.Tensor]  # as `layer_outputs`
 def layer_outputs(
     layer: nn.Module,
     hidden: torch.Tensor,
+    waves: Waves,
     mask: torch.Tensor | None,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    **kept: Cache,
+    cache: KeyValues | None,
 ) -> torch.Tensor:
     """One decoder layer; a function, so that the code compiled for one layer serves all."""
-    outputs: torch.Tensor = layer(hidden, attention_mask=mask, position_embeddings=rotary, **kept)
+    outputs: torch.Tensor = layer(hidden, waves, mask, cache)
     return outputs
 
 
@@ -134,28 +47,24 @@ class Stage(nn.Module):
 
     def __init__(self, manifest: Manifest, index: int, initialise: bool = True) -> None:
         super().__init__()
-        config, parts = model_config(manifest), parts_of(manifest.model.family)
-        self._model = manifest.model
+        model = self._model = manifest.model
         self.index = index
         self.is_first = index == 0
         self.is_last = index == manifest.stages - 1
-        self.is_tied = manifest.model.tied_embeddings
+        self.is_tied = model.tied_embeddings
         self.is_ring = manifest.is_ring
         self.recomputes = False  # keep the inputs of layers only, for the backward pass
-        hidden, vocabulary = manifest.model.hidden_size, manifest.model.vocab_size
+        hidden, vocabulary = model.hidden_size, model.vocab_size
         if self.is_first:
-            self.embed_tokens = nn.Embedding(vocabulary, hidden)
-        self.layers = nn.ModuleDict(
-            {str(layer): parts.layer(config, layer) for layer in manifest.layers_of(index)}
-        )
-        self._cache_keyword = parts.cache_keyword
-        self.rotary = parts.rotary(config)
+            self.embed_tokens = Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleDict({str(layer): Layer(model, layer) for layer in manifest.layers_of(index)})
+        self.rotary = Rotary(model, manifest.positions)
         if self.is_last:
-            self.norm = parts.norm(hidden, eps=manifest.model.norm_eps)
+            self.norm = Norm(hidden, model.norm_eps)
             if not self.is_tied:
-                self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
+                self.lm_head = Linear(hidden, vocabulary, bias=False)
         if initialise:
-            self._initialise(manifest.model.seed, manifest.model.init_std)
+            self._initialise(model.seed, model.init_std)
 
     @property
     def head(self) -> torch.Tensor:
@@ -168,7 +77,7 @@ class Stage(nn.Module):
         self,
         inputs: torch.Tensor,
         is_back: bool = False,
-        cache: Cache | None = None,
+        cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> torch.Tensor:
         """As `body`, with logits [sequences, tokens, vocabulary] at the end of the model if it `gives_logits`.
@@ -182,25 +91,24 @@ class Stage(nn.Module):
     def body(
         self,
         inputs: torch.Tensor,
-        cache: Cache | None = None,
+        cache: KeyValues | None = None,
         run_layer: RunLayer | None = None,
         layers: Iterable[str] | None = None,
     ) -> torch.Tensor:
         """Tokens [sequences, tokens] on the first stage, else activations [sequences, tokens, hidden].
 
-        Returns activations, normed ones on the last stage. With the `cache` of what went before, one token of a
-        sequence; its keys and values are added. `run_layer` stands for `layer_outputs`, `layers` for all of them.
+        Returns activations, normed ones on the last stage. They go on after what the `cache` holds, to which their
+        keys and values are added. `run_layer` stands for `layer_outputs`, `layers` for all of them.
         """
         hidden = self.embed_tokens(inputs) if self.is_first else inputs
-        past = 0 if cache is None else cache.get_seq_length(int(next(iter(self.layers))))
-        kept = {} if cache is None else {self._cache_keyword: cache}
-        positions = torch.arange(past, past + hidden.shape[1], device=hidden.device).unsqueeze(0)
-        rotary = self.rotary(hidden, position_ids=positions)
+        past = 0 if cache is None else cache.tokens
+        waves = self.rotary(hidden, past)
+        window, tokens = self._model.sliding_window, hidden.shape[1]
+        masks = {slides: visible(tokens, past, window * slides, hidden.device) for slides in (False, True)}
         run_layer = run_layer or layer_outputs
         for name in layers or self.layers:
-            layer = self.layers[name]
-            mask = self._mask(hidden) if self._model.slides(int(name)) else None
-            run = partial(run_layer, layer, mask=mask, rotary=rotary, **kept)
+            mask = masks[self._model.slides(int(name))]
+            run = partial(run_layer, self.layers[name], waves=waves, mask=mask, cache=cache)
             if self.recomputes and torch.is_grad_enabled():
                 hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -211,14 +119,6 @@ class Stage(nn.Module):
         """The first that sees all earlier tokens, the first that sees a window of them; a stage may lack either."""
         kinds = {self._model.slides(int(name)): name for name in [*self.layers][::-1]}
         return list(kinds.values())
-
-    def _mask(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """What each token sees in the sliding window, [1, 1, tokens, tokens]; None where that is all before it."""
-        tokens, window = hidden.shape[1], self._model.sliding_window
-        if tokens <= window:
-            return None
-        seen = torch.ones(tokens, tokens, dtype=torch.bool, device=hidden.device)
-        return seen.tril().triu(1 - window)[None, None]
 
     def checkpoint_name(self, name: str) -> str:
         """The name that `LlamaForCausalLM` gives to the parameter `name` of this module."""

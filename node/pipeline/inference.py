@@ -11,12 +11,13 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import torch
 
 from node.context import Context
 from node.model.compute import Compute, Priority
+from node.model.decoder import KeyValues
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from protocol.codec import Encoded, encode
@@ -29,9 +30,6 @@ from protocol.transport.base import PeerId
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
 
 ONWARD_DEADLINE = 60.0  # of silence: it may wait long behind the training of a slow stage
 ONWARD_STANDSTILL = 600.0  # and not for ever
@@ -49,7 +47,7 @@ Key: TypeAlias = tuple[PeerId, str]  # who asks, for which answer
 class Memory:
     """Keys and values of the first `tokens` of an answer, by the weights of `round`."""
 
-    cache: DynamicCache
+    cache: KeyValues
     tokens: int
     round: int
     nbytes: int
@@ -149,9 +147,10 @@ class Inference:
         self._work = work
         self._leftover = Leftover(context.compute)
         self._memories = Memories()
-        model = context.manifest.model
-        # a token that goes on alone sees everything before it: more than a sliding window lets it
-        self._remembers = not 0 < model.sliding_window < context.manifest.data.sequence_tokens
+        manifest = context.manifest
+        # beyond the model's own length each token turns those before it anew
+        is_dynamic = manifest.model.rope.type == "dynamic"
+        self._remembers = not is_dynamic or manifest.data.sequence_tokens <= manifest.positions
 
     def serve(self, rpc: Rpc) -> None:
         rpc.handle(Evaluate.answered_by(self.on_evaluate), Predict.answered_by(self.on_predict))
@@ -191,16 +190,13 @@ class Inference:
 
     def _advance(self, request: Request[Predict], memory: Memory | None) -> tuple[list[torch.Tensor], Memory]:
         """The outputs over the new tokens, on the last stage the logits; and what to keep for the next token."""
-        from transformers import DynamicCache  # imported long since, with the stage's layers
-
         inputs, replica = self._decoded(request), self._replica
         if memory is not None and memory.round != replica.round:
             raise Refused("forgotten", "a round has ended: the weights are others now")
-        cache = DynamicCache() if memory is None else memory.cache
+        cache = KeyValues() if memory is None else memory.cache
         outputs = replica.passes.evaluate(inputs, cache=cache).cpu()
         tokens = request.message.position + inputs.shape[1]
-        nbytes = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values) if t is not None)
-        kept = Memory(cache, tokens, replica.round, nbytes)
+        kept = Memory(cache, tokens, replica.round, cache.nbytes)
         if not self._context.is_last:
             return [outputs], kept
         return _largest(outputs[0, -1].float(), request.message.top), kept

@@ -584,13 +584,23 @@ def test_what_was_kept_of_an_answer_is_gone_after_a_minute_and_computed_again(as
     visiting(1, look, inner__total_steps=6)
 
 
-def test_behind_a_sliding_window_every_token_costs_the_whole_text(asked: list[Asked]) -> None:
+LONGER = {"model__rope": {"type": "dynamic", "factor": 2.0}, "model__max_positions": 16}
+
+
+@pytest.mark.parametrize("settings", [MODELS["sliding window"], LONGER], ids=["window", "dynamic"])
+def test_only_where_positions_change_with_the_length_every_token_costs_the_whole_text(
+    settings: dict[str, Any], asked: list[Asked]
+) -> None:
     async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
         await said_by_swarm(observer, GREEDY)
 
-    visiting(1, look, inner__total_steps=2, inner__warmup_steps=1, **MODELS["sliding window"])
-    assert {one.position for one in asked} == {0}
-    assert sorted(one.tokens for one in asked) == sorted([*range(len(PROMPT), len(PROMPT) + 20)] * 2)
+    visiting(1, look, inner__total_steps=2, inner__warmup_steps=1, **settings)
+    costs = sorted(one.tokens for one in asked)
+    if settings is LONGER:
+        assert {one.position for one in asked} == {0}
+        assert costs == sorted([*range(len(PROMPT), len(PROMPT) + 20)] * 2)
+    else:
+        assert costs == sorted([len(PROMPT), *[1] * 19] * 2)
 
 
 def test_an_answer_ends_before_where_the_model_ends_the_text() -> None:

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from transformers import DynamicCache
 
+from node.model.decoder import KeyValues
 from node.pipeline.inference import MOST_BYTES, Memories, Memory
 from protocol.errors import Refused
 from protocol.transport.base import PeerId
@@ -20,7 +20,7 @@ def key(name: str) -> tuple[PeerId, str]:
 
 
 def memory(mib: int, tokens: int = 5) -> Memory:
-    return Memory(DynamicCache(), tokens, 0, mib * MIB)
+    return Memory(KeyValues(), tokens, 0, mib * MIB)
 
 
 def names_in(memories: Memories, *names: str) -> str:

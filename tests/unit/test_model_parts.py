@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from bootstrap.evaluation.measuring import Loss, text_of_files
+from bootstrap.export.byte_tokenizer import byte_tokenizer
 from bootstrap.export.checkpoint import Facts, model_card, weights_of, write_shards
 from bootstrap.export.export_cli import shard_bytes
 from bootstrap.export.fetching import Donor, Source, choose
-from bootstrap.export.tokenizer import byte_count, byte_tokenizer, ids_of, transformers_tokenizer
+from bootstrap.export.tokenizer import byte_count, ids_of, transformers_tokenizer
 from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import Sampler
 from bootstrap.generation.writing import TextStream

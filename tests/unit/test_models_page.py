@@ -11,7 +11,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from node.model.stage import model_config, parameter_shapes, parts_of, work_of
+from bootstrap.export.model_config import architecture_of, model_config
+from node.model.stage import parameter_shapes, work_of
 from protocol.cut import head_work, layer_work
 from protocol.manifest import PRESETS, Manifest, load_preset
 from protocol.model import ROPE_MAY, ROPE_NEEDS, Family, Model, Rope, RopeType
@@ -68,7 +69,7 @@ def test_the_families_are_those_of_the_page() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_what_the_page_says_and_no_more(family: Family) -> None:
     architecture, has = FAMILIES[family]
-    assert parts_of(family).architecture == architecture
+    assert architecture_of(family) == architecture
     taken = {name for name, settings in SETTINGS.items() if is_taken(family, settings)}
     assert taken == set(re.findall(r"`(\w+)`", has))
     names = " ".join(parameter_shapes(micro_manifest(model__family=family), 0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from transformers import DynamicCache
 
+from node.model.decoder import KeyValues
 from node.pipeline.inference import Memories, Memory
 from protocol.errors import Refused
 from protocol.transport.base import PeerId
@@ -16,7 +16,7 @@ PEER = PeerId("peer")
 
 
 def memory(tokens: int = 3, nbytes: int = 10) -> Memory:
-    return Memory(DynamicCache(), tokens, round=0, nbytes=nbytes)
+    return Memory(KeyValues(), tokens, round=0, nbytes=nbytes)
 
 
 def test_the_longest_unused_makes_room_and_the_too_large_is_not_kept() -> None:

@@ -23,11 +23,12 @@ from safetensors.torch import load_file, save_file
 from bootstrap.creating.choosing import RunOptions, model_of
 from bootstrap.creating.run import found
 from bootstrap.export.checkpoint import checkpoint_config, save_config
+from bootstrap.export.model_config import model_config
 from node.model.flat import layout
 from node.model.passes import evaluate_through
 from node.model.pretrained import PICKLED, Pretrained, load_stage
 from node.model.replica import Replica
-from node.model.stage import model_config, parameter_shapes
+from node.model.stage import parameter_shapes
 from protocol.errors import CheckpointError, ManifestError
 from protocol.identity import Identity
 from protocol.manifest import Manifest, preset_text
@@ -35,8 +36,8 @@ from protocol.model import Family
 from protocol.signed_manifest import SignedManifest
 from tests.pretrained import saved_model
 from tests.swarm.micro import micro_manifest
-from tests.unit.test_stage import VARIANTS
 from tests.unit.tokenizers_made_here import bpe
+from tests.unit.whole_models import VARIANTS
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
+from bootstrap.export.model_config import model_config
 from node.model.inner import learning_rate
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica
-from node.model.stage import model_config
 from protocol.manifest import Manifest
 from tests.swarm.micro import micro_manifest
 from tests.unit.replicas import (

@@ -1,22 +1,25 @@
-"""Stages: cut anywhere, the same model with the same weights, and it is transformers' own, of every family."""
+"""Stages: cut anywhere, the same model with the same weights."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from node.model.execution import Execution
 from node.model.replica import Replica
-from node.model.stage import Stage, logits_through, model_config, parameter_count, parameter_shapes, parts_of
+from node.model.stage import parameter_count, parameter_shapes
 from protocol.errors import NonFinite
-from protocol.manifest import Manifest
-from tests.swarm.micro import micro_manifest
+from tests.unit.whole_models import (
+    EMBEDDING,
+    VARIANTS,
+    logits_of,
+    manifest_cut,
+    some_tokens,
+    stages_of,
+    weights_of,
+)
 
 CUTS = [1, 2, 4]
-EMBEDDING = "model.embed_tokens.weight"
 
 FIRST_WEIGHTS = {  # of the seed 0, as drawn on an x86 machine
     EMBEDDING: (-0.01587975025177002, -0.009177062660455704, 0.0016283647855743766),
@@ -27,90 +30,6 @@ FIRST_WEIGHTS = {  # of the seed 0, as drawn on an x86 machine
     ),
     "lm_head.weight": (-0.005526096094399691, -0.012795226648449898, 0.0054299673065543175),
 }
-
-
-def manifest_cut(stages: int, **changes: Any) -> Manifest:
-    return micro_manifest(stages=stages, model__layers=4, **changes)
-
-
-def stages_of(manifest: Manifest) -> list[Stage]:
-    return [Stage(manifest, index) for index in range(manifest.stages)]
-
-
-def weights_of(stages: list[Stage]) -> dict[str, torch.Tensor]:
-    """All stages' parameters under their names in a checkpoint."""
-    named = [(stage.checkpoint_name(name), p) for stage in stages for name, p in stage.named_parameters()]
-    assert len(dict(named)) == len(named)
-    return {name: parameter.detach() for name, parameter in named}
-
-
-def logits_of(stages: list[Stage], tokens: torch.Tensor) -> torch.Tensor:
-    return logits_through(stages, tokens).detach()
-
-
-def some_tokens(manifest: Manifest) -> torch.Tensor:
-    shape = (3, manifest.data.sequence_tokens)
-    return torch.randint(0, manifest.model.vocab_size, shape, generator=torch.Generator().manual_seed(3))
-
-
-ROPES: dict[str, dict[str, Any]] = {
-    "linear": {"type": "linear", "factor": 4.0},
-    "dynamic": {"type": "dynamic", "factor": 4.0},
-    "llama3": {
-        "type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-    "yarn": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 16.0},
-}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "llama": {"rope_theta": 5e5},
-    "grouped queries": {"kv_heads": 1},
-    "wide heads": {"head_dim": 12},
-    "biases": {"attention_bias": True, "mlp_bias": True},
-    **{rope: {"rope": settings, "max_positions": 16} for rope, settings in ROPES.items()},
-    "mistral": {"family": "mistral", "kv_heads": 1},
-    "mistral's window": {"family": "mistral", "sliding_window": 7, "head_dim": 10},
-    "qwen2": {"family": "qwen2", "kv_heads": 1},
-    "qwen2's window": {"family": "qwen2", "sliding_window": 5, "full_layers": 2, "head_dim": 6},
-    "qwen3": {"family": "qwen3", "kv_heads": 1, "head_dim": 12},
-    "qwen3's window": {"family": "qwen3", "sliding_window": 5, "full_layers": 1, "attention_bias": True},
-}
-
-
-def assert_transformers_computes_the_same(manifest: Manifest) -> None:
-    """Its own model of the same configuration has the same parameters, and with these weights the same logits."""
-    parts, is_tied = stages_of(manifest), manifest.model.tied_embeddings
-    weights = weights_of(parts)
-    with torch.no_grad():  # biases begin at zero and gains at one, where confusing them would not be seen
-        for parameter in weights.values():
-            if parameter.dim() < 2:
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 5)
-    whole = AutoModelForCausalLM.from_config(model_config(manifest)).eval()
-    assert type(whole).__name__ == parts_of(manifest.model.family).architecture
-    assert set(weights) == {name for name, _ in whole.named_parameters()}
-    whole.load_state_dict(weights | ({"lm_head.weight": weights[EMBEDDING]} if is_tied else {}))
-    tokens = some_tokens(manifest)
-    with torch.no_grad():
-        expected = whole(tokens).logits
-    assert torch.allclose(logits_of(parts, tokens), expected, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("stages", CUTS)
-@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_stages_together_are_transformers_own_model(variant: str, is_tied: bool, stages: int) -> None:
-    settings = {f"model__{name}": value for name, value in VARIANTS[variant].items()}
-    assert_transformers_computes_the_same(manifest_cut(stages, model__tied_embeddings=is_tied, **settings))
-
-
-@pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3"])
-def test_every_family_takes_every_stretch_of_positions(family: str, rope: str) -> None:
-    settings = {"model__family": family, "model__rope": ROPES[rope], "model__max_positions": 16}
-    assert_transformers_computes_the_same(manifest_cut(1, **settings))
 
 
 @pytest.mark.parametrize("stages", [2, 4])
