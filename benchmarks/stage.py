@@ -1,7 +1,8 @@
 """Microbatches of each stage, against a loop tuned by hand and against logits that exist whole.
 
 For each stage of a small model with a large vocabulary: forward and backward as a node computes them, against the
-tuned loop of pipelines/tuned.py on the same layers (`stage0_vs_tuned`, …, its time by ours). The last stage also
+tuned loop of pipelines/tuned.py on the same layers (`stage0_vs_tuned`, …, its time by ours), and the layers alone
+against transformers' own model of as many (`layers0_vs_transformers`, …). The last stage also
 against plain autograd over whole logits: `last_stage_vs_plain` is that one's time by ours, `last_stage_memory` its
 peak of memory by ours. Above 1 ours is better. The fastest of the repeats counts, which take turns; on a processor by
 its own time, which other programs do not lengthen. On GPUs both compile.
@@ -10,14 +11,16 @@ its own time, which other programs do not lengthen. On GPUs both compile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pipelines.tuned import Tuned
 from reporting.report import Report, arguments_of, parser_of, run
+from transformers import AutoConfig, AutoModel
 
+from bootstrap.export.model_config import config_of
 from node.model.compiling import Compiling
 from node.model.dry_run import meter_of
 from node.model.execution import Execution, choose_precision
@@ -74,6 +77,45 @@ def plainly(replica: Replica, inputs: torch.Tensor, labels: torch.Tensor) -> Mic
     return microbatch
 
 
+def layers(replica: Replica, inputs: torch.Tensor) -> Microbatch:
+    """The stage without its head, there and back: embedding and layers, on the last stage the final norm."""
+    stage = replica.stage
+    return _there_and_back(stage.body, stage.parameters(), inputs, stage.is_first)
+
+
+def transformers_layers(replica: Replica, inputs: torch.Tensor) -> Microbatch:
+    """The same by transformers' own model of as many layers, which always has both the embedding and the norm."""
+    manifest, stage = replica.manifest, replica.stage
+    config = AutoConfig.for_model(**config_of(manifest))
+    config.num_hidden_layers = len(stage.layers)
+    config.vocab_size = manifest.model.vocab_size if stage.is_first else 2  # one that nobody uses
+    model = AutoModel.from_config(config, attn_implementation="sdpa").to(replica.device)
+    name = "input_ids" if stage.is_first else "inputs_embeds"
+
+    def body(given: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = model(**{name: given}, use_cache=False).last_hidden_state
+        return hidden
+
+    return _there_and_back(body, model.parameters(), inputs, stage.is_first)
+
+
+def _there_and_back(
+    body: Callable[[torch.Tensor], torch.Tensor],
+    parameters: Iterable[torch.nn.Parameter],
+    inputs: torch.Tensor,
+    is_first: bool,
+) -> Microbatch:
+    kept = list(parameters)
+    for parameter in kept:
+        parameter.grad = torch.zeros_like(parameter)
+
+    def microbatch() -> None:
+        hidden = body(inputs if is_first else inputs.detach().requires_grad_())
+        hidden.backward(torch.ones_like(hidden))
+
+    return microbatch
+
+
 def seconds_of(works: dict[str, Microbatch], repeats: int, device: torch.device) -> dict[str, float]:
     """The fastest of each, after one that warms up."""
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -117,6 +159,9 @@ def measure(
     works["tuned"] = lambda: tuned.microbatch(inputs, labels)
     if is_last and replica.passes.execution.precision == "fp32":
         works["plain"] = plainly(replica, inputs, labels)
+    row |= {f"{name}_ms": 1000 * taken for name, taken in seconds_of(works, repeats, device).items()}
+    replica = Replica(manifest, stage, str(device))  # whose gradients are its own
+    works = {"layers": layers(replica, inputs), "transformers": transformers_layers(replica, inputs)}
     return row | {f"{name}_ms": 1000 * taken for name, taken in seconds_of(works, repeats, device).items()}
 
 
@@ -155,6 +200,7 @@ def main() -> None:
         report.tell_row({name: round(value, 1) for name, value in row.items()})
         rows.append(row)
         ratios[f"stage{stage}_vs_tuned"] = round(row["tuned_ms"] / row["ours_ms"], 3)
+        ratios[f"layers{stage}_vs_transformers"] = round(row["transformers_ms"] / row["layers_ms"], 3)
     last = rows[-1]
     ratios["last_stage_vs_plain"] = round(last["plain_ms"] / last["ours_ms"], 3)
     ratios["last_stage_memory"] = round(last["plain_peak_MiB"] / max(0.1, last["ours_peak_MiB"]), 2)

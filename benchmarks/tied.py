@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from pipelines.adamw import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from bootstrap.export.model_config import model_config
+from bootstrap.export.model_config import config_of
 from bootstrap.simulation.learning import simulate, text_of
 from bootstrap.simulation.study import one_setting
 from node.data.batches import Position
@@ -58,7 +58,7 @@ def plain_loss(is_tied: bool, seed: int, steps: int) -> float:
     start = Position(data.identity)
     lines = [data.batches(f"seed {seed}", f"{replica}", manifest, start) for replica in range(REPLICAS)]
     stage = Stage(manifest, 0)
-    model = AutoModelForCausalLM.from_config(model_config(manifest))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config_of(manifest)))
     model.load_state_dict({stage.checkpoint_name(n): p for n, p in stage.named_parameters()}, strict=False)
     optimizer = torch.optim.AdamW(
         model.parameters(), betas=(inner.beta1, inner.beta2), eps=inner.eps, weight_decay=inner.weight_decay

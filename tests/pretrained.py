@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from bootstrap.export.model_config import config_class
+from bootstrap.export.model_config import config_of
+from protocol.manifest import Manifest
 from protocol.model import Family
 
 SHAPES = {
@@ -23,13 +24,18 @@ SHAPES = {
 }
 
 
+def transformers_config(manifest: Manifest) -> PreTrainedConfig:
+    """What transformers makes of an export's config.json."""
+    return AutoConfig.for_model(**config_of(manifest))
+
+
 def saved_model(
     directory: Path, family: Family = "llama", dtype: torch.dtype = torch.float32, **changes: Any
 ) -> PreTrainedModel:
     """Save it there and return it; `max_shard_size` among the changes cuts it into several files."""
     shards = {"max_shard_size": changes.pop("max_shard_size")} if "max_shard_size" in changes else {}
     torch.manual_seed(5)
-    config = config_class(family)(**SHAPES | changes)
+    config = AutoConfig.for_model(family, **SHAPES | changes)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -59,15 +59,20 @@ class Tuned:
         inner = self.manifest.inner
         return [
             torch.optim.AdamW(
-                [parameter],
+                [self._parameter(place)],
                 lr=inner.learning_rate,
                 betas=(inner.beta1, inner.beta2),
                 eps=inner.eps,
                 weight_decay=inner.weight_decay if place.start < self._flat.decayed else 0.0,
                 fused=True,
             )
-            for parameter, place in self._flat.groups(left_out=slice(0, 0))
+            for place in self._flat.groups(left_out=slice(0, 0))
         ]
+
+    def _parameter(self, place: slice) -> torch.nn.Parameter:
+        parameter = torch.nn.Parameter(self._flat.values[place])
+        parameter.grad = self._flat.gradients[place]
+        return parameter
 
     def microbatch(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Forward and backward; where the model ends with the loss, elsewhere with a gradient of ones."""

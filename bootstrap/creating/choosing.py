@@ -6,16 +6,14 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from huggingface_hub.errors import StrictDataclassError
 from pydantic import ValidationError
 
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.creating.probing import probe
 from bootstrap.display import write_whole, writing
 from bootstrap.export.byte_tokenizer import is_byte_tokenizer
-from bootstrap.export.model_config import FAMILIES, config_class
+from bootstrap.export.model_config import FAMILIES, model_in
 from node.data.sources import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
@@ -24,12 +22,8 @@ from protocol.errors import CheckpointError, ManifestError, TokenizerError
 from protocol.manifest import BYTES, Manifest, Start, load_preset, load_toml, manifest_from, toml_contents
 from protocol.model import Model
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
 logger = logging.getLogger(__name__)
 
-MAX_LAYERS = 1_024  # as in the manifest
 UNKNOWN_DIGEST = "0" * 64
 MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
 BYTE_VALUES = 256
@@ -131,72 +125,18 @@ def model_of(source: Pretrained) -> Model:
         raise CheckpointError(
             f"{source.source} is quantized, and such weights cannot be trained. Use the model that it was made from."
         )
-    layers = raw.get("num_hidden_layers", 0)
     try:
-        if not isinstance(layers, int) or layers > MAX_LAYERS:  # transformers makes lists of as many
-            raise ValueError(f"num_hidden_layers is {layers!r}")
-        config = config_class(family).from_dict(raw)
-        _require_plain(config)
-        return Model.model_validate({"family": family, **_settings(config)})
+        return model_in(raw)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         reason = f"{place}: {first['msg'].removeprefix('Value error, ')}"
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError) as error:
         reason = str(error).splitlines()[-1].strip() or type(error).__name__
     raise CheckpointError(
         f"{CONFIG} of {source.source} describes a model that cannot be used ({reason}). Get it again, or use "
         "another checkpoint."
     )
-
-
-def _require_plain(config: PreTrainedConfig) -> None:
-    """Raises `ValueError` for a model that our stages cannot compute."""
-    if config.hidden_act != "silu":
-        raise ValueError(f"hidden_act {config.hidden_act!r}, where only silu is known")
-    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor is not 1")
-    if getattr(config, "layer_types", None) is not None:
-        window, first = _sliding(config)
-        kinds = [window and layer >= first for layer in range(config.num_hidden_layers)]
-        if config.layer_types != ["sliding_attention" if k else "full_attention" for k in kinds]:
-            raise ValueError("layer_types mix full and sliding attention otherwise than max_window_layers")
-
-
-def _sliding(config: PreTrainedConfig) -> tuple[int, int]:
-    """(tokens of the sliding window or 0, layers before it)."""
-    window = getattr(config, "sliding_window", None) or 0
-    first = getattr(config, "max_window_layers", 0)
-    return (window, first) if window and first < config.num_hidden_layers else (0, 0)
-
-
-def _settings(config: PreTrainedConfig) -> dict[str, object]:
-    window, full_layers = _sliding(config)
-    rope = {name: value for name, value in config.rope_parameters.items() if value is not None}
-    theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
-    for name in ("type", "partial_rotary_factor"):
-        rope.pop(name, None)
-    head_dim = getattr(config, "head_dim", None) or 0
-    is_usual = head_dim * config.num_attention_heads == config.hidden_size
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "layers": config.num_hidden_layers,
-        "heads": config.num_attention_heads,
-        "kv_heads": config.num_key_value_heads,
-        "head_dim": 0 if is_usual else head_dim,
-        "intermediate_size": config.intermediate_size,
-        "tied_embeddings": bool(config.tie_word_embeddings),
-        "attention_bias": bool(getattr(config, "attention_bias", False)),
-        "mlp_bias": bool(getattr(config, "mlp_bias", False)),
-        "sliding_window": window,
-        "full_layers": full_layers,
-        "max_positions": config.max_position_embeddings,
-        "rope_theta": theta,
-        "rope": {"type": kind, **rope},
-        "norm_eps": config.rms_norm_eps,
-        "init_std": config.initializer_range or Model.model_fields["init_std"].default,
-    }
 
 
 def unread_start(source: Pretrained, stages: object) -> Start:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,8 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from transformers import PreTrainedConfig
 
 from bootstrap.export.fetching import Source
-from bootstrap.export.model_config import model_config
 from node.model.flat import Slice, layout
 from node.model.stage import parameter_shapes
 from protocol.manifest import Manifest, as_toml
@@ -95,22 +93,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def checkpoint_config(manifest: Manifest, dtype: torch.dtype, ids: dict[str, int | None]) -> PreTrainedConfig:
-    """What config.json holds: the run's model, and the tokenizer's `ids` of special tokens."""
-    config = model_config(manifest)
-    config.update({"dtype": dtype, **ids})
-    return config
-
-
-def save_config(config: PreTrainedConfig, directory: Path) -> None:
-    """Write config.json for transformers 5 and 4, which know the rotary positions under different names."""
-    config.save_pretrained(directory)
-    path = directory / "config.json"
-    contents = json.loads(path.read_text(encoding="utf-8"))
-    scaling = dict(contents["rope_parameters"])
-    contents["rope_theta"] = scaling.pop("rope_theta")
-    contents["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
-    contents["torch_dtype"] = contents["dtype"]
+def save_json(contents: Mapping[str, object], path: Path) -> None:
+    """As transformers writes config.json and its like. Raises `OSError`."""
     path.write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from bootstrap.display import bars
 from bootstrap.export.checkpoint import (
     INDEX,
     Facts,
-    checkpoint_config,
     model_card,
-    save_config,
+    save_json,
     sha256_of,
     weights_of,
     write_shards,
@@ -33,6 +32,7 @@ from bootstrap.export.fetching import (
     earlier_donors,
     fetch_stage,
 )
+from bootstrap.export.model_config import config_of
 from bootstrap.export.tokenizer import fingerprint_of, save_tokenizer, tokenizer_file, transformers_tokenizer
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting, visit
@@ -203,8 +203,8 @@ def _finish(
 def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype, facts: Facts) -> None:
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     save_tokenizer(tokenizer, new)
-    save_config(checkpoint_config(facts.manifest, dtype, ids), new)
-    GenerationConfig(**ids).save_pretrained(new)
+    save_json(config_of(facts.manifest, str(dtype).removeprefix("torch."), ids), new / "config.json")
+    save_json(ids, new / "generation_config.json")
     (new / "README.md").write_text(model_card(facts), encoding="utf-8")
     (new / FACTS).write_text(facts.as_json() + "\n", encoding="utf-8")
 

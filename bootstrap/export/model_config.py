@@ -1,58 +1,89 @@
-"""The run's model in transformers' words: the configuration that an export has, and that checkpoints come with."""
+"""config.json: the run's model in transformers' words, as exports have it and checkpoints come with it."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from protocol.manifest import Manifest
-from protocol.model import Family, Model
+from protocol.model import SLIDING, Family, Model, RopeType
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+FAMILIES: dict[Family, str] = {  # and the class that loads a checkpoint of each
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+WINDOWED = "sliding_attention"  # in layer_types
 
-# with what the names of the family's classes begin
-FAMILIES: dict[Family, str] = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+Config = dict[str, Any]
+
+# what transformers takes where a config.json does not say it
+_COMMON: Config = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+_OF_FAMILY: dict[Family, Config] = {
+    "llama": {"max_position_embeddings": 2_048},
+    "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4_096},
+    "qwen2": {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4_096,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4_096,
+        "max_window_layers": 28,
+        "head_dim": 128,
+    },
+}
+_WITH_ORIGINAL_LENGTH: tuple[RopeType, ...] = ("llama3", "yarn")
 
 
-def architecture_of(family: Family) -> str:
-    """The class that loads a checkpoint of it."""
-    return f"{FAMILIES[family]}ForCausalLM"
+def config_of(
+    manifest: Manifest, dtype: str = "float32", ids: Mapping[str, int | None] | None = None
+) -> Config:
+    """What config.json of an export holds, for transformers 4 and 5, which name rotary positions differently.
 
-
-@cache
-def config_class(family: Family) -> type[PreTrainedConfig]:
-    """transformers' class. The first call imports it, a second or two."""
-    module = import_module(f"transformers.models.{family}.configuration_{family}")
-    found: type[PreTrainedConfig] = getattr(module, f"{FAMILIES[family]}Config")
-    return found
-
-
-def model_config(manifest: Manifest) -> PreTrainedConfig:
-    """The configuration of the whole model, as `config.json` of an export holds it."""
+    `ids` are the tokenizer's special tokens, as `eos_token_id`.
+    """
     model = manifest.model
-    return config_class(model.family)(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.key_value_heads,
-        max_position_embeddings=manifest.positions,
-        rms_norm_eps=model.norm_eps,
-        rope_parameters={"rope_type": model.rope.type, "rope_theta": model.rope_theta, **model.rope.given()},
-        initializer_range=model.init_std,
-        tie_word_embeddings=model.tied_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_implementation="sdpa",
-        architectures=[architecture_of(model.family)],
-        **_of_the_family(model),
-    )
+    scaling = {"rope_type": model.rope.type, **model.rope.given()}
+    return {
+        "model_type": model.family,
+        "architectures": [FAMILIES[model.family]],
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.key_value_heads,
+        "max_position_embeddings": manifest.positions,
+        "hidden_act": "silu",
+        "rms_norm_eps": model.norm_eps,
+        "rope_parameters": {"rope_theta": model.rope_theta, **scaling},
+        "rope_theta": model.rope_theta,
+        "rope_scaling": None if model.rope.type == "default" else scaling,
+        "initializer_range": model.init_std,
+        "tie_word_embeddings": model.tied_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **_own_words(model),
+        **(ids or {}),
+    }
 
 
-def _of_the_family(model: Model) -> dict[str, object]:
+def _own_words(model: Model) -> Config:
     """The settings that not all families know."""
     window = model.sliding_window or None
     if model.family == "llama":
@@ -63,11 +94,86 @@ def _of_the_family(model: Model) -> dict[str, object]:
         }
     if model.family == "mistral":
         return {"sliding_window": window, "head_dim": model.head_size}
-    sliding: dict[str, object] = {
+    sliding: Config = {
         "use_sliding_window": window is not None,
         "sliding_window": window,
         "max_window_layers": model.full_layers,
+        "layer_types": _layer_types(model),
     }
     if model.family == "qwen2":  # its configuration has no place for a head_dim, its layers ask for one
         return sliding | ({"head_dim": model.head_dim} if model.head_dim else {})
     return sliding | {"attention_bias": model.attention_bias, "head_dim": model.head_size}
+
+
+def _layer_types(model: Model) -> list[str]:
+    return [WINDOWED if model.slides(layer) else "full_attention" for layer in range(model.layers)]
+
+
+def model_in(raw: Mapping[str, Any]) -> Model:
+    """The [model] section that a config.json of one of the `FAMILIES` describes.
+
+    Raises `ValueError`, of which pydantic's `ValidationError` is one, for a model that stages cannot compute.
+    """
+    family: Family = raw["model_type"]
+    config: Config = {**_COMMON, **_OF_FAMILY[family], **raw}
+    if config["hidden_act"] != "silu":
+        raise ValueError(f"hidden_act {config['hidden_act']!r}, where only silu is known")
+    window, first = _sliding(family, config)
+    theta, rope = _rope(config)
+    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+    head_dim = config.get("head_dim") or 0
+    settings = {
+        "family": family,
+        "vocab_size": _size(config, "vocab_size"),
+        "hidden_size": hidden,
+        "layers": _size(config, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": 0 if head_dim * heads == hidden else head_dim,
+        "intermediate_size": _size(config, "intermediate_size"),
+        "tied_embeddings": config["tie_word_embeddings"],
+        "attention_bias": family in ("llama", "qwen3") and config["attention_bias"],
+        "mlp_bias": family == "llama" and config["mlp_bias"],
+        "sliding_window": window,
+        "full_layers": first,
+        "max_positions": config["max_position_embeddings"],
+        "rope_theta": theta,
+        "rope": rope,
+        "norm_eps": config["rms_norm_eps"],
+        "init_std": config["initializer_range"] or _COMMON["initializer_range"],
+    }
+    model = Model.model_validate(settings, strict=True)
+    if (kinds := config.get("layer_types")) is not None and kinds != _layer_types(model):
+        raise ValueError("layer_types mix full and sliding attention otherwise than max_window_layers")
+    return model
+
+
+def _size(config: Config, name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def _sliding(family: Family, config: Config) -> tuple[int, int]:
+    """(tokens of the sliding window or 0, layers before it)."""
+    is_used = family in SLIDING and (family == "mistral" or config.get("use_sliding_window"))
+    window = config["sliding_window"] if is_used else 0
+    first = 0 if family == "mistral" else config.get("max_window_layers", 0)
+    return (window, first) if window and first < _size(config, "num_hidden_layers") else (0, 0)
+
+
+def _rope(config: Config) -> tuple[float, Config]:
+    """(theta, the manifest's [model.rope])."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"rope_parameters are {str(given)[:40]!r}")
+    rope = {name: value for name, value in given.items() if value is not None}
+    older = rope.pop("type", "default")
+    kind = rope.pop("rope_type", older)
+    theta = rope.pop("rope_theta", config["rope_theta"])
+    if rope.pop("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor is not 1")
+    if kind in _WITH_ORIGINAL_LENGTH:
+        rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return theta, {"type": kind, **rope}

@@ -11,12 +11,11 @@ import torch
 
 from protocol.kernels import BLOCK
 from protocol.lattice import cell_for
-from protocol.near_codecs import BITS
+from protocol.near_codecs import BITS, SPARE
 
 # Of what was expected before that is still expected after a partner was nearer: rare words are moved by one replica
 # in a while, and the others hear of it one after another.
 KEPT = 0.5
-SPARE = 1.1  # of the distance that a sample shows
 WIDENED = 2.0  # after a block that neither could read
 LOST = 0.5  # of the blocks unread: the stage is somewhere else than it was thought to be
 

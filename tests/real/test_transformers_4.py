@@ -15,7 +15,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bootstrap.creating.choosing import RunOptions
-from bootstrap.export.checkpoint import checkpoint_config, save_config
+from bootstrap.export.checkpoint import save_json
+from bootstrap.export.model_config import config_of
 from bootstrap.export.tokenizer import save_tokenizer, transformers_tokenizer
 from protocol.model import Family
 from tests.patience import patience
@@ -64,7 +65,7 @@ def export_like(directory: Path, family: Family, rope: dict[str, object]) -> Pat
     tokenizer = transformers_tokenizer(manifest, raw)
     save_tokenizer(tokenizer, export)
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    save_config(checkpoint_config(manifest, torch.float32, ids), export)
+    save_json(config_of(manifest, "float32", ids), export / "config.json")
     shutil.copy(source / "model.safetensors", export)
     return export
 

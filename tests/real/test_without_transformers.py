@@ -40,5 +40,5 @@ def test_a_swarm_trains_without_it_and_without_torchs_compiler() -> None:
         "    print(sorted({'transformers.models', 'torch._dynamo'} & set(sys.modules)))\n"
     )
     [*outcomes, loaded] = done.stdout.splitlines()
-    assert json.loads("".join(outcomes))[0]["inner_steps"] > 0
+    assert json.loads("".join(outcomes))["results"][0]["tokens"] == 5120
     assert loaded == "[]"

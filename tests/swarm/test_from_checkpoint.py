@@ -19,7 +19,7 @@ from bootstrap.evaluation.measuring import (
 )
 from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.model_config import architecture_of
+from bootstrap.export.model_config import FAMILIES
 from bootstrap.export.tokenizer import transformers_tokenizer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained
@@ -95,7 +95,7 @@ def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_
     back = checkpoint_loss(tmp_path / "export", text_of(manifest))
     assert back.nats == pytest.approx(own, abs=1e-3)
     config = json.loads((tmp_path / "export" / "config.json").read_text())
-    assert config["architectures"] == [architecture_of(family)]
+    assert config["architectures"] == [FAMILIES[family]]
     assert config["tie_word_embeddings"] is manifest.model.tied_embeddings
 
 

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from typer.testing import CliRunner, Result
 
 from bootstrap.creating.choosing import RunOptions, with_tokenizer
-from bootstrap.export.checkpoint import Facts, checkpoint_config, save_config
+from bootstrap.export.checkpoint import Facts, save_json
+from bootstrap.export.model_config import config_of
 from bootstrap.export.tokenizer import fingerprint_of, save_tokenizer, transformers_tokenizer
 from bootstrap.tools_cli import app
 from node.data.tokenizer import FileTokenizer, identity_of
@@ -143,7 +144,7 @@ def test_nothing_is_put_around_a_text_by_its_export(tmp_path: Path) -> None:
 def test_positions_have_the_names_of_transformers_4_and_5(rope: dict[str, object], tmp_path: Path) -> None:
     saved_model(tmp_path / "model", max_position_embeddings=512, rope_parameters=rope)
     manifest, _ = RunOptions(from_checkpoint=str(tmp_path / "model")).resolved()
-    save_config(checkpoint_config(manifest, torch.float32, {}), tmp_path)
+    save_json(config_of(manifest), tmp_path / "config.json")
     written = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     assert written["rope_theta"] == rope["rope_theta"]
     stretched = {name: value for name, value in rope.items() if name != "rope_theta"}

@@ -132,8 +132,10 @@ NAN, INFINITY = float("nan"), float("inf")
         ({"outer__gamma": 1.6}, ["outer.gamma 1.6", "1.500"]),
         ({"outer__gamma": 0.0}, ["outer.gamma", "between 0 and 1.500"]),
         ({"outer__gamma": 0.7, "outer__alpha": 0.9}, ["outer.gamma 0.7", "0.380"]),
-        ({"wire__gossip": "mod3", "outer__gamma": 1.2}, ["outer.gamma 1.2", "mod3", "1.088", "more bits"]),
+        ({"wire__gossip": "mod3", "outer__gamma": 1.2}, ["outer.gamma 1.2", "mod3", "1.029", "more bits"]),
         ({"wire__gossip": "mod2"}, ["outer.gamma 0.7", "mod2", "alpha 0.5"]),
+        # which ended at 5 nats, and at 12 with shorter rounds
+        ({"wire__gossip": "mod2", "outer__alpha": 0.0, "outer__gamma": 0.85}, ["outer.gamma 0.85", "0.798"]),
         ({"wire__gossip": "mod3", "outer__overlap": "phi-early"}, ["mod3", 'outer.overlap to "none"']),
         ({"wire__gossip": "mod4", "outer__method": "diloco"}, ["mod4", "outer.method", "int8"]),
         ({"wire__progress": "mod4"}, ["wire.progress"]),

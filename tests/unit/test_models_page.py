@@ -11,11 +11,12 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from bootstrap.export.model_config import architecture_of, model_config
+from bootstrap.export.model_config import FAMILIES as ARCHITECTURES
 from node.model.stage import parameter_shapes, work_of
 from protocol.cut import head_work, layer_work
 from protocol.manifest import PRESETS, Manifest, load_preset
 from protocol.model import ROPE_MAY, ROPE_NEEDS, Family, Model, Rope, RopeType
+from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
@@ -69,7 +70,7 @@ def test_the_families_are_those_of_the_page() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_what_the_page_says_and_no_more(family: Family) -> None:
     architecture, has = FAMILIES[family]
-    assert architecture_of(family) == architecture
+    assert ARCHITECTURES[family] == architecture
     taken = {name for name, settings in SETTINGS.items() if is_taken(family, settings)}
     assert taken == set(re.findall(r"`(\w+)`", has))
     names = " ".join(parameter_shapes(micro_manifest(model__family=family), 0))
@@ -103,7 +104,7 @@ def test_a_stretch_takes_the_settings_that_transformers_has_for_it(
         rope = Rope.model_construct(type=kind, **settings)
         model = plain.model.model_copy(update={"rope": rope})
         try:
-            model_config(plain.model_copy(update={"model": model}))
+            transformers_config(plain.model_copy(update={"model": model}))
         except (KeyError, TypeError):
             return False
         return not any("keys in `rope_parameters`" in message for message in caplog.messages)

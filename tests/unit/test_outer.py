@@ -25,7 +25,7 @@ from node.model.outer import (
 from protocol.kernels import BLOCK
 from protocol.lattice import as_sent, cell_for, distance_of, to_lattice
 from protocol.manifest import gamma_bound
-from protocol.near_codecs import BITS, kept_apart
+from protocol.near_codecs import BITS, SPARE, kept_apart
 from tests.unit.outer_reference import outer_step_reference
 
 PUBLISHED = OuterSettings(alpha=0.5, beta=0.7, gamma=0.7)
@@ -233,7 +233,7 @@ def test_what_rounding_puts_back_lowers_the_bound(alpha: float, codec: str) -> N
 def test_replicas_that_average_modulo_a_few_bits_settle_as_far_apart_as_foretold(
     codec: str, replicas: int
 ) -> None:
-    """With the codec itself, cells made for what each pair differs by, and progress that is noise."""
+    """With the codec itself, cells made as in a round for what each pair differs by, and progress that is noise."""
     settings = OuterSettings(0.3, 0.7, 0.5, kept_apart(codec))
     generator, rng = torch.Generator().manual_seed(replicas), np.random.default_rng(replicas)
     parameters, bits = BLOCK * 20, BITS[codec]
@@ -243,7 +243,7 @@ def test_replicas_that_average_modulo_a_few_bits_settle_as_far_apart_as_foretold
         z = settings.gamma * phi + settings.beta * torch.randn(phi.shape, generator=generator)
         mean, order = z.clone(), rng.permutation(replicas)
         for one, other in zip(order[: replicas // 2 * 2 : 2], order[1::2], strict=True):
-            cells = cell_for(distance_of(z[one], z[other]).clamp_min(1e-3), bits)
+            cells = cell_for(SPARE * distance_of(z[one], z[other]).clamp_min(1e-3), bits)
             sent = [as_sent(z[i], to_lattice(z[i], cells, number, bits), number) for i in (one, other)]
             mean[one] += (sent[1] - sent[0]) / 2
             mean[other] += (sent[0] - sent[1]) / 2

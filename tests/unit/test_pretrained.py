@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from bootstrap.creating.choosing import RunOptions, model_of
 from bootstrap.creating.run import found
-from bootstrap.export.checkpoint import checkpoint_config, save_config
-from bootstrap.export.model_config import model_config
+from bootstrap.export.checkpoint import save_json
+from bootstrap.export.model_config import config_of
 from node.model.flat import layout
 from node.model.passes import evaluate_through
 from node.model.pretrained import PICKLED, Pretrained, load_stage
@@ -34,7 +34,7 @@ from protocol.identity import Identity
 from protocol.manifest import Manifest, preset_text
 from protocol.model import Family
 from protocol.signed_manifest import SignedManifest
-from tests.pretrained import saved_model
+from tests.pretrained import saved_model, transformers_config
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
 from tests.unit.whole_models import VARIANTS
@@ -147,9 +147,9 @@ def test_a_founded_run_is_taken_up_again_with_the_same_checkpoint_and_no_other(t
 def test_the_config_of_an_export_makes_the_same_model(variant: str, is_tied: bool, tmp_path: Path) -> None:
     own = {"layers": 4, "max_positions": 64, "tied_embeddings": is_tied, **VARIANTS[variant]}
     manifest = micro_manifest(**{f"model__{name}": value for name, value in own.items()})
-    save_config(checkpoint_config(manifest, torch.float32, {}), tmp_path)
+    save_json(config_of(manifest), tmp_path / "config.json")
     again = manifest.model_copy(update={"model": model_of(Pretrained(str(tmp_path)))})
-    assert model_config(again).to_dict() == model_config(manifest).to_dict()
+    assert transformers_config(again).to_dict() == transformers_config(manifest).to_dict()
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

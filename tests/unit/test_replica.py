@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaForCausalLM
 
-from bootstrap.export.model_config import model_config
 from node.model.inner import learning_rate
 from node.model.outer import OuterSettings, contribution, outer_step
 from node.model.replica import Replica
 from protocol.manifest import Manifest
+from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 from tests.unit.replicas import (
     MICROBATCHES,
@@ -33,7 +33,7 @@ class PlainLoop:
 
     def __init__(self, manifest: Manifest, weights: dict[str, torch.Tensor]) -> None:
         self.manifest = manifest
-        self.model = LlamaForCausalLM(model_config(manifest))
+        self.model = LlamaForCausalLM(transformers_config(manifest))
         self.model.load_state_dict(weights)
         inner = manifest.inner
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]

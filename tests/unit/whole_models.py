@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bootstrap.export.model_config import architecture_of, model_config
+from bootstrap.export.model_config import FAMILIES
 from node.model.stage import Stage, logits_through
 from protocol.manifest import Manifest
+from tests.pretrained import transformers_config
 from tests.swarm.micro import micro_manifest
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -76,8 +77,8 @@ def transformers_model(parts: list[Stage], manifest: Manifest) -> PreTrainedMode
         for parameter in weights.values():
             if parameter.dim() < 2:
                 parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 5)
-    whole = AutoModelForCausalLM.from_config(model_config(manifest)).eval()
-    assert type(whole).__name__ == architecture_of(manifest.model.family)
+    whole = AutoModelForCausalLM.from_config(transformers_config(manifest)).eval()
+    assert type(whole).__name__ == FAMILIES[manifest.model.family]
     assert set(weights) == {name for name, _ in whole.named_parameters()}
     is_tied = manifest.model.tied_embeddings
     whole.load_state_dict(weights | ({"lm_head.weight": weights[EMBEDDING]} if is_tied else {}))
