@@ -234,7 +234,8 @@ def test_replicas_that_average_modulo_a_few_bits_settle_as_far_apart_as_foretold
     codec: str, replicas: int
 ) -> None:
     """With the codec itself, cells made as in a round for what each pair differs by, and progress that is noise."""
-    settings = OuterSettings(0.3, 0.7, 0.5, kept_apart(codec))
+    gamma = 0.3 if codec == "mod2" else 0.5  # nearer to its bound, errors of the cells' sizes grow
+    settings = OuterSettings(0.3, 0.7, gamma, kept_apart(codec))
     generator, rng = torch.Generator().manual_seed(replicas), np.random.default_rng(replicas)
     parameters, bits = BLOCK * 20, BITS[codec]
     phi, delta = torch.zeros(2, replicas, parameters)
