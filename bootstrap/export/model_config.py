@@ -121,7 +121,7 @@ def model_in(raw: Mapping[str, Any]) -> Model:
     window, first = _sliding(family, config)
     theta, rope = _rope(config)
     heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-    head_dim = config.get("head_dim") or 0
+    head_dim = _size(config, "head_dim") if config.get("head_dim") else 0
     settings = {
         "family": family,
         "vocab_size": _size(config, "vocab_size"),

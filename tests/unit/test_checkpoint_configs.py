@@ -111,6 +111,7 @@ def test_what_transformers_saves_of_an_export_is_read_as_the_run_s_model(variant
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
         ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"head_dim": "wide"}, "head_dim is 'wide'"),
         ({"rms_norm_eps": "small"}, "norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tied_embeddings"),
         ({"rope_scaling": [1, 2]}, "rope_parameters are"),
