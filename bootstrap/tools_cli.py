@@ -1,7 +1,7 @@
 """`noloco`: tools for people. A swarm on this machine, and looks into one that runs anywhere.
 
 The command modules hold options, and import what does the work when a command is called with ones that can be used:
---help and mistakes come at once, and nobody waits for torch or transformers who does not need them.
+--help and mistakes come at once, and nobody waits for torch who does not need them.
 """
 
 from __future__ import annotations

@@ -15,6 +15,10 @@ class UserError(NolocoError):
     exit_code = 2
 
 
+class MissingPackage(UserError):
+    """What an extra of this package brings is not installed; the text ends with how to install it."""
+
+
 class ManifestError(UserError):
     """A manifest that is malformed, impossible or not signed by its run's key."""
 

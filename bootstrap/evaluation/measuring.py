@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerBase
 
 from bootstrap.display import bars
 from bootstrap.export.export_cli import FACTS
-from bootstrap.export.tokenizer import byte_count, ids_of, tokenizer_file, transformers_tokenizer
+from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_file, tokenizer_of_run
+from bootstrap.generation.exported import load_exported
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
 from node.data.documents import cut
@@ -28,7 +28,9 @@ from node.data.opening import LOCAL, DataPlan, tokenised_by
 from node.data.sources import Document, documents_of
 from node.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
 from node.data.tokenizer_files import FILE_NAME, read_tokenizer
+from node.machine.limits import optional
 from node.machine.processes import in_background
+from node.model.pretrained import Pretrained, stage_tensors
 from node.model.stage import Stage, logits_through
 from protocol.codec import encode
 from protocol.errors import (
@@ -71,7 +73,7 @@ class WantedLosses:
         self,
         manifest: Manifest | None,
         reader: Tokenizer | None,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: ModelTokenizer,
         tokens: int,
         at_once: int,
     ) -> MeasuredText:
@@ -100,7 +102,7 @@ async def evaluate_swarm(
     async with visit(join, token) as observer:
         manifest = observer.manifest
         raw = await tokenizer_file(observer, own)
-        tokenizer = transformers_tokenizer(manifest, raw)
+        tokenizer = tokenizer_of_run(manifest, raw)
         sizes = (manifest.data.sequence_tokens, manifest.inner.sequences)
         text = await in_background(
             "data", wanted.text, manifest, load_tokenizer(raw, manifest), tokenizer, *sizes
@@ -119,8 +121,6 @@ async def evaluate_swarm(
 
 
 def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
-    from bootstrap.generation.exported import load_exported  # loads scipy, which a local swarm does without
-
     loaded = load_exported(directory)
     manifest = _manifest_of(directory)
     reader = None if manifest is None else reader_of(directory, manifest)
@@ -131,7 +131,7 @@ def evaluate_export(directory: Path, wanted: WantedLosses) -> None:
 
 
 def reader_of(directory: Path, manifest: Manifest) -> Tokenizer:
-    """The run's tokenizer by the export's file, which transformers has written anew, so its hash is another one.
+    """The run's tokenizer by the export's file, which is written anew, so its hash is another one.
 
     Raises `TokenizerError` when it does something else than the run's did.
     """
@@ -225,10 +225,24 @@ async def _evaluate(
     raise AssertionError("the loop returns or raises")
 
 
-def starting_loss(manifest: Manifest, text: MeasuredText) -> Loss:
-    """The loss of the weights that every run of this manifest starts from, computed here."""
-    stages = [Stage(manifest, index) for index in range(manifest.stages)]
+def starting_loss(manifest: Manifest, text: MeasuredText, checkpoint: str | None = None) -> Loss:
+    """The loss of the weights that every run of this manifest starts from, drawn or a checkpoint's, computed here.
+
+    Raises `CheckpointError` when that cannot be read.
+    """
+    stages = [Stage(manifest, index, initialise=checkpoint is None) for index in range(manifest.stages)]
+    if checkpoint is not None:
+        source = Pretrained(checkpoint)
+        for stage in stages:
+            _begin_with(stage, stage_tensors(source, manifest, stage.index))
     return _loss_by(partial(logits_through, stages), text)
+
+
+@torch.no_grad()
+def _begin_with(stage: Stage, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    parameters = {stage.checkpoint_name(name): parameter for name, parameter in stage.named_parameters()}
+    for name, tensor in tensors:
+        parameters[name].copy_(tensor)
 
 
 def model_loss(model: PreTrainedModel, text: MeasuredText, progress: Progress = lambda *_: None) -> Loss:
@@ -237,12 +251,14 @@ def model_loss(model: PreTrainedModel, text: MeasuredText, progress: Progress = 
 
 
 def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
-    """The loss of a checkpoint in a directory or on the Hub, by plain transformers code in float32."""
-    from transformers import AutoModelForCausalLM  # loads scipy, which a local swarm does without
-    from transformers.utils.logging import disable_progress_bar
+    """The loss of a checkpoint in a directory or on the Hub, by plain transformers code in float32.
 
-    disable_progress_bar()  # ours is the only one on the screen
-    return model_loss(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), text)
+    Raises `UserError` where transformers is not installed.
+    """
+    transformers = optional("transformers", "hf")
+    transformers.utils.logging.disable_progress_bar()  # ours is the only one on the screen
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return model_loss(loaded.eval(), text)
 
 
 @torch.no_grad()
@@ -279,7 +295,7 @@ class MeasuredText:
 
 
 def held_out_text(
-    manifest: Manifest, data: TrainingData, sequences: int, tokenizer: PreTrainedTokenizerBase
+    manifest: Manifest, data: TrainingData, sequences: int, tokenizer: ModelTokenizer
 ) -> MeasuredText:
     """Held-out sequences, the same for everybody, in microbatches of the run's size. Raises `NothingHeldOut`."""
     batches = data.validation_batches(manifest.data.sequence_tokens, manifest.inner.sequences, sequences)
@@ -289,7 +305,7 @@ def held_out_text(
 def text_of_files(
     entries: Sequence[str],
     field: str,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: ModelTokenizer,
     tokens: int,
     at_once: int,
     limit: int | None = None,
@@ -314,20 +330,20 @@ def text_of_files(
     return measured(batches, tokenizer)
 
 
-def measured(batches: list[Batch], tokenizer: PreTrainedTokenizerBase) -> MeasuredText:
+def measured(batches: list[Batch], tokenizer: ModelTokenizer) -> MeasuredText:
     """The batches, and how many bytes of text their labels are."""
     rows = (
         (first, row) for pair in batches for first, row in zip(*map(torch.Tensor.tolist, pair), strict=True)
     )
-    return MeasuredText(batches, sum(byte_count(tokenizer, row, first[0]) for first, row in rows))
+    return MeasuredText(batches, sum(tokenizer.byte_count(row, first[0]) for first, row in rows))
 
 
 def _ids_of(
-    document: Document, tokenizer: PreTrainedTokenizerBase, longest: int, most: int | None
+    document: Document, tokenizer: ModelTokenizer, longest: int, most: int | None
 ) -> NDArray[np.int64]:
     """The document's tokens as in training, where one is cut at `longest` bytes; the first `most` of them."""
     texts = (piece.decode() for piece in cut(document, longest))
-    ids = chain.from_iterable(ids_of(tokenizer, text) for text in texts)
+    ids = chain.from_iterable(tokenizer.ids_of(text) for text in texts)
     return np.fromiter(islice(ids, most), np.int64)
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
 
 from bootstrap.display import bars
 from bootstrap.export.checkpoint import (
@@ -33,7 +32,7 @@ from bootstrap.export.fetching import (
     fetch_stage,
 )
 from bootstrap.export.model_config import config_of
-from bootstrap.export.tokenizer import fingerprint_of, save_tokenizer, tokenizer_file, transformers_tokenizer
+from bootstrap.export.tokenizer import ModelTokenizer, fingerprint_of, tokenizer_file, tokenizer_of_run
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained
@@ -64,7 +63,7 @@ async def export(
     written; a checkpoint that is there is replaced only when the new one is whole.
     """
     check_order(order)
-    transformers_tokenizer(observer.manifest, tokenizer)  # refused before anything is fetched
+    tokenizer_of_run(observer.manifest, tokenizer)  # refused before anything is fetched
     sightings = await observer.survey()
     partial = order.directory / PARTIAL
     try:
@@ -186,7 +185,7 @@ def _finish(
     weights, most = [file.weights() for file in files], shard_bytes(order.shard_size)
     for name in write_shards(manifest, weights, new, dtype, most):
         tell(f"Wrote {name}.")
-    _describe(transformers_tokenizer(manifest, tokenizer), new, dtype, facts)
+    _describe(tokenizer_of_run(manifest, tokenizer), new, dtype, facts)
     sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(new.iterdir())]
     (new / SUMS).write_text("".join(sums), encoding="utf-8")
     # an earlier export may have had more shards
@@ -200,9 +199,9 @@ def _finish(
     shutil.rmtree(order.directory / PARTIAL)
 
 
-def _describe(tokenizer: PreTrainedTokenizerFast, new: Path, dtype: torch.dtype, facts: Facts) -> None:
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    save_tokenizer(tokenizer, new)
+def _describe(tokenizer: ModelTokenizer, new: Path, dtype: torch.dtype, facts: Facts) -> None:
+    tokenizer.save(new)
+    ids = tokenizer.special_ids()
     save_json(config_of(facts.manifest, str(dtype).removeprefix("torch."), ids), new / "config.json")
     save_json(ids, new / "generation_config.json")
     (new / "README.md").write_text(model_card(facts), encoding="utf-8")

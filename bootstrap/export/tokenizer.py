@@ -1,55 +1,132 @@
-"""A run's tokenizer as transformers knows it, and how a visitor gets it: text to tokens with nothing of ours."""
+"""The tokenizer that goes with a model: text to tokens as in training, tokens to text, and its files in an export."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bootstrap.export.byte_tokenizer import BYTES_END, byte_tokenizer
+from bootstrap.export.checkpoint import save_json
 from bootstrap.inspect.observer import Observer
 from node.data.tokenizer import FileTokenizer, load_tokenizer
-from node.data.tokenizer_files import CONFIG
+from node.data.tokenizer_files import CONFIG, FILE_NAME
 from node.membership.data_source import RunTokenizer
 from protocol.manifest import BYTES, Manifest
 
 
-def transformers_tokenizer(manifest: Manifest, raw: bytes | None) -> PreTrainedTokenizerFast:
-    """The run's tokenizer as transformers knows it; `raw` is its tokenizer.json, None where bytes are tokens.
+class ModelTokenizer:
+    """What a tokenizer.json makes of texts.
+
+    `begin` and `end` are the ids of the tokens that begin and end one, None where there is none; `context` is the
+    longest text that the model was trained on, in tokens.
+    """
+
+    def __init__(
+        self, file: tokenizers.Tokenizer, begin_name: str | None, end_name: str | None, context: int
+    ) -> None:
+        self._file = file
+        self._begin_name, self._end_name = begin_name, end_name
+        self.begin: int | None = None if begin_name is None else file.token_to_id(begin_name)
+        self.end: int | None = None if end_name is None else file.token_to_id(end_name)
+        self.context = context
+
+    def ids_of(self, text: str) -> list[int]:
+        """The tokens of `text` alone: none around it, and what reads like a special token is text."""
+        if self.end is not None:
+            found: list[int] = self._reader.encode_batch([text])[0].tolist()
+            return found
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _reader(self) -> FileTokenizer:
+        """What training makes of the file."""
+        return FileTokenizer(self._file.to_str().encode(), str(self._end_name))
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """Of a file with nothing that ends a text, which no run could have."""
+        plain = tokenizers.Tokenizer.from_str(self._file.to_str())
+        plain.no_truncation()
+        plain.no_padding()
+        plain.encode_special_tokens = True
+        return plain
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of `ids` as a person reads it, without the names of special tokens."""
+        text: str = self._file.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def byte_count(self, ids: Sequence[int], before: int | None = None) -> int:
+        """How many bytes of text `ids` stand for where the token `before` precedes them; an end of text is none.
+
+        Exact where tokens are bytes under other names. Elsewhere a character cut at either end counts as its
+        replacement.
+        """
+        if isinstance(self._file.decoder, decoders.ByteLevel):
+            return sum(self._length(token) for token in ids if token != self.end)
+        total, part = 0, list[int]()
+        context = [] if before is None or before == self.end else [before]
+        for token in [*ids, self.end]:
+            if token != self.end and token is not None:
+                part.append(token)
+                continue
+            if part:
+                total += self._decoded_bytes(context + part) - self._decoded_bytes(context)
+            part, context = [], []
+        return total
+
+    def _length(self, token: int) -> int:
+        """Of a token whose name has a character for each byte, but for what was added, whose name is its text."""
+        added = self._added.get(token)
+        return len(str(self._file.id_to_token(token))) if added is None else len(added.encode())
+
+    @cached_property
+    def _added(self) -> dict[int, str]:
+        return {token: str(added.content) for token, added in self._file.get_added_tokens_decoder().items()}
+
+    def _decoded_bytes(self, ids: Sequence[int]) -> int:
+        return len(self._file.decode(list(ids), skip_special_tokens=False).encode("utf-8", errors="replace"))
+
+    def special_ids(self) -> dict[str, int | None]:
+        """As config.json and generation_config.json name them: what ends a text also fills up."""
+        return {"bos_token_id": self.begin, "eos_token_id": self.end, "pad_token_id": self.end}
+
+    def save(self, directory: Path) -> None:
+        """Write its files for transformers 4 and 5: a class that both have, and only what a causal model takes."""
+        self._file.save(str(directory / FILE_NAME))
+        names = {
+            "bos_token": self._begin_name,
+            "eos_token": self._end_name,
+            "pad_token": self._end_name,
+        }
+        settings = {
+            "backend": "tokenizers",
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],
+            "model_max_length": self.context,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
+        save_json(settings | names, directory / CONFIG)
+
+
+def tokenizer_of_run(manifest: Manifest, raw: bytes | None) -> ModelTokenizer:
+    """The run's tokenizer; `raw` is its tokenizer.json, None where bytes are tokens.
 
     It adds nothing to a text, as training did not. The token that ends a text also begins one and fills up. Raises
     `TokenizerError` for another file than the manifest names.
     """
     load_tokenizer(raw, manifest)  # checks it
     if manifest.data.tokenizer == BYTES or raw is None:
-        backend, end = byte_tokenizer(), BYTES_END
+        file, end = byte_tokenizer(), BYTES_END
     else:
-        backend, end = _adding_nothing(raw), manifest.data.end_of_text
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=end,
-        eos_token=end,
-        pad_token=end,
-        model_max_length=manifest.data.sequence_tokens,
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write its files for transformers 4 and 5: a class that both have, and only what a causal model takes."""
-    tokenizer.save_pretrained(directory)
-    path = directory / CONFIG
-    contents = json.loads(path.read_text(encoding="utf-8"))
-    both = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
-    path.write_text(json.dumps(contents | both, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        file, end = _adding_nothing(raw), manifest.data.end_of_text
+    return ModelTokenizer(file, end, end, manifest.data.sequence_tokens)
 
 
 def fingerprint_of(manifest: Manifest, raw: bytes | None) -> str:
@@ -65,53 +142,6 @@ def _adding_nothing(raw: bytes) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(
         json.dumps(settings | {"truncation": None, "padding": None, "post_processor": None})
     )
-
-
-def ids_of(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The tokens of `text` alone, as in training: none around it, and what reads like a special token is text."""
-    reader = _reader(tokenizer)
-    if reader is not None:
-        found: list[int] = reader.encode_batch([text])[0].tolist()
-        return found
-    settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    ids: list[int] = tokenizer.encode(text, **settings)
-    return ids
-
-
-@lru_cache(maxsize=2)
-def _reader(tokenizer: PreTrainedTokenizerBase) -> FileTokenizer | None:
-    """What training would make of its file; None for one that has no file, or nothing that ends a text."""
-    if not isinstance(tokenizer, PreTrainedTokenizerFast) or tokenizer.eos_token is None:
-        return None
-    return FileTokenizer(tokenizer.backend_tokenizer.to_str().encode(), str(tokenizer.eos_token))
-
-
-def byte_count(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], before: int | None = None) -> int:
-    """How many bytes of text `ids` stand for where the token `before` precedes them; an end of text is none.
-
-    Exact where tokens are bytes under other names. Elsewhere a character cut at either end counts as its replacement.
-    """
-    end, total = tokenizer.eos_token_id, 0
-    kept = [i for i in ids if i != end]
-    if tokenizer.is_fast and isinstance(tokenizer.backend_tokenizer.decoder, decoders.ByteLevel):
-        added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-        names = zip(kept, tokenizer.convert_ids_to_tokens(kept), strict=True)
-        return sum(len(added[i].encode()) if i in added else len(name) for i, name in names)
-    part: list[int] = []
-    context = [] if before in (None, end) else [before]
-    for token in [*ids, end]:
-        if token != end:
-            part.append(token)
-        elif part:
-            total += _decoded_bytes(tokenizer, context + part) - _decoded_bytes(tokenizer, context)
-        if token == end:
-            part, context = [], []
-    return total
-
-
-def _decoded_bytes(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int | None]) -> int:
-    text: str = tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
-    return len(text.encode("utf-8", errors="replace"))
 
 
 async def tokenizer_file(observer: Observer, own: str) -> bytes | None:

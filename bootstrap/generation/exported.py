@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, set_seed
-from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging as transformers_logging
 
+from bootstrap.export.tokenizer import ModelTokenizer
 from bootstrap.generation.generate_cli import Decoding
+from node.data.tokenizer_files import CONFIG, FILE_NAME, read_tokenizer
+from node.machine.limits import optional
 from protocol.errors import StateError
 
 LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError, TypeError, AttributeError)
+MODEL = "config.json"
 
 
 @dataclass(frozen=True)
@@ -25,50 +27,78 @@ class ExportedModel:
     """A model and its tokenizer; `context` is the longest text in tokens."""
 
     model: Any
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: ModelTokenizer
     context: int
 
 
 def load_exported(directory: Path) -> ExportedModel:
-    """Raises `StateError` with one line on what is wrong with the directory; nothing is fetched from anywhere."""
+    """Raises `StateError` with one line on what is wrong with the directory; nothing is fetched from anywhere.
+
+    Raises `UserError` where transformers is not installed.
+    """
     if not directory.is_dir():
         raise StateError(f"There is no directory {directory}. Give --model what `noloco export --out` wrote.")
-    if not (directory / "config.json").exists():
+    if not (directory / MODEL).exists():
         raise StateError(
             f"{directory} holds no model: it has no config.json. Give --model the directory of an export; one that "
             "was cut short goes on with the same `noloco export --out`."
         )
     try:
-        json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        json.loads((directory / MODEL).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise StateError(
             f"The model in {directory} cannot be loaded (config.json is damaged). Export it again."
         ) from None
-    transformers_logging.disable_progress_bar()  # ours is the only one on the screen
-    tokenizer = load_tokenizer(directory)
+    transformers = optional("transformers", "hf")
+    transformers.utils.logging.disable_progress_bar()  # ours is the only one on the screen
+    tokenizer = tokenizer_in(directory)
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype="auto").eval()
-        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, local_files_only=True, dtype="auto"
+        )
+        model = loaded.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     except LOADING_ERRORS as error:
         raise StateError(
             f"The model in {directory} cannot be loaded ({_first_line(error)}). Export it again."
         ) from None
     # the model may know more positions than the run trained it on
-    context = min(int(getattr(model.config, "max_position_embeddings", 2**31)), tokenizer.model_max_length)
+    context = min(int(getattr(model.config, "max_position_embeddings", 2**31)), tokenizer.context)
     return ExportedModel(model, tokenizer, context)
 
 
-def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+def tokenizer_in(directory: Path) -> ModelTokenizer:
     """Raises `StateError` when the directory has no tokenizer that can be loaded."""
-    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise StateError(f"{directory} has no tokenizer.json. Copy the one of the run or of the model there.")
+    if not any((directory / name).exists() for name in (FILE_NAME, CONFIG)):
+        raise StateError(f"{directory} has no {FILE_NAME}. Copy the one of the run or of the model there.")
+    settings = _settings(directory / CONFIG)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # noqa: BLE001  what the library raises differs with the fault and its version
+        file = tokenizers.Tokenizer.from_str(read_tokenizer(str(directory)).decode())
+        begin, end = (_name_of(settings.get(f"{name}_token")) for name in ("bos", "eos"))
+        length = settings.get("model_max_length")
+        context = int(length) if isinstance(length, int | float) and 0 < length < 2**31 else 2**31
+        if end is None:  # where the settings leave out what is usual for their class
+            token = _settings(directory / MODEL).get("eos_token_id")
+            end = file.id_to_token(token) if isinstance(token, int) and token >= 0 else None
+        return ModelTokenizer(file, begin, end, context)
+    except Exception as error:  # noqa: BLE001  the library raises nothing narrower
         raise StateError(
             f"The tokenizer in {directory} is unknown or damaged ({_first_line(error)}). Copy the run's there."
         ) from None
-    return tokenizer
+
+
+def _settings(path: Path) -> dict[str, object]:
+    """Of a file that may be missing or damaged, which then says nothing."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _name_of(token: object) -> str | None:
+    """Of a special token, which older files tell with its settings."""
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else None
 
 
 def _first_line(error: BaseException) -> str:
@@ -76,8 +106,8 @@ def _first_line(error: BaseException) -> str:
     return lines[0][:160] if lines else type(error).__name__
 
 
-class _Stream(BaseStreamer):  # type: ignore[misc]
-    """Passes each new token on; the prompt, which comes first, is skipped."""
+class _Stream:
+    """A streamer of transformers: passes each new token on; the prompt, which comes first, is skipped."""
 
     def __init__(self, tell: Callable[[int], None]) -> None:
         self._tell = tell
@@ -99,7 +129,7 @@ def generate_tokens(
     """Tell each token after `prompt` when it is there, by transformers' own `generate`; until the context is full."""
     inputs = torch.tensor([prompt], device=loaded.model.device)
     room = min(decoding.most_tokens, loaded.context - len(prompt))
-    set_seed(decoding.seed)
+    torch.manual_seed(decoding.seed)
     loaded.model.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from bootstrap.generation.generate_cli import Decoding
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short
@@ -109,24 +108,33 @@ class SwarmAnswer:
 
 
 class Sampler:
-    """Mutable state: the random generator. Draws what `generate` draws from the same logits and seed."""
+    """Draws what `generate` of transformers draws from the same logits and seed."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
         self._generator = torch.Generator().manual_seed(decoding.seed)
-        self._warpers = LogitsProcessorList()
-        if not decoding.is_greedy:
-            if decoding.temperature != 1:
-                self._warpers.append(TemperatureLogitsWarper(decoding.temperature))
-            if decoding.top_k:
-                self._warpers.append(TopKLogitsWarper(decoding.top_k))
-            if decoding.top_p < 1:
-                self._warpers.append(TopPLogitsWarper(decoding.top_p))
 
     def choose(self, logits: torch.Tensor) -> int:
         """A token by logits [vocabulary]; −∞ are never chosen."""
         if self._decoding.is_greedy:
             return int(torch.argmax(logits))
-        warped = self._warpers(torch.empty(1, 0, dtype=torch.long), logits[None])
-        drawn = torch.multinomial(torch.softmax(warped, dim=-1), 1, generator=self._generator)
-        return int(drawn)
+        probabilities = torch.softmax(left_in(logits, self._decoding), dim=-1)
+        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+
+
+def left_in(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+    """Logits [vocabulary] over the temperature, −∞ for tokens that are left out.
+
+    The `top_k` likeliest are left in, with those as likely as the last of them, and of these the likeliest that sum
+    up to `top_p`; the likeliest always is.
+    """
+    logits = logits / decoding.temperature
+    if decoding.top_k:
+        least = torch.topk(logits, min(decoding.top_k, len(logits))).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if decoding.top_p < 1:
+        ascending, order = torch.sort(logits)
+        falls_out = torch.softmax(ascending, dim=-1).cumsum(dim=-1) <= 1 - decoding.top_p
+        falls_out[-1] = False
+        logits = logits.masked_fill(falls_out.scatter(0, order, falls_out), -torch.inf)
+    return logits

@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
-from bootstrap.export.tokenizer import ids_of, tokenizer_file, transformers_tokenizer
+from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_file, tokenizer_of_run
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
@@ -27,24 +25,23 @@ def generate_from_export(directory: Path, prompt: str, decoding: Decoding) -> No
 
 async def generate_from_swarm(join: list[str], token: str, prompt: str, decoding: Decoding, own: str) -> None:
     async with visit(join, token) as observer:
-        tokenizer = transformers_tokenizer(observer.manifest, await tokenizer_file(observer, own))
-        context = observer.manifest.data.sequence_tokens
-        ids = first_tokens(tokenizer, prompt, context)
+        tokenizer = tokenizer_of_run(observer.manifest, await tokenizer_file(observer, own))
+        ids = first_tokens(tokenizer, prompt, tokenizer.context)
         answer = SwarmAnswer(observer, (await observer.routes())[0], _note)
         stream = TextStream(tokenizer, _write, ids)
-        async for chosen in answer.tokens(ids, decoding, tokenizer.eos_token_id):
+        async for chosen in answer.tokens(ids, decoding, tokenizer.end):
             stream.put(chosen)
-        _end(stream, len(ids), context, decoding)
+        _end(stream, len(ids), tokenizer.context, decoding)
 
 
-def first_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, context: int) -> list[int]:
+def first_tokens(tokenizer: ModelTokenizer, prompt: str, context: int) -> list[int]:
     """The prompt's tokens; for an empty one the token that texts begin with.
 
     Raises `DataError` when the context leaves no room for an answer.
     """
-    ids = ids_of(tokenizer, prompt)
-    if not ids and tokenizer.bos_token_id is not None:
-        ids = [int(tokenizer.bos_token_id)]
+    ids = tokenizer.ids_of(prompt)
+    if not ids and tokenizer.begin is not None:
+        ids = [tokenizer.begin]
     if not 0 < len(ids) < context:
         raise DataError(
             f"The prompt has {len(ids):,} tokens; this model's context of {context:,} has room for 1 to "
@@ -81,24 +78,20 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, tell: Callable[[str], None], prompt: Sequence[int] = ()
+        self, tokenizer: ModelTokenizer, tell: Callable[[str], None], prompt: Sequence[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
         self._tell = tell
         self._prompt = list(prompt)
-        self._prompt_text = self._read(self._prompt)
+        self._prompt_text = tokenizer.text_of(self._prompt)
         self.tokens: list[int] = []
         self._told = 0
 
     @property
     def text(self) -> str:
-        whole = self._read(self._prompt + self.tokens)
+        whole = self._tokenizer.text_of(self._prompt + self.tokens)
         pairs = zip(whole, self._prompt_text, strict=False)
         return whole[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
-
-    def _read(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
 
     def put(self, token: int) -> None:
         self.tokens.append(token)

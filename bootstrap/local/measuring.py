@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from bootstrap.evaluation.measuring import (
     Loss,
@@ -23,14 +23,14 @@ from bootstrap.evaluation.measuring import (
 )
 from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_of_run
 from bootstrap.inspect.observer import Observer, measure_spread
 from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.summary import Summary
 from node.data.batches import Position, TrainingData
 from node.data.opening import open_data
 from node.machine.processes import in_background
-from protocol.errors import NolocoError, NothingHeldOut
+from protocol.errors import MissingPackage, NolocoError, NothingHeldOut
 from protocol.manifest import BYTES, Manifest
 from protocol.transport.base import PeerId
 
@@ -42,7 +42,7 @@ NOTHING_HELD_OUT = (
 
 
 def text_to_measure_on(
-    plan: LocalPlan, data: TrainingData, tokenizer: PreTrainedTokenizerBase
+    plan: LocalPlan, data: TrainingData, tokenizer: ModelTokenizer
 ) -> tuple[MeasuredText, bool]:
     """Held-out text, and True; or, where a little text has none, some of that which is trained on."""
     manifest, limit = plan.manifest, plan.validation_sequences
@@ -71,7 +71,7 @@ class Measuring:
         plan = self._plan
         data = open_data(plan.manifest, plan.data_plan, plan.tokenizer)
         data.require(plan.manifest.data.sequence_tokens)
-        tokenizer = transformers_tokenizer(plan.manifest, plan.tokenizer)
+        tokenizer = tokenizer_of_run(plan.manifest, plan.tokenizer)
         self._text, self._summary.is_held_out = text_to_measure_on(plan, data, tokenizer)
         return data
 
@@ -94,9 +94,7 @@ class Measuring:
             )
 
     def _starting_loss(self) -> Loss:
-        if self._plan.from_checkpoint is not None:
-            return checkpoint_loss(self._plan.from_checkpoint, self._text)
-        return starting_loss(self._plan.manifest, self._text)
+        return starting_loss(self._plan.manifest, self._text, self._plan.from_checkpoint)
 
     async def on_the_way(self, observer: Observer, tokens: int) -> None:
         """Add a point to the curve, measured along one route; a replica lost meanwhile costs the point."""
@@ -123,14 +121,18 @@ class Measuring:
         directory = self._plan.directory / "export"
         order = ExportOrder(directory, route=route, validation_loss=swarm_loss)
         exported = await export(observer, order, self._plan.tokenizer)
-        loss = await asyncio.to_thread(checkpoint_loss, directory, self._text)
-        self._summary.export = {
+        told: dict[str, Any] = {
             "directory": str(directory),
             "parameters": exported.parameters,
-            "loss": round(loss.nats, 8),
             "swarm_loss": round(swarm_loss, 8),
-            "difference": abs(loss.nats - swarm_loss),
         }
+        try:
+            loss = (await asyncio.to_thread(checkpoint_loss, directory, self._text)).nats
+        except MissingPackage as missing:
+            told["not_loaded"] = str(missing)
+        else:
+            told |= {"loss": round(loss, 8), "difference": abs(loss - swarm_loss)}
+        self._summary.export = told
 
 
 VOCABULARY = 256

@@ -91,13 +91,18 @@ class Summary:
             shown = "" if estimate is None else f"   (on a sample of the weights: {estimate:.2e})"
             lines.append(f"replica spread   {self.replica_spread:.2e}{shown}")
         if self.export is not None:
-            lines.append(
-                f"export           {self.export['directory']}: transformers {self.export['loss']:.6f}, "
-                f"swarm {self.export['swarm_loss']:.6f}, difference {self.export['difference']:.1e}"
-            )
+            lines.append(f"export           {self.export['directory']}: {self._export_beside(self.export)}")
         if self.nodes:
             lines.append(f"computing        {self._computing()} of the time since joining")
         return lines
+
+    @staticmethod
+    def _export_beside(export: dict[str, Any]) -> str:
+        """Its loss by transformers, beside the swarm's; without transformers that it was not loaded."""
+        swarm = f"swarm {export['swarm_loss']:.6f}"
+        if "not_loaded" in export:
+            return f"{swarm}; not loaded to compare. {export['not_loaded']}"
+        return f"transformers {export['loss']:.6f}, {swarm}, difference {export['difference']:.1e}"
 
     def _computing(self) -> str:
         """The fraction of time in training work, as a mean over each stage's replicas."""

@@ -141,7 +141,7 @@ def _started(chaos: int | None) -> Iterator[tuple[Console, StatusLine]]:
     _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
     with StatusLine(say) as progress:
-        progress.doing("importing torch and transformers")
+        progress.doing("importing torch")
         yield console, progress
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from node.data.contents import without_mark
 from node.data.sources import HUB
 from node.machine.home import at_home
-from protocol.errors import TokenizerError
+from node.machine.limits import optional
+from protocol.errors import MissingPackage, TokenizerError
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 
 FILE_NAME = "tokenizer.json"
@@ -68,6 +69,11 @@ def _converted(directory: Path) -> bytes:
         raw = _by_transformers(str(directory)) if names_class else b""
         vocabulary = directory / "vocab.json"
         wanted = json.loads(vocabulary.read_text(encoding="utf-8")) if vocabulary.exists() else {}
+    except MissingPackage as missing:
+        raise TokenizerError(
+            f"{directory} has {' and '.join(others_in(directory))} but no {FILE_NAME}, which transformers can "
+            f"make of them. {missing}"
+        ) from None
     except Exception:  # noqa: BLE001  what the library raises differs with its version and the fault
         raw, wanted = b"", {}
     if raw and wanted.items() <= _vocabulary(raw).items():
@@ -87,22 +93,31 @@ def _vocabulary(raw: bytes) -> dict[str, int]:
 
 
 def _by_transformers(name: str) -> bytes:
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()  # what it has to say is said here, in one sentence
-    raw: str = AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str()
+    transformers = optional("transformers", "hf")
+    transformers.utils.logging.set_verbosity_error()  # what it has to say is said here, in one sentence
+    raw: str = transformers.AutoTokenizer.from_pretrained(name).backend_tokenizer.to_str()
     return raw.encode()
 
 
 def _from_hub(name: str) -> bytes:
-    """The tokenizer of a model on the Hub, also of one that has no tokenizer.json and must be converted."""
+    """The tokenizer.json of a model on the Hub; one that has none is converted by transformers."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
     try:
-        return _by_transformers(name)
-    except Exception as error:  # noqa: BLE001  what the library raises differs with its version and the fault
+        try:
+            file = hf_hub_download(name, FILE_NAME)
+        except EntryNotFoundError as error:
+            if isinstance(error, LocalEntryNotFoundError):  # the hub was not reached
+                raise
+            return _by_transformers(name)
+    except MissingPackage:
+        raise
+    except Exception as error:  # noqa: BLE001  of the network, the disk, the name and the files, by several libraries
         reason = str(error).strip().splitlines()
         raise TokenizerError(
             f"Cannot get the tokenizer {name!r} from the Hugging Face Hub "
             f"({reason[0][:120] if reason else type(error).__name__}). Check the name and the connection, or give "
             "a tokenizer.json on this machine with --tokenizer FILE."
         ) from None
+    return read_tokenizer(file)

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import psutil
 
-from protocol.errors import ResourceError, UserError
+from protocol.errors import MissingPackage, ResourceError
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -223,13 +223,13 @@ def tcp_port(addresses: list[str]) -> int:
 
 
 def optional(module: str, extra: str) -> ModuleType:
-    """Import a module of `pip install 'noloco-node[extra]'`. Raises a `UserError` that says so when it is missing."""
+    """Import a module of `pip install 'noloco-node[extra]'`. Raises `MissingPackage` when it is not there."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
         if (error.name or "").split(".")[0] != package:
             raise
-        raise UserError(
+        raise MissingPackage(
             f"This needs the package {package}, which is not installed: pip install 'noloco-node[{extra}]'."
         ) from None

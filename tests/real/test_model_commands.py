@@ -1,7 +1,11 @@
-"""Real nodes whose run is complete: a visitor generates from them, measures them and takes their model along."""
+"""Real nodes whose run is complete: a visitor generates from them, measures them and takes their model along.
+
+Nodes, and commands that ask them, find no transformers, as if it were not installed; what they wrote is loaded by it.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,7 +28,18 @@ def printed(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def _without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For processes that are started."""
+    package = tmp_path / "hidden" / "transformers.py"
+    package.parent.mkdir()
+    package.write_text("raise ModuleNotFoundError(\"No module named 'transformers'\", name='transformers')\n")
+    places = [str(package.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
+
+
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("_without_transformers")
 def test_a_finished_swarm_its_export_and_transformers_say_the_same(tmp_path: Path) -> None:
     manifest = preset_text("tiny").replace("total_steps = 10_000", "total_steps = 60")
     (tmp_path / "run.toml").write_text(manifest)
@@ -46,6 +61,10 @@ def test_a_finished_swarm_its_export_and_transformers_say_the_same(tmp_path: Pat
         for daemon in reversed(daemons):
             daemon.kill()
 
+    for command in (["generate", "a"], ["eval", "--data", str(tmp_path / "text.txt")]):
+        refused = run_tool(*command, "--model", str(model), patience=200.0)
+        assert refused.returncode == 2
+        assert refused.stderr.strip().endswith("pip install 'noloco-node[hf]'."), refused.stderr
     here = CliRunner().invoke(app, ["generate", PROMPT, "--model", str(model), "--tokens", str(TOKENS)])
     assert here.output == live
     loaded, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)

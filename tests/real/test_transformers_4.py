@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bootstrap.creating.choosing import RunOptions
 from bootstrap.export.checkpoint import save_json
 from bootstrap.export.model_config import config_of
-from bootstrap.export.tokenizer import save_tokenizer, transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
 from protocol.model import Family
 from tests.patience import patience
 from tests.pretrained import saved_model
@@ -62,10 +62,9 @@ def export_like(directory: Path, family: Family, rope: dict[str, object]) -> Pat
     (source / "tokenizer.json").write_bytes(bpe())
     manifest, raw = RunOptions("tiny", from_checkpoint=str(source)).resolved()
     export.mkdir()
-    tokenizer = transformers_tokenizer(manifest, raw)
-    save_tokenizer(tokenizer, export)
-    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    save_json(config_of(manifest, "float32", ids), export / "config.json")
+    tokenizer = tokenizer_of_run(manifest, raw)
+    tokenizer.save(export)
+    save_json(config_of(manifest, "float32", tokenizer.special_ids()), export / "config.json")
     shutil.copy(source / "model.safetensors", export)
     return export
 

@@ -24,6 +24,8 @@ def done_without(program: str) -> subprocess.CompletedProcess[str]:
         "bootstrap.found_cli, bootstrap.creating.run, bootstrap.creating.choosing",
         "bootstrap.inspect.status, bootstrap.inspect.doctor, bootstrap.inspect.link_map",
         "bootstrap.dashboard.running, bootstrap.placement.plan_run, bootstrap.checking.report",
+        "bootstrap.export.exporting, bootstrap.generation.writing, bootstrap.evaluation.measuring",
+        "bootstrap.local.swarm",
     ],
 )
 def test_nothing_of_a_node_or_a_look_at_a_swarm_needs_it(modules: str) -> None:

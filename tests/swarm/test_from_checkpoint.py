@@ -20,7 +20,7 @@ from bootstrap.evaluation.measuring import (
 from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
 from bootstrap.export.model_config import FAMILIES
-from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained
 from protocol.errors import CheckpointError
@@ -67,7 +67,7 @@ async def all_are(swarm: SimulatedSwarm, state: str) -> None:
 
 
 def text_of(manifest: Manifest) -> MeasuredText:
-    return held_out_text(manifest, micro_corpus(), SEQUENCES, transformers_tokenizer(manifest, None))
+    return held_out_text(manifest, micro_corpus(), SEQUENCES, tokenizer_of_run(manifest, None))
 
 
 @pytest.mark.long_but("llama-2", "qwen3-1")

@@ -32,7 +32,7 @@ from bootstrap.evaluation.measuring import (
 from bootstrap.export.checkpoint import weights_of
 from bootstrap.export.export_cli import PARTIAL, ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.tokenizer import ids_of, tokenizer_file, transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_file, tokenizer_of_run
 from bootstrap.generation.exported import generate_tokens, load_exported
 from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
@@ -81,11 +81,11 @@ def visiting(replicas: int, look: Look, **settings: Any) -> Any:
 
 
 async def said_by_swarm(observer: Observer, decoding: Decoding, prompt: str = PROMPT, **more: Any) -> str:
-    tokenizer = transformers_tokenizer(observer.manifest, None)
+    tokenizer = tokenizer_of_run(observer.manifest, None)
     ids = first_tokens(tokenizer, prompt, observer.manifest.data.sequence_tokens)
     stream = TextStream(tokenizer, lambda text: None)
     answer = SwarmAnswer(observer, (await observer.routes())[0], **more)
-    async for token in answer.tokens(ids, decoding, tokenizer.eos_token_id):
+    async for token in answer.tokens(ids, decoding, tokenizer.end):
         stream.put(token)
     return stream.end()
 
@@ -93,7 +93,7 @@ async def said_by_swarm(observer: Observer, decoding: Decoding, prompt: str = PR
 def said_by_export(directory: Path, decoding: Decoding, prompt: str = PROMPT) -> str:
     loaded = load_exported(directory)
     stream = TextStream(loaded.tokenizer, lambda text: None)
-    generate_tokens(loaded, ids_of(loaded.tokenizer, prompt), decoding, stream.put)
+    generate_tokens(loaded, loaded.tokenizer.ids_of(prompt), decoding, stream.put)
     return stream.end()
 
 
@@ -121,7 +121,7 @@ def test_an_export_is_the_swarms_model_and_says_what_the_swarm_says(
     async def look(swarm: SimulatedSwarm, observer: Observer) -> list[str]:
         route = (await observer.routes())[0]
         await export(observer, ExportOrder(tmp_path / "model", route=route, shard_size="8KB"))
-        tokenizer = transformers_tokenizer(swarm.manifest, None)
+        tokenizer = tokenizer_of_run(swarm.manifest, None)
         for text in (
             held_out_text(swarm.manifest, swarm.corpus, 16, tokenizer),
             text_of_files([str(own)], "text", tokenizer, swarm.manifest.data.sequence_tokens, 2),
@@ -494,7 +494,7 @@ def test_an_answer_goes_on_when_a_round_ends_and_says_so(tmp_path: Path) -> None
     told: list[str] = []
 
     async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
-        tokenizer = transformers_tokenizer(swarm.manifest, None)
+        tokenizer = tokenizer_of_run(swarm.manifest, None)
         route = (await observer.routes())[0]
         answer = SwarmAnswer(observer, route, told.append)
         prompt, tokens = first_tokens(tokenizer, PROMPT, 32), list[int]()
@@ -562,7 +562,7 @@ def test_each_token_goes_once_along_one_route_with_the_slow_weights(
 
 
 async def said_slowly(observer: Observer, seconds: float) -> list[int]:
-    tokenizer = transformers_tokenizer(observer.manifest, None)
+    tokenizer = tokenizer_of_run(observer.manifest, None)
     prompt = first_tokens(tokenizer, PROMPT, observer.manifest.data.sequence_tokens)
     tokens = list[int]()
     async for token in SwarmAnswer(observer, (await observer.routes())[0]).tokens(prompt, GREEDY, None):

@@ -11,7 +11,7 @@ import torch
 from bootstrap.evaluation.measuring import MeasuredText, checkpoint_loss, evaluate_route, held_out_text
 from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.discovery import LONELY_SECONDS
 from node.model.flat import layout
@@ -57,7 +57,7 @@ def whole_theta(swarm: SimulatedSwarm) -> dict[str, torch.Tensor]:
 
 
 def text_of(swarm: SimulatedSwarm) -> MeasuredText:
-    return held_out_text(swarm.manifest, swarm.corpus, 16, transformers_tokenizer(swarm.manifest, None))
+    return held_out_text(swarm.manifest, swarm.corpus, 16, tokenizer_of_run(swarm.manifest, None))
 
 
 def test_the_last_stage_soon_sees_who_comes_to_the_first_one() -> None:

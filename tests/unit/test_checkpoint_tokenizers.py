@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from typer.testing import CliRunner
 
 from bootstrap.creating.choosing import RunOptions
-from bootstrap.export.tokenizer import save_tokenizer, transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.found_cli import app
 from node.data.tokenizer import FileTokenizer, identity_of
 from protocol.errors import TokenizerError
@@ -110,7 +110,7 @@ def test_files_whose_kind_the_folder_says_are_converted(tmp_path: Path) -> None:
 
 def test_an_export_of_a_run_on_bytes_is_bytes_again(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "export", 256)
-    save_tokenizer(transformers_tokenizer(micro_manifest(), None), model)
+    tokenizer_of_run(micro_manifest(), None).save(model)
     assert RunOptions(from_checkpoint=str(model)).resolved()[1] is None
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from bootstrap.creating.choosing import RunOptions, with_tokenizer
 from bootstrap.export.checkpoint import Facts, save_json
 from bootstrap.export.model_config import config_of
-from bootstrap.export.tokenizer import fingerprint_of, save_tokenizer, transformers_tokenizer
+from bootstrap.export.tokenizer import fingerprint_of, tokenizer_of_run
 from bootstrap.tools_cli import app
 from node.data.tokenizer import FileTokenizer, identity_of
 from protocol.manifest import Manifest
@@ -32,7 +32,7 @@ def export_with(raw: bytes, directory: Path) -> Manifest:
         micro_manifest(model__vocab_size=320, data__held_out=0.4, data__source="local"), raw
     )
     saved_model(directory, vocab_size=320)
-    save_tokenizer(transformers_tokenizer(manifest, raw), directory)
+    tokenizer_of_run(manifest, raw).save(directory)
     facts = Facts("run", manifest, (), 1, "fp32", tokenizer_fingerprint=fingerprint_of(manifest, raw))
     (directory / "noloco.json").write_text(facts.as_json(), encoding="utf-8")
     return manifest

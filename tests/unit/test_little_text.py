@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bootstrap.evaluation.measuring import WantedLosses
-from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.local.measuring import NOTHING_HELD_OUT, Measuring, text_to_measure_on
 from bootstrap.local.nodes import LocalPlan
 from bootstrap.local.progress import StatusLine
@@ -45,7 +45,7 @@ def one_file(tmp_path: Path, lines: int = 2700) -> str:
 async def test_losses_are_on_what_is_trained_on_where_nothing_is_held_out(lines: int, tmp_path: Path) -> None:
     plan = plan_of(tmp_path, one_file(tmp_path, lines))
     data = open_data(TINY, plan.data_plan, None)
-    tokenizer = transformers_tokenizer(TINY, None)
+    tokenizer = tokenizer_of_run(TINY, None)
     with pytest.raises(NothingHeldOut):
         next(data.validation_batches(128, 8))
     text, is_held_out = text_to_measure_on(plan, data, tokenizer)
@@ -59,7 +59,7 @@ def test_a_text_of_which_some_is_held_out_is_measured_on_that(tmp_path: Path) ->
         tmp_path, as_jsonl(tmp_path / "rows.jsonl", [f"row {number} " * 40 for number in range(100)])
     )
     data = open_data(TINY, plan.data_plan, None)
-    text, is_held_out = text_to_measure_on(plan, data, transformers_tokenizer(TINY, None))
+    text, is_held_out = text_to_measure_on(plan, data, tokenizer_of_run(TINY, None))
     assert is_held_out
     assert (
         text.batches[0][0] == next(data.validation_batches(128, 8, 8))[0][: len(text.batches[0][0])]
@@ -120,7 +120,7 @@ def refused_by_swarm(tmp_path: Path, *data: str, manifest: Manifest = TINY) -> s
 def refused_by_eval(tmp_path: Path, *data: str, manifest: Manifest = TINY) -> str:
     wanted = WantedLosses(data, "text", True, None, tmp_path / "cache")
     with pytest.raises(DataError) as caught:
-        wanted.text(manifest, None, transformers_tokenizer(manifest, None), 128, 8)
+        wanted.text(manifest, None, tokenizer_of_run(manifest, None), 128, 8)
     return str(caught.value)
 
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
 from bootstrap.evaluation.measuring import WantedLosses, held_out_text, text_of_files
-from bootstrap.export.tokenizer import byte_count, transformers_tokenizer
+from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_of_run
 from node.data.batches import TrainingData
 from node.data.documents import Split, cut
 from node.data.opening import DataPlan, open_data
@@ -83,10 +82,10 @@ def run_of(kind: str, **changes: object) -> tuple[Manifest, bytes | None]:
 
 
 @cache
-def tokenizers_of(kind: str) -> tuple[PreTrainedTokenizerFast, TrainingTokenizer]:
+def tokenizers_of(kind: str) -> tuple[ModelTokenizer, TrainingTokenizer]:
     """For evaluating and for training."""
     manifest, raw = run_of(kind)
-    return transformers_tokenizer(manifest, raw), load_tokenizer(raw, manifest)
+    return tokenizer_of_run(manifest, raw), load_tokenizer(raw, manifest)
 
 
 def ids_in(batches: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
@@ -100,12 +99,12 @@ def ids_in(batches: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
 def test_a_file_has_the_ids_and_the_bytes_that_training_has(kind: str, longest: int, tmp_path: Path) -> None:
     manifest, raw = run_of(kind, data__longest_document=longest)
     (tmp_path / "a.txt").write_text(TEXT, encoding="utf-8")
-    tokenizer = transformers_tokenizer(manifest, raw)
+    tokenizer = tokenizer_of_run(manifest, raw)
     text = text_of_files([str(tmp_path / "a.txt")], "text", tokenizer, 16, 3, longest=longest)
     pieces = [piece.decode() for piece in cut([TEXT.encode()], longest)]
     trained = [i for ids in load_tokenizer(raw, manifest).encode_batch(pieces) for i in ids.tolist()]
     assert ids_in(text.batches) == trained
-    first = byte_count(tokenizer, trained[:1])
+    first = tokenizer.byte_count(trained[:1])
     spaces_between = len(pieces) - 1 if kind == "spaces" else 0  # before the first word of each piece
     assert text.bytes == len(TEXT.encode()) - first + spaces_between
 
@@ -129,7 +128,7 @@ def test_an_end_of_text_has_no_bytes(kind: str, tmp_path: Path) -> None:
     rows = [f"short row {number}" for number in range(4000)]
     place = as_jsonl(tmp_path / "rows.jsonl", rows)
     data = open_data(manifest, DataPlan((place,), "text", tmp_path / "cache"), raw)
-    text = held_out_text(manifest, data, 1_000_000, transformers_tokenizer(manifest, raw))
+    text = held_out_text(manifest, data, 1_000_000, tokenizer_of_run(manifest, raw))
     held_out = sum(len(row) for row in rows if Split(manifest.data.held_out).holds_out(row.encode()))
     assert held_out - 300 < text.bytes < held_out  # the last sequence may be incomplete, and is left out
 
@@ -166,13 +165,13 @@ def test_the_bytes_of_parts_are_those_of_the_whole(words: list[str], data: st.Da
         tokenizer, trained = tokenizers_of(kind)
         (ids,) = (found.tolist() for found in trained.encode_batch(["".join(words)]))
         place = data.draw(st.integers(0, len(ids)))
-        parts = [[*ids[:place], tokenizer.eos_token_id], ids[place:]]
-        assert sum(byte_count(tokenizer, part) for part in parts) == len("".join(words).encode())
+        parts = [[*ids[:place], tokenizer.end], ids[place:]]
+        assert sum(tokenizer.byte_count(part) for part in parts) == len("".join(words).encode())
 
 
 def test_a_dataset_of_the_hub_is_measured_as_its_files_are(tmp_path: Path) -> None:
     manifest, raw = run_of("bytes")
-    tokenizer = transformers_tokenizer(manifest, raw)
+    tokenizer = tokenizer_of_run(manifest, raw)
     as_jsonl(tmp_path / "train.jsonl", ["\ufeffthe first", "", "the second and the last"])
     texts = [
         text_of_files([entry], "text", tokenizer, 8, 2)

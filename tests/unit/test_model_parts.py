@@ -13,16 +13,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from transformers import AutoTokenizer
+from transformers import (
+    AutoTokenizer,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from bootstrap.evaluation.measuring import Loss, text_of_files
 from bootstrap.export.byte_tokenizer import byte_tokenizer
 from bootstrap.export.checkpoint import Facts, model_card, weights_of, write_shards
 from bootstrap.export.export_cli import shard_bytes
 from bootstrap.export.fetching import Donor, Source, choose
-from bootstrap.export.tokenizer import byte_count, ids_of, transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
+from bootstrap.generation.exported import tokenizer_in
 from bootstrap.generation.generate_cli import Decoding
-from bootstrap.generation.swarm_answer import Sampler
+from bootstrap.generation.swarm_answer import Sampler, left_in
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
 from node.model.replica import PIECE_PARAMETERS
@@ -48,15 +55,16 @@ def test_any_bytes_become_their_text(ids: bytes) -> None:
 
 
 def test_the_byte_tokenizer_survives_being_saved(tmp_path: Path) -> None:
-    transformers_tokenizer(micro_manifest(), None).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert ids_of(loaded, "a\0b") == list(b"ab")  # as of documents in training
+    tokenizer_of_run(micro_manifest(), None).save(tmp_path)
+    loaded, ours = AutoTokenizer.from_pretrained(tmp_path), tokenizer_in(tmp_path)
+    assert ours.ids_of("a\0b") == list(b"ab")  # as of documents in training
     everything = "".join(map(chr, range(1, 0x500))) + " ' s 中文 🙂\r\n\t  x"
-    assert ids_of(loaded, everything) == list(everything.encode())
+    assert ours.ids_of(everything) == list(everything.encode())
     assert loaded.decode(list(everything.encode())) == everything
     assert (loaded.eos_token_id, loaded.pad_token_id, len(loaded)) == (0, 0, 256)
-    assert byte_count(loaded, [0xE4, 0xB8]) == 2
-    assert loaded.model_max_length == 32
+    assert ours.text_of(list(everything.encode())) == everything
+    assert ours.byte_count([0xE4, 0xB8]) == 2
+    assert loaded.model_max_length == ours.context == 32
 
 
 def test_a_runs_own_tokenizer_goes_with_it_and_no_other_does(tmp_path: Path) -> None:
@@ -64,22 +72,23 @@ def test_a_runs_own_tokenizer_goes_with_it_and_no_other_does(tmp_path: Path) -> 
     manifest = micro_manifest(
         data__tokenizer=identity_of(own), data__end_of_text="<|endoftext|>", model__vocab_size=300
     )
-    transformers_tokenizer(manifest, own).save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer_of_run(manifest, own).save(tmp_path)
+    loaded, ours = AutoTokenizer.from_pretrained(tmp_path), tokenizer_in(tmp_path)
     text = "the cat, größer, 中文"
-    assert loaded.decode(ids_of(loaded, text)) == text
-    assert len(ids_of(loaded, text)) < len(text.encode())
+    assert loaded.decode(ours.ids_of(text)) == ours.text_of(ours.ids_of(text)) == text
+    assert len(ours.ids_of(text)) < len(text.encode())
     assert loaded.eos_token == "<|endoftext|>"
-    assert loaded.eos_token_id not in ids_of(loaded, "what <|endoftext|> says")
+    assert ours.end == loaded.eos_token_id
+    assert ours.end not in ours.ids_of("what <|endoftext|> says")
     for wrong in (other, None):
         with pytest.raises(TokenizerError, match="tokenizer"):
-            transformers_tokenizer(manifest, wrong)
+            tokenizer_of_run(manifest, wrong)
 
 
 @given(st.text(max_size=40))
 def test_text_is_told_as_it_comes_and_characters_whole(text: str) -> None:
     told: list[str] = []
-    stream = TextStream(transformers_tokenizer(micro_manifest(), None), told.append)
+    stream = TextStream(tokenizer_of_run(micro_manifest(), None), told.append)
     for byte in text.encode():
         stream.put(byte)
     end = stream.end()
@@ -88,7 +97,7 @@ def test_text_is_told_as_it_comes_and_characters_whole(text: str) -> None:
 
 def test_bytes_that_are_no_text_are_told_in_the_end() -> None:
     told: list[str] = []
-    stream = TextStream(transformers_tokenizer(micro_manifest(), None), told.append)
+    stream = TextStream(tokenizer_of_run(micro_manifest(), None), told.append)
     for byte in (0x61, 0xE4, 0xB8):
         stream.put(byte)
     assert told == ["a"]
@@ -109,6 +118,23 @@ def test_greedy_takes_the_likeliest_and_sampling_what_is_left_in() -> None:
     assert drawn != [other.choose(LOGITS) for _ in range(200)]
     narrow = Sampler(Decoding(temperature=1.0, top_p=0.5))
     assert {narrow.choose(LOGITS) for _ in range(50)} == {1}
+
+
+@given(
+    st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40),
+    st.floats(0.1, 3.0),
+    st.integers(0, 50),
+    st.floats(0.01, 1.0),
+)
+def test_what_is_left_in_is_what_transformers_leaves_in(
+    values: list[float], temperature: float, top_k: int, top_p: float
+) -> None:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    logits = torch.tensor(values)
+    theirs = warpers(torch.empty(1, 0, dtype=torch.long), logits[None])[0]
+    assert torch.equal(left_in(logits, Decoding(temperature=temperature, top_k=top_k, top_p=top_p)), theirs)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +183,7 @@ def test_sizes_of_files() -> None:
 
 
 def test_files_are_predicted_from_their_second_token_on(tmp_path: Path) -> None:
-    tokenizer = transformers_tokenizer(micro_manifest(), None)
+    tokenizer = tokenizer_of_run(micro_manifest(), None)
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("abcdefghij" * 2 + "ä")
     two.write_text("xyz")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from node.data.tokenizer import (
     ByteTokenizer,
@@ -105,17 +103,27 @@ def test_a_file_or_its_directory_may_be_named(tmp_path: Path) -> None:
     assert read_tokenizer(str(tmp_path)) == read_tokenizer(str(tmp_path / "tokenizer.json")) == bpe()
 
 
-def test_a_tokenizer_of_the_hub_is_converted_to_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(bpe().decode())).save_pretrained(tmp_path)
-    raw = read_tokenizer(f"hub:{tmp_path}")
-    tokenizer = FileTokenizer(raw, end_of_text_in(raw))
-    (ids,), (as_made,) = (
-        each.encode_batch([SPOKEN]) for each in (tokenizer, FileTokenizer(bpe(), "<|endoftext|>"))
-    )
-    assert ids.tolist() == as_made.tolist()
+def in_the_cache(name: str, directory: Path, files: dict[str, str]) -> None:
+    """A model of the hub as it lies on a disk once it was fetched."""
+    model = directory / f"models--{name.replace('/', '--')}"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text("a" * 40)
+    snapshot = model / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    for file, contents in files.items():
+        (snapshot / file).write_text(contents, encoding="utf-8")
+    missing = model / ".no_exist" / ("a" * 40)
+    missing.mkdir(parents=True)
+    if "tokenizer.json" not in files:
+        (missing / "tokenizer.json").touch()
+
+
+def test_a_tokenizer_of_the_hub_is_its_file_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.file_download, "HF_HUB_CACHE", str(tmp_path), raising=False)
+    in_the_cache("some/model", tmp_path, {"tokenizer.json": bpe().decode()})
+    assert read_tokenizer("hub:some/model") == bpe()
     with pytest.raises(
         TokenizerError, match=r"Cannot get the tokenizer 'nobody/none'.*--tokenizer FILE"
     ) as refusal:

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer
 
 from bootstrap.creating.choosing import with_tokenizer
 from bootstrap.creating.probing import probe
-from bootstrap.export.tokenizer import fingerprint_of, ids_of, save_tokenizer, transformers_tokenizer
+from bootstrap.export.tokenizer import fingerprint_of, tokenizer_of_run
+from bootstrap.generation.exported import tokenizer_in
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import FileTokenizer
 from protocol.errors import DataError, TokenizerError
@@ -90,11 +91,11 @@ def test_no_text_ends_a_document_and_all_other_ids_stay(kind: Kind) -> None:
 def test_an_export_says_of_text_what_training_did(kind: Kind, tmp_path: Path) -> None:
     raw = kind.file()
     manifest = with_tokenizer(micro_manifest(model__vocab_size=320), raw)
-    save_tokenizer(transformers_tokenizer(manifest, raw), tmp_path)
+    tokenizer_of_run(manifest, raw).save(tmp_path)
     loaded, trained = AutoTokenizer.from_pretrained(tmp_path), FileTokenizer(raw, END)
     for text in FROM_TEXT:
         ids = trained.encode_batch([text])[0].tolist()
-        assert ids_of(loaded, text) == ids
+        assert tokenizer_in(tmp_path).ids_of(text) == ids
         if "<" not in text and "S" not in text:
             assert loaded(text).input_ids == ids
     assert fingerprint_of(manifest, (tmp_path / "tokenizer.json").read_bytes()) == fingerprint_of(
@@ -111,29 +112,30 @@ def test_the_name_of_a_special_token_is_one_for_transformers_and_text_for_us(
     raw: bytes | None, tmp_path: Path
 ) -> None:
     manifest = micro_manifest() if raw is None else with_tokenizer(micro_manifest(model__vocab_size=320), raw)
-    save_tokenizer(transformers_tokenizer(manifest, raw), tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer_of_run(manifest, raw).save(tmp_path)
+    loaded, ours = AutoTokenizer.from_pretrained(tmp_path), tokenizer_in(tmp_path)
+    assert loaded.eos_token_id == ours.end
     text = f"a{loaded.eos_token}b"
     assert loaded.eos_token_id in loaded(text).input_ids
-    assert loaded.eos_token_id not in ids_of(loaded, text)
+    assert loaded.eos_token_id not in ours.ids_of(text)
     if raw is not None:
-        assert ids_of(loaded, text) == FileTokenizer(raw, loaded.eos_token).encode_batch([text])[0].tolist()
+        assert ours.ids_of(text) == FileTokenizer(raw, loaded.eos_token).encode_batch([text])[0].tolist()
 
 
 @pytest.mark.parametrize("model", KEEPING)
 def test_prompt_and_answer_joined_are_the_models_text(model: str) -> None:
     raw = Kind(model, has_unknown=True).file()
     manifest = with_tokenizer(micro_manifest(model__vocab_size=320), raw)
-    tokenizer = transformers_tokenizer(manifest, raw)
+    tokenizer = tokenizer_of_run(manifest, raw)
     for prompt, answer in (("the", " cat sat"), ("th", "at cat"), ("größer ", "🙂 ist"), ("the\n", "  cat")):
-        ids, told = ids_of(tokenizer, prompt + answer), list[str]()
-        begin = ids_of(tokenizer, prompt)
+        ids, told = tokenizer.ids_of(prompt + answer), list[str]()
+        begin = tokenizer.ids_of(prompt)
         common = next(n for n in range(len(begin), -1, -1) if ids[:n] == begin[:n])
         stream = TextStream(tokenizer, told.append, ids[:common])
         for token in ids[common:]:
             stream.put(token)
         stream.end()
-        assert tokenizer.decode(ids[:common]) + "".join(told) == prompt + answer
+        assert tokenizer.text_of(ids[:common]) + "".join(told) == prompt + answer
 
 
 @pytest.mark.parametrize("model", ["BPE", "Unigram", "WordPiece", "WordLevel"])

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner, Result
 
-from bootstrap.export.tokenizer import transformers_tokenizer
+from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.generation.exported import load_exported
 from bootstrap.tools_cli import app
 from tests.swarm.micro import micro_manifest
@@ -29,7 +29,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=CONTEXT, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(directory)
-    transformers_tokenizer(micro_manifest(), None).save_pretrained(directory)
+    tokenizer_of_run(micro_manifest(), None).save(directory)
     return directory
 
 
