@@ -48,8 +48,8 @@ def learning_rate(inner: Inner, step: int) -> float:
     return inner.min_learning_rate + (inner.learning_rate - inner.min_learning_rate) * cosine
 
 
-class Adam:
-    """AdamW on a part of the flat tensors, fused.
+class AdamW:
+    """On a part of the flat tensors, fused.
 
     By torch's function: the class `torch.optim.AdamW` loads torch's compiler, 70 MB and seconds that no step needs.
     """
@@ -74,8 +74,8 @@ class Adam:
         )  # fmt: skip
 
 
-class AdamW:
-    """In parts: the matrices, which decay, and the vectors, which do not; with Muon for the layers' matrices.
+class InnerOptimizer:
+    """AdamW in parts: the matrices, which decay, and the vectors, which do not; with Muon for the layers' matrices.
 
     Mutable state: both moments, flat float32, and how many updates they are made of.
     """
@@ -84,9 +84,9 @@ class AdamW:
         first, second = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
         self.moments = (first, second)
         self.updates = 0
-        self._parts: list[Adam | Muon] = [*muons_of(inner, flat, first)]
+        self._parts: list[AdamW | Muon] = [*muons_of(inner, flat, first)]
         places = flat.groups(left_out=muon_range(inner, flat.slices))
-        self._parts += [Adam(inner, flat, self.moments, place) for place in places]
+        self._parts += [AdamW(inner, flat, self.moments, place) for place in places]
 
     def update(self, rate: float) -> bool:
         """One step by the gradients as they are, with this learning rate.
@@ -108,7 +108,7 @@ class AdamW:
         for part in self._parts:
             self._step(part, 0.0)
 
-    def _step(self, part: Adam | Muon, rate: float) -> None:
+    def _step(self, part: AdamW | Muon, rate: float) -> None:
         if isinstance(part, Muon):
             part.step(rate)
         else:

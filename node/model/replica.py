@@ -15,7 +15,15 @@ from typing import TypeAlias
 import torch
 
 from node.model.flat import FlatParameters, Residual, StageState
-from node.model.inner import LARGEST_NORM, AdamW, LeftOut, StepReport, are_finite, learning_rate, norm_of
+from node.model.inner import (
+    LARGEST_NORM,
+    InnerOptimizer,
+    LeftOut,
+    StepReport,
+    are_finite,
+    learning_rate,
+    norm_of,
+)
 from node.model.outer import (
     OuterSettings,
     add_weighted,
@@ -54,7 +62,7 @@ class Replica:
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
         self.residual = Residual(self.phi)
-        self.adamw = AdamW(manifest.inner, self.flat)
+        self.optimizer = InnerOptimizer(manifest.inner, self.flat)
         self.step = 0  # batches taken, those that were left out as well: data and learning rate go by it
         self.round = 0  # outer steps done
         self.steps_in_round = 0
@@ -90,7 +98,7 @@ class Replica:
             if norm > inner.clip_norm:
                 gradients.mul_(inner.clip_norm / norm)
             self.snapshots.before_change("theta", "first_moment", "second_moment")
-            left_out = "" if self.adamw.update(rate) else "memory"
+            left_out = "" if self.optimizer.update(rate) else "memory"
         self.passes.weights_changed()
         self._ran_before, self._void_steps = self.passes.has_run, max(0, self._void_steps - 1)
         self.forget_gradients()
@@ -122,7 +130,7 @@ class Replica:
     def rehearse_step(self) -> None:
         """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
         self.flat.gradients.zero_()
-        self.adamw.rehearse()
+        self.optimizer.rehearse()
         if self.steps_at_once:
             fused_on(self.device)
         if self.settings.kept_apart:
@@ -242,7 +250,7 @@ class Replica:
     def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
         """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece. Raises `Refused`."""
         bounds = self.piece_bounds(index)
-        sources = [self.phi, self.delta, *self.adamw.moments] if moments else [self.phi]
+        sources = [self.phi, self.delta, *self.optimizer.moments] if moments else [self.phi]
         if not are_finite(source[bounds] for source in sources):
             raise Refused("not-finite", "this replica's weights hold NaN or infinity")
         return [_on_host(source[bounds]) for source in sources]
@@ -253,13 +261,13 @@ class Replica:
 
     def is_finite(self) -> bool:
         """Whether all that it holds is finite; a pass over each tensor, no memory."""
-        return are_finite((self.flat.values, self.phi, self.delta, *self.adamw.moments))
+        return are_finite((self.flat.values, self.phi, self.delta, *self.optimizer.moments))
 
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
         """Take over a donor's piece; θ starts from its φ."""
         bounds = self.piece_bounds(index)
         self.snapshots.forget()
-        targets = [self.phi, self.delta, *self.adamw.moments]
+        targets = [self.phi, self.delta, *self.optimizer.moments]
         if len(tensors) != len(targets) or any(t.shape != self.phi[bounds].shape for t in tensors):
             raise CodecError("a state piece does not have the shape of this stage")
         for target, tensor in zip(targets, tensors, strict=True):
@@ -283,7 +291,7 @@ class Replica:
         Microbatches that have run forward with the old weights still come back: their batches are left out.
         """
         self.step, self.round, self.steps_in_round = step, round_, 0
-        self.adamw.updates = updates
+        self.optimizer.updates = updates
         staleness = self.manifest.inner.staleness
         are_under_way = self.passes.has_run or (staleness > 0 and self._ran_before)
         self._void_steps = (1 + staleness) * are_under_way
@@ -306,12 +314,12 @@ class Replica:
 
         Without the gradients of the batch that is under way: its microbatches are drawn again.
         """
-        first, second = self.adamw.moments
+        first, second = self.optimizer.moments
         return StageState(
             self.step,
             self.round,
             self.steps_in_round,
-            self.adamw.updates,
+            self.optimizer.updates,
             phi=self.phi,
             theta=self.flat.values,
             delta=self.delta,

@@ -40,7 +40,7 @@ class Donor:
         self.peer, self.rpc = self.transport.peer_id, Rpc(self.transport)
         self.replica = Replica(MANIFEST, 0)
         self.replica.round, self.replica.step = round_, 5 * round_
-        first, second = self.replica.adamw.moments
+        first, second = self.replica.optimizer.moments
         for tensor, value in (
             (self.replica.phi, mark),
             (self.replica.delta, mark),

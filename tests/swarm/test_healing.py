@@ -45,7 +45,7 @@ def test_an_infinite_gradient_is_told_once_and_is_no_number_in_any_event(tmp_pat
             swarm.add(number, stage=number % 2, replica=Overflows if number == 1 else Replica)
         await everyone_reaches(swarm, 20)
         replica = swarm.nodes[1].replica
-        assert replica.adamw.updates in (replica.step // 2, -(-replica.step // 2))
+        assert replica.optimizer.updates in (replica.step // 2, -(-replica.step // 2))
         assert_exact_admission(swarm)
         await swarm.leave()
         return swarm
@@ -74,7 +74,9 @@ def test_weights_that_are_no_numbers_are_replaced_by_those_of_others(what: str) 
     async def main() -> None:
         swarm = await training(2, step=6, inner__total_steps=FOREVER)
         replica = swarm.nodes[1].replica
-        {"phi": replica.phi, "delta": replica.delta, "moment": replica.adamw.moments[0]}[what][7] = math.nan
+        {"phi": replica.phi, "delta": replica.delta, "moment": replica.optimizer.moments[0]}[what][7] = (
+            math.nan
+        )
         await until(lambda: bool(events_of(swarm, "weights-lost")))
         await until(lambda: bool(events_of(swarm, "downloaded", node=1)))
         await everyone_goes_on(swarm, 20)

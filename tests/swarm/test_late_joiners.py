@@ -48,7 +48,7 @@ def test_a_late_joiner_takes_over_the_state_and_takes_part_in_the_gossip(optimiz
         start = Replica(swarm.manifest, 0).phi
         moved = (members[0].replica.phi - start).norm()
         assert (newcomer.replica.phi - members[0].replica.phi).norm() < 0.5 * moved
-        assert all(moment.any() for moment in newcomer.replica.adamw.moments)
+        assert all(moment.any() for moment in newcomer.replica.optimizer.moments)
         await until(lambda: len(newcomer.context.counters.partners) == 2)
         await until(lambda: all(peer_of(newcomer) in n.context.counters.partners for n in members))
         await swarm.leave()

@@ -215,7 +215,7 @@ def test_a_backward_pass_that_ends_halfway_is_brought_to_its_end(stage: int) -> 
         # the last stage has it all to do again, which may be enough
         assert len(events_of(swarm, "made-smaller", node=stage)) == (1 if stage == 0 else 0)
         short = swarm.nodes[stage].replica
-        assert short.adamw.updates == short.step
+        assert short.optimizer.updates == short.step
         await assert_all_train(swarm)
 
     run_swarm(main())
@@ -230,7 +230,7 @@ def test_one_that_comes_to_no_end_costs_its_batch_as_a_whole(stage: int) -> None
         left_out = events_of(swarm, "step-left-out")
         assert {event["reason"] for event in left_out} == {"memory"}
         short = swarm.nodes[stage].replica
-        assert short.adamw.updates == short.step - len(left_out)
+        assert short.optimizer.updates == short.step - len(left_out)
         await assert_all_train(swarm)
 
     run_swarm(main())
@@ -262,12 +262,12 @@ def test_a_microbatch_that_never_fits_is_refused_and_told_once_and_the_node_stay
 
 def test_an_optimizer_that_runs_out_twice_leaves_one_step_out() -> None:
     def shorten(replica: Replica) -> None:
-        runs_out(replica.adamw, "_step", at_calls(4, 10, 11))  # the first is tried again
+        runs_out(replica.optimizer, "_step", at_calls(4, 10, 11))  # the first is tried again
 
     async def main() -> None:
         swarm = await swarm_with(1, shorten)
         assert [event["reason"] for event in events_of(swarm, "step-left-out")] == ["memory"]
-        assert swarm.nodes[1].replica.adamw.updates == swarm.nodes[1].replica.step - 1
+        assert swarm.nodes[1].replica.optimizer.updates == swarm.nodes[1].replica.step - 1
         await assert_all_train(swarm)
 
     run_swarm(main())

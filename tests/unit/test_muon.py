@@ -125,7 +125,7 @@ def test_a_step_that_runs_out_of_memory_once_is_taken_once(monkeypatch: pytest.M
     monkeypatch.setattr(muon, "orthogonalised", iterated)
     assert short.inner_step(1).left_out == ""
     assert torch.equal(calm.flat.values, short.flat.values)
-    assert torch.equal(calm.adamw.moments[0], short.adamw.moments[0])
+    assert torch.equal(calm.optimizer.moments[0], short.optimizer.moments[0])
 
 
 # --- what others see of it ----------------------------------------------------------------------
@@ -153,7 +153,7 @@ def trained(manifest: Manifest) -> tuple[Replica, slice]:
 def test_muons_momentum_is_possible_and_what_would_carry_a_newcomer_away_is_not() -> None:
     manifest = manifest_cut(1, **MUON)
     replica, muons = trained(manifest)
-    first, second = replica.adamw.moments
+    first, second = replica.optimizer.moments
     assert first[muons].any()
     assert not second[muons].any()
     assert are_possible(first, second, manifest.inner, muons)

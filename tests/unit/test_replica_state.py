@@ -86,7 +86,7 @@ def test_a_dropped_step_is_no_update_of_adamw_also_after_a_restore() -> None:
         replica.inner_step(1)
     restored = Replica(replica.manifest, 0)
     restored.restore(replica.snapshot())
-    assert (restored.step, restored.adamw.updates) == (6, 3)
+    assert (restored.step, restored.optimizer.updates) == (6, 3)
     train_step([replica], 6)
     train_step([restored], 6)
     assert_same_state(restored.snapshot(), replica.snapshot())

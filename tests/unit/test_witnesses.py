@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.model.inner import AdamW
+from node.model.inner import InnerOptimizer
 from node.model.replica import Replica
 from node.state.witnesses import Sample, are_possible, sample_of, why_unlike
 from tests.swarm.micro import micro_manifest
@@ -167,14 +167,14 @@ def test_moments_that_adamw_made_are_possible(seed: int, beta1: float, beta2: fl
     inner, replica = manifest.inner, Replica(manifest, 0)
     rng = np.random.default_rng(seed)
     growth, share = rng.uniform(0.5, 2), rng.uniform(0.01, 1)
-    adamw: AdamW = replica.adamw
+    optimizer: InnerOptimizer = replica.optimizer
     gradients = replica.flat.gradients
     for step in range(15):
         found = torch.from_numpy(rng.normal(0.5, 1, len(gradients)) * (rng.random(len(gradients)) < share))
         gradients.copy_(found * growth**step)
         gradients.mul_(min(1.0, inner.clip_norm / max(1e-30, float(gradients.norm()))))
-        adamw.update(1e-3)
-    assert are_possible(*adamw.moments, inner)
+        optimizer.update(1e-3)
+    assert are_possible(*optimizer.moments, inner)
 
 
 @pytest.mark.parametrize(
