@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -92,9 +91,3 @@ def ratios_of(script: Path) -> dict[str, float]:
     assert done.returncode == 0, done.stderr
     ratios: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])["ratios"]
     return ratios
-
-
-def require_promised(script: Path) -> None:
-    ratios = ratios_of(script)
-    assert set(PROMISED[script.stem]) <= ratios.keys()
-    assert all(math.isfinite(value) for value in ratios.values())
