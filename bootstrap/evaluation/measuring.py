@@ -253,7 +253,7 @@ def model_loss(model: PreTrainedModel, text: MeasuredText, progress: Progress = 
 def checkpoint_loss(model: Path | str, text: MeasuredText) -> Loss:
     """The loss of a checkpoint in a directory or on the Hub, by plain transformers code in float32.
 
-    Raises `UserError` where transformers is not installed.
+    Raises `MissingPackage` where transformers is not installed.
     """
     transformers = optional("transformers", "hf")
     transformers.utils.logging.disable_progress_bar()  # ours is the only one on the screen

@@ -34,7 +34,7 @@ class ExportedModel:
 def load_exported(directory: Path) -> ExportedModel:
     """Raises `StateError` with one line on what is wrong with the directory; nothing is fetched from anywhere.
 
-    Raises `UserError` where transformers is not installed.
+    Raises `MissingPackage` where transformers is not installed.
     """
     if not directory.is_dir():
         raise StateError(f"There is no directory {directory}. Give --model what `noloco export --out` wrote.")

@@ -16,6 +16,7 @@ from bootstrap.evaluation.measuring import (
     evaluate_route,
     held_out_text,
     model_loss,
+    starting_loss,
 )
 from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
@@ -97,6 +98,19 @@ def test_from_transformers_through_a_swarm_and_back(kind: str, stages: int, tmp_
     config = json.loads((tmp_path / "export" / "config.json").read_text())
     assert config["architectures"] == [FAMILIES[family]]
     assert config["tie_word_embeddings"] is manifest.model.tied_embeddings
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_a_run_starts_is_told_by_its_own_stages_as_transformers_would(
+    kind: str, stages: int, tmp_path: Path
+) -> None:
+    family, settings = KINDS[kind]
+    whole = saved_model(tmp_path / "model", family, **settings)
+    manifest = manifest_for(tmp_path / "model", stages=stages)
+    told = starting_loss(manifest, text_of(manifest), str(tmp_path / "model"))
+    assert told.nats == pytest.approx(model_loss(whole, text_of(manifest)).nats, rel=1e-5)
+    assert told.nats != pytest.approx(starting_loss(manifest, text_of(manifest)).nats, rel=1e-4)
 
 
 def test_a_replica_without_the_checkpoint_waits_for_one_that_has_it(

@@ -109,6 +109,20 @@ def test_the_summary_says_how_long_training_waited_for_data() -> None:
     assert summary.nodes["s0r0"]["data_wait_fraction"] == 0.0011
 
 
+def test_an_export_that_could_not_be_loaded_to_compare_says_what_to_install() -> None:
+    summary = Summary(validation_loss=[(0, 0.0, 5.0)])
+    summary.export = {
+        "directory": "run/export",
+        "parameters": 9,
+        "swarm_loss": 1.5,
+        "not_loaded": "Install it.",
+    }
+    expected = "export           run/export: swarm 1.500000; not loaded to compare. Install it."
+    assert expected in summary.lines()
+    summary.export = {"directory": "x", "parameters": 9, "swarm_loss": 1.5, "loss": 1.5, "difference": 0.0}
+    assert "export           x: transformers 1.500000, swarm 1.500000, difference 0.0e+00" in summary.lines()
+
+
 def test_a_swarm_ended_before_its_loss_was_measured_again_claims_no_end() -> None:
     summary = Summary(validation_loss=[(0, 0.0, 5.74)], unigram_entropy=3.2, bigram_entropy=2.4, tokens=7_680)
     told = "\n".join(summary.lines())
