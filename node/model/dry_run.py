@@ -1,8 +1,9 @@
 """A dry step before a replica serves: the largest microbatch forward and backward, and the optimizer, measured.
 
 Peers are told of a node only when it is known how it computes without running out of memory. First one and two
-sequences are computed, which tells what each costs, in the most sparing way first; then a whole microbatch in the way
-that should fit. If that takes more than it should, the next way is tried. Nothing of it stays in the replica.
+sequences are computed, which tells what each costs; then a whole microbatch in the way that should fit. If that takes
+more than it should, the next way is tried. Activations are recomputed only where they do not fit: torch's
+checkpointing imports its compiler, which takes seconds and 70 MB. Nothing of it stays in the replica.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
 
 
 class Rehearsal:
-    """Mutable state: what one and two sequences took, in both modes, and what whole microbatches did.
+    """Mutable state: what one and two sequences took, in each mode that was tried, and what whole microbatches did.
 
     `room` tells what may still be taken of the device's memory. Called by the compute thread.
     """
@@ -80,6 +81,7 @@ class Rehearsal:
         self._room = room
         self._precision = precision
         self._formula = by_formula(self._manifest, self._stage, precision)
+        self._usable = 0
         self._probed: dict[bool, list[MicrobatchBytes]] = {}
         self._whole: dict[Way, MicrobatchBytes | None] = {}
 
@@ -89,7 +91,7 @@ class Rehearsal:
         allowed = list(ways(self._manifest, self._stage, recompute))
         room = self._room_for_activations()
         share = usable_on(self._replica.device)
-        self._probe(allowed, int(room.free * share))
+        self._usable = int(room.free * share)
         while choice := choose(self._manifest, self._stage, allowed, self._cost, room.free, share):
             if choice.way in self._whole:
                 execution = executed(choice, self._precision, compiles)
@@ -116,26 +118,28 @@ class Rehearsal:
 
     # --- what each way costs ------------------------------------------------------------------
 
-    def _probe(self, allowed: list[Way], usable: int) -> None:
-        """One and two sequences in each mode, where the formula gives reason to hope."""
-        for recomputes in sorted({way.recomputes for way in allowed}, reverse=True):
-            costs = self._probed[recomputes] = list[MicrobatchBytes]()
-            for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
-                if self._formula(Way(recomputes, sequences, 1)).peak > usable:
-                    break
-                execution = Execution(self._precision, recomputes)
-                if sequences == 1:
-                    self._measured(execution, 1)  # the first pass also takes what the kernels keep for good
-                cost = self._measured(execution, sequences)
-                if cost is None:
-                    break
-                costs.append(cost)
+    def _probe(self, recomputes: bool) -> list[MicrobatchBytes]:
+        """What one and two sequences take in this mode, where the formula gives reason to hope."""
+        costs = list[MicrobatchBytes]()
+        for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
+            if self._formula(Way(recomputes, sequences, 1)).peak > self._usable:
+                break
+            execution = Execution(self._precision, recomputes)
+            if sequences == 1:
+                self._measured(execution, 1)  # the first pass also takes what the kernels keep for good
+            cost = self._measured(execution, sequences)
+            if cost is None:
+                break
+            costs.append(cost)
+        return costs
 
     def _cost(self, way: Way) -> MicrobatchBytes | None:
         """Measured for whole microbatches that were computed, else from one and two sequences."""
         if way in self._whole:
             return self._whole[way]
         sequences = way.at_once or self._manifest.inner.sequences
+        if way.recomputes not in self._probed:
+            self._probed[way.recomputes] = self._probe(way.recomputes)
         costs = self._probed[way.recomputes]
         if len(costs) < min(2, sequences):
             return None

@@ -17,7 +17,7 @@ from node.model.decoder import KeyValues
 from node.model.execution import Execution
 from node.model.head_loss import HeadLoss, loss_with_gradients, plain_softmax, summed_loss
 from node.model.stage import Stage
-from node.model.unfinished import Accumulation, Rows, Unfinished
+from node.model.unfinished import Accumulation, Rows, Unfinished, backward
 from node.model.working import WorkingWeights
 from protocol.errors import NonFinite
 
@@ -242,7 +242,7 @@ class Passes:
         """Backward through head and stage, times `share`; with no gradient by the head through the inputs alone."""
         by_hidden = (head.by_hidden * share).view_as(hidden)
         if head.by_weight is None:
-            torch.autograd.backward(hidden, by_hidden, inputs=[leaf])
+            backward(hidden, by_hidden, [leaf])
             return
         self._accumulation.add_to_head(self.stage.head, head.by_weight, share)
         self._accumulation.backward(leaf, hidden, by_hidden)

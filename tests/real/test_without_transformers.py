@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+LOADED = "print(sorted({'transformers.models', 'torch._dynamo', 'sympy'} & set(sys.modules)))\n"
 WITHOUT = "import sys; sys.modules['transformers'] = None\n"
 
 
@@ -39,8 +40,22 @@ def test_a_swarm_trains_without_it_and_without_torchs_compiler() -> None:
         "try:\n"
         "    app('simulate learning --steps 10 -k 5 --replicas 2 --seeds 0 --jobs 1 --json'.split())\n"
         "finally:\n"
-        "    print(sorted({'transformers.models', 'torch._dynamo'} & set(sys.modules)))\n"
+        f"    {LOADED}"
     )
     [*outcomes, loaded] = done.stdout.splitlines()
     assert json.loads("".join(outcomes))["results"][0]["tokens"] == 5120
+    assert loaded == "[]"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_node_with_room_enough_begins_without_them_too(stage: int) -> None:
+    """A rehearsal, there and back, in which nothing needs recomputing."""
+    done = done_without(
+        "from node.model.dry_run import rehearse\n"
+        "from node.model.replica import Replica\n"
+        "from protocol.manifest import load_preset\n"
+        f"print(rehearse(Replica(load_preset('tiny'), {stage}), 'auto', 0).described())\n" + LOADED
+    )
+    told, loaded = done.stdout.splitlines()
+    assert told.endswith("measured")
     assert loaded == "[]"
