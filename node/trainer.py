@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 
 from node.context import Context
@@ -24,6 +23,8 @@ logger = logging.getLogger(__name__)
 IDLE_POLL_SECONDS = 0.25
 LOOK_SECONDS = 5.0  # between two looks whether the weights are finite, when microbatches turn out as NaN
 LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a partner for its last round
+CLOSING_ROUNDS = 3  # after that one: each takes half of the square distance to the stage's mean away
+CLOSING_SECONDS = 1.0  # and this long for a partner in each
 
 
 class Trainer:
@@ -88,7 +89,7 @@ class Trainer:
         if is_complete:
             self._pipeline.serving = False  # nobody would step any more
         await self._give_up_ahead()
-        await (self._last_round() if is_complete else self._pipeline.drain())
+        await (self._last_rounds() if is_complete else self._pipeline.drain())
         return is_complete
 
     async def _give_up_ahead(self) -> None:
@@ -232,11 +233,26 @@ class Trainer:
         before = context.view.members(context.stage - 1, context.transport.now())
         return bool(before) and all(member.announcement.state == "finished" for member in before)
 
-    async def _last_round(self) -> None:
-        """One more outer step, with a partner if one is found soon, so that θ and φ are one again."""
-        if self._replica.steps_in_round and await self._healing.is_well():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_ROUND_SECONDS):
-                    await self._rounds.seek_last()
-            await self._rounds.finish()
+    async def _last_rounds(self) -> None:
+        """One more outer step, with a partner if one is found soon, so that θ and φ are one again.
+
+        Then closing rounds, in which nothing is trained, as long as there are partners: what is exported of this
+        replica alone is then nearly the mean of the stage.
+        """
+        if await self._healing.is_well():
+            if self._replica.steps_in_round:
+                await self._found_last_partner(LAST_ROUND_SECONDS)
+                await self._rounds.finish()
+            closing = 0
+            while closing < CLOSING_ROUNDS and await self._found_last_partner(CLOSING_SECONDS):
+                await self._context.compute.run(Priority.OPTIMIZER, self._replica.stop_momentum)
+                await self._rounds.finish()
+                closing += 1
         await self._rounds.retire()
+
+    async def _found_last_partner(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._rounds.seek_last()
+        except TimeoutError:
+            return False

@@ -203,6 +203,11 @@ class Replica:
         else:
             self._finish(lambda _, bounds: self.contribution(bounds, is_alone=True))
 
+    def stop_momentum(self) -> None:
+        """Forget δ: the next outer step averages φ and goes no further, where nothing was trained before it."""
+        self.snapshots.before_change("delta")
+        self.delta.zero_()
+
     def _finish_at_once(self, added: torch.Tensor | None, by_theta: float, by_phi: float) -> None:
         self.snapshots.before_change("theta", "phi", "delta")
         weights = self.settings.alpha, by_theta, by_phi

@@ -56,6 +56,7 @@ class Matchmaker:
         self._renewing: asyncio.Task[None] | None = None
         self._tasks = context.supervisor.group()
         self._known: Pair | None = None  # the pair that `agreed` was called for
+        self._met_at_the_end: set[PeerId] = set()  # partners since the last inner step of the run
         self._told: Pair | None = None  # the pair whose partner knows that this round ends
         self._tempo = Tempo(self._now())
         self.standing = Standing(context.manifest.limits.record_lifetime)
@@ -71,6 +72,11 @@ class Matchmaker:
         """The partner agreed on for this round."""
         agreement = self._pairing.current
         return agreement.pair if agreement is not None else None
+
+    @property
+    def has_agreed(self) -> bool:
+        """Whether there is a partner, for this round or the next."""
+        return bool(self._pairing.agreements)
 
     def is_expected(self, name: str, peer: PeerId) -> bool:
         """Whether `peer` may send contributions under this pair's name, for this round or the next."""
@@ -113,12 +119,20 @@ class Matchmaker:
         return others_among(context.view.members(context.stage, context.transport.now()), context.me)
 
     async def seek_last(self) -> None:
-        """Look for a partner for the last round of a run, whatever the step count, until there is one."""
+        """Look for a partner for a round after the last step of a run, until there is one that knows of it.
+
+        Not where one is agreed on for the next round: it may be waiting there.
+        """
         self._pairing.at_once = True
         self._stop_timer()
-        if self._seeking is None or self._seeking.done():
-            self._seeking = self._spawn(self._seek())
-        await asyncio.wait([self._seeking])
+        while self.accepting and not self.has_agreed:
+            if self._seeking is None or self._seeking.done():
+                self._seeking = self._spawn(self._seek())
+            await asyncio.wait([self._seeking])
+            await self._tell_last_partner()
+        await self._tell_last_partner()
+
+    async def _tell_last_partner(self) -> None:
         pair = self.pair
         if pair is not None and self._told != pair:
             self._told = pair
@@ -136,6 +150,8 @@ class Matchmaker:
         if pair is not None and self._told != pair:
             self._told = pair
             self._spawn(self._tell_ready(pair))
+        if pair is not None and self._pairing.at_once:
+            self._met_at_the_end.add(pair.partner)
         return pair
 
     def begin_round(self) -> None:
@@ -156,7 +172,8 @@ class Matchmaker:
         return self._tempo.progress(self._now(), self._replica.steps_in_round)
 
     def _is_stalled(self) -> bool:
-        return self._tempo.is_stalled(self._now(), self._pairing.bounds)
+        """Whether it should step and does not; after the last step of a run it need not."""
+        return not self._pairing.at_once and self._tempo.is_stalled(self._now(), self._pairing.bounds)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -182,12 +199,13 @@ class Matchmaker:
             self._seek_timer = None
 
     async def _seek(self) -> None:
-        """Propose to random replicas until one agrees or all have refused; in the last round, until one agrees."""
+        """Propose to random replicas until one agrees or all have refused; after the last step, until one agrees."""
         context, pairing = self._context, self._pairing
         while self.accepting:
             serving = context.view.serving(context.stage, context.transport.now())
             crowded = self._turns.crowded(context.view.shares(serving))
             willing = [peer for peer in serving if not self._avoid(peer) and peer not in crowded]
+            willing = [peer for peer in willing if peer not in self._met_at_the_end] or willing
             candidates = context.view.thinned(willing, self._rng)
             proposal = pairing.propose(candidates, self._here())
             successor = pairing.successor(self._here())

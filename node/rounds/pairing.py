@@ -312,7 +312,7 @@ class Pairing:
             if agreement.pair == pair:
                 agreement.partner_ready = True
                 return True
-        return False
+        return self._asking is not None and self._asking.pair == pair  # its yes is still on the way
 
     def is_ready(self, here: RoundProgress) -> bool:
         """Whether to tell the partner that this round must end before long."""

@@ -54,10 +54,14 @@ class Rounds:
         if self._outer.averages_pairs:
             self.matchmaker.step_done(seconds)
 
-    async def seek_last(self) -> None:
-        """Look for a partner for the last round of a run until there is one."""
+    async def seek_last(self) -> bool:
+        """Look for a partner for a round after the last inner step of a run, until there is one for it or the next.
+
+        False where rounds are not of pairs.
+        """
         if self._outer.averages_pairs:
             await self.matchmaker.seek_last()
+        return self.matchmaker.has_agreed
 
     @property
     def has_partner(self) -> bool:

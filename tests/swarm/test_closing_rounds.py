@@ -1,0 +1,54 @@
+"""After its last inner step a stage goes on to average, so that each replica alone is nearly the mean of all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import node.trainer
+from node.model.replica import Replica
+from tests.swarm.micro import events_of, micro_manifest, run_swarm, stage_nodes, trained, true_spread
+
+REPLICAS = 4
+
+
+async def outcome(seed: int, **settings: Any) -> tuple[float, float]:
+    """The spread at the end, as a mean square over both stages, and the rounds of a replica."""
+    swarm = await trained(REPLICAS, seed=seed, inner__total_steps=30, **settings)
+    assert {node.replica.step for node in stage_nodes(swarm, 0)} == {30}  # they train no further
+    squares = [true_spread(stage_nodes(swarm, stage)) ** 2 for stage in range(2)]
+    rounds = sum(len(events_of(swarm, "round", node=number)) for number in swarm.nodes)
+    await swarm.leave()
+    return sum(squares) / 2, rounds / len(swarm.nodes)
+
+
+@pytest.mark.parametrize(("overlap", "gossip"), [("none", "int8"), ("phi-early", "int8"), ("none", "mod3")])
+def test_they_take_most_of_the_distance_away(
+    overlap: str, gossip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"wire__gossip": gossip, "outer__overlap": overlap}
+    with_them = [run_swarm(outcome(seed, **settings)) for seed in range(3)]
+    monkeypatch.setattr(node.trainer, "CLOSING_ROUNDS", 0)
+    without = [run_swarm(outcome(seed, **settings)) for seed in range(3)]
+    apart, before = (math.sqrt(sum(square for square, _ in each) / 3) for each in (with_them, without))
+    more = sum(rounds for _, rounds in with_them) / 3 - sum(rounds for _, rounds in without) / 3
+    print(f"spread {before:.2e} → {apart:.2e} with {more:.1f} rounds more")
+    assert apart < 0.5 * before
+    assert 2 <= more <= node.trainer.CLOSING_ROUNDS + 3
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_momentum_moves_nothing_in_them(stops: bool) -> None:
+    """α would carry φ on by what the rounds before had learned, with nobody to correct it."""
+    replica = Replica(micro_manifest(outer__alpha=0.5), 1)
+    replica.flat.values.add_(0.01)
+    replica.finish_round_alone()
+    before = replica.phi.clone()
+    if stops:
+        replica.stop_momentum()
+    replica.finish_round_alone()
+    assert torch.equal(replica.phi, before) is stops
+    assert torch.equal(replica.flat.values, replica.phi)
