@@ -24,7 +24,9 @@ IDLE_POLL_SECONDS = 0.25
 LOOK_SECONDS = 5.0  # between two looks whether the weights are finite, when microbatches turn out as NaN
 LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a partner for its last round
 CLOSING_ROUNDS = 3  # after that one: each takes half of the square distance to the stage's mean away
-CLOSING_SECONDS = 1.0  # and this long for a partner in each
+CLOSING_SECONDS = 1.0  # and this long for a partner in each; longer for those that still train:
+WAITED = 0.05  # of the time that this replica trained,
+LONGEST_WAIT = 600.0  # but no longer than this, in seconds
 
 
 class Trainer:
@@ -50,6 +52,7 @@ class Trainer:
         self._tasks = context.supervisor.group()
         self.stopping = asyncio.Event()  # set by `stop`
         self.downloading = ""  # how far a download is
+        self._began = 0.0  # to train
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""
@@ -68,6 +71,7 @@ class Trainer:
             await self._draws.close()
 
     async def _train(self) -> bool:
+        self._began = asyncio.get_running_loop().time()
         await self._end_round()  # a restart may have come between the last inner step of one and its end
         while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
@@ -243,12 +247,23 @@ class Trainer:
             if self._replica.steps_in_round:
                 await self._found_last_partner(LAST_ROUND_SECONDS)
                 await self._rounds.finish()
-            closing = 0
-            while closing < CLOSING_ROUNDS and await self._found_last_partner(CLOSING_SECONDS):
-                await self._context.compute.run(Priority.OPTIMIZER, self._replica.stop_momentum)
-                await self._rounds.finish()
-                closing += 1
+            await self._close()
         await self._rounds.retire()
+
+    async def _close(self) -> None:
+        """Rounds with those that have finished, too; before that with those that have not, which would be alone."""
+        clock = asyncio.get_running_loop().time
+        out_of_time = self._draws is not None and self._draws.out_of_time
+        until = clock() + (0.0 if out_of_time else min(LONGEST_WAIT, WAITED * (clock() - self._began)))
+        closing = 0
+        while closing < CLOSING_ROUNDS and not self.stopping.is_set():
+            if not await self._found_last_partner(CLOSING_SECONDS):
+                if clock() < until and self._rounds.matchmaker.others_serve:
+                    continue
+                return
+            closing += not self._rounds.matchmaker.partner_trains or clock() >= until
+            await self._context.compute.run(Priority.OPTIMIZER, self._replica.stop_momentum)
+            await self._rounds.finish()
 
     async def _found_last_partner(self, seconds: float) -> bool:
         try:

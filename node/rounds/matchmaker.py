@@ -56,7 +56,7 @@ class Matchmaker:
         self._renewing: asyncio.Task[None] | None = None
         self._tasks = context.supervisor.group()
         self._known: Pair | None = None  # the pair that `agreed` was called for
-        self._met_at_the_end: set[PeerId] = set()  # partners since the last inner step of the run
+        self._closed_with: set[PeerId] = set()  # partners of rounds in which neither had trained
         self._told: Pair | None = None  # the pair whose partner knows that this round ends
         self._tempo = Tempo(self._now())
         self.standing = Standing(context.manifest.limits.record_lifetime)
@@ -72,6 +72,19 @@ class Matchmaker:
         """The partner agreed on for this round."""
         agreement = self._pairing.current
         return agreement.pair if agreement is not None else None
+
+    @property
+    def others_serve(self) -> bool:
+        """Whether there are others in the stage that are not known to have finished."""
+        context = self._context
+        serving = context.view.serving(context.stage, context.transport.now())
+        return any(peer not in self._closed_with and peer != context.me for peer in serving)
+
+    @property
+    def partner_trains(self) -> bool:
+        """Whether the partner of this round takes inner steps still, as far as it has said."""
+        agreement = self._pairing.current
+        return agreement is not None and agreement.partner_step > 0
 
     @property
     def has_agreed(self) -> bool:
@@ -150,8 +163,8 @@ class Matchmaker:
         if pair is not None and self._told != pair:
             self._told = pair
             self._spawn(self._tell_ready(pair))
-        if pair is not None and self._pairing.at_once:
-            self._met_at_the_end.add(pair.partner)
+        if pair is not None and self._pairing.at_once and not self.partner_trains:
+            self._closed_with.add(pair.partner)
         return pair
 
     def begin_round(self) -> None:
@@ -200,12 +213,12 @@ class Matchmaker:
 
     async def _seek(self) -> None:
         """Propose to random replicas until one agrees or all have refused; after the last step, until one agrees."""
-        context, pairing = self._context, self._pairing
+        context, pairing, pause = self._context, self._pairing, BUSY_SECONDS
         while self.accepting:
             serving = context.view.serving(context.stage, context.transport.now())
             crowded = self._turns.crowded(context.view.shares(serving))
-            willing = [peer for peer in serving if not self._avoid(peer) and peer not in crowded]
-            willing = [peer for peer in willing if peer not in self._met_at_the_end] or willing
+            unwanted = crowded | self._closed_with
+            willing = [peer for peer in serving if not self._avoid(peer) and peer not in unwanted]
             candidates = context.view.thinned(willing, self._rng)
             proposal = pairing.propose(candidates, self._here())
             successor = pairing.successor(self._here())
@@ -219,7 +232,8 @@ class Matchmaker:
                 if pairing.current is not None or pairing.is_ending or not pairing.at_once:
                     return
                 pairing.forget_refusals()
-            await asyncio.sleep(BUSY_SECONDS * self._rng.uniform(0.5, 1.5))
+                pause = min(2 * pause, max(BUSY_SECONDS, self._here().step_seconds))
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
 
     def _is_in_doubt(self, peer: PeerId) -> bool:
         """Whether the peer was seen to fail, or says that it does not train any more."""
