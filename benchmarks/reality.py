@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from pipelines.adamw import tiny_as_published
 from pipelines.chain import Chain, ChainFailed
 from pipelines.purposes import PURPOSES, SMALL, activation_bytes, contribution_bytes, modelled, purpose_of
 from reporting.report import Report, arguments_of, parser_of, run
@@ -30,7 +31,7 @@ from bootstrap.simulated_swarm.swarm_scenario import swarm_scenario
 from bootstrap.simulated_swarm.swarm_world import simulate_swarm
 from bootstrap.simulation.study import as_they_end
 from node.watch.trace import Track
-from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.manifest import Manifest, manifest_from
 
 REPLICAS, STAGES = 3, 2
 BATCH, INNER_STEPS, LIFETIME = 4, 12, 45.0
@@ -59,7 +60,7 @@ class Order:
 
 
 def manifest_of(seed: int) -> Manifest:
-    contents = load_preset("tiny").model_dump()
+    contents = tiny_as_published().model_dump()
     contents["stages"] = STAGES
     contents["model"] |= {
         "hidden_size": HIDDEN, "layers": STAGES, "heads": 4, "intermediate_size": HIDDEN, "seed": seed,

@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import torch
 import uvloop
+from pipelines.adamw import tiny_as_published
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.creating.run import SeedPeer
@@ -37,7 +38,7 @@ from node.node_resources import Surroundings
 from node.watch.events import Events, JsonLines
 from protocol.errors import UserError
 from protocol.identity import Identity
-from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.manifest import Manifest, manifest_from
 from protocol.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
@@ -59,7 +60,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def small_manifest(stages: int) -> Manifest:
-    contents: dict[str, Any] = load_preset("tiny").model_dump() | {"name": "soak", "stages": stages}
+    contents: dict[str, Any] = tiny_as_published().model_dump() | {"name": "soak", "stages": stages}
     for section, changes in SMALL.items():
         contents[section] |= changes
     return manifest_from(contents)

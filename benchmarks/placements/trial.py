@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from pipelines.adamw import tiny_as_published
 
 from bootstrap.placement.scenario import Scenario
 from bootstrap.simulation.learning import text_of
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
-from protocol.manifest import Manifest, load_preset, manifest_from
+from protocol.manifest import Manifest, manifest_from
 from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
@@ -45,7 +46,7 @@ class Trial:
 
 def trial_manifest(stages: int, trial: Trial) -> Manifest:
     """A Llama of one small layer to a stage."""
-    contents = load_preset("tiny").model_dump()
+    contents = tiny_as_published().model_dump()
     contents["stages"] = stages
     contents["model"].update(hidden_size=16, layers=stages, heads=2, intermediate_size=32)
     contents["data"].update(sequence_tokens=16)

@@ -20,6 +20,7 @@ from bootstrap.display import figure
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
 from protocol.manifest import Manifest, manifest_from
+from protocol.near_codecs import BITS
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -57,7 +58,8 @@ def one_setting(
 ) -> LearningSetting:
     """`base` with changes, and validated; `seed` draws the first weights, too.
 
-    `chosen` has further settings of the manifest by name, as outer.clip; they count last. Raises `ManifestError` for
+    `chosen` has further settings of the manifest by name, as outer.clip; they count last. A method that cannot use
+    the base's gossip codec has int8, unless another is chosen. Raises `ManifestError` for
     settings that contradict each other.
     """
     contents = base.model_dump()
@@ -74,6 +76,11 @@ def one_setting(
     contents["outer"].update(outer)
     if method != "all-reduce":
         contents["outer"]["method"] = method
+    for_pairs = (
+        contents["outer"]["method"] in ("noloco", "average") and contents["outer"]["overlap"] == "none"
+    )
+    if not for_pairs and contents["wire"]["gossip"] in BITS:
+        contents["wire"]["gossip"] = "int8"  # the base's is for weights between two
     contents["model"]["seed"] += seed
     for name, value in (chosen or {}).items():
         section, _, setting = name.rpartition(".")

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from protocol.transport.base import PeerId
 
+BULK_BYTES = 2048  # a chunk of as much is of weights or activations, not a question or an answer
+
 
 @dataclass(frozen=True)
 class Link:
@@ -20,6 +22,13 @@ class Link:
     jitter: float = 0.0  # seconds; each chunk is late by a random part of it, but never overtakes another
     open_loss: float = 0.0  # probability that opening a stream fails
     write_loss: float = 0.0  # probability that a write breaks its stream instead of arriving
+    bulk: float = (
+        1.0  # a chunk of `BULK_BYTES` takes as long as so many: a small model stands for a large one
+    )
+
+    def seconds(self, size: int) -> float:
+        """How long a chunk of `size` bytes keeps the uplink busy."""
+        return size * (self.bulk if size >= BULK_BYTES else 1.0) / self.bandwidth
 
 
 LinkModel: TypeAlias = Callable[[PeerId, PeerId], Link]  # (sender, receiver)

@@ -110,7 +110,7 @@ class Pipe:
     def transmit(self) -> float:
         """Send the next chunk now; returns the seconds that the uplink is busy with it."""
         chunk = self._queue.popleft()
-        duration = len(chunk) / self.link.bandwidth
+        duration = self.link.seconds(len(chunk))
         delay = self.link.latency + (self._rng.random() * self.link.jitter if self.link.jitter else 0.0)
         self._last_arrival = max(self._last_arrival, self._loop.time() + duration + delay)
         self._wire.append((self._last_arrival, chunk))

@@ -142,7 +142,7 @@ def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
 
 
 def test_impossible_and_altered_manifests(tmp_path: Path) -> None:
-    (tmp_path / "steep.toml").write_text(preset_text("tiny").replace("gamma = 0.7", "gamma = 1.9"))
+    (tmp_path / "steep.toml").write_text(preset_text("tiny").replace("gamma = 1.0", "gamma = 1.9"))
     result = run("bootstrap.found_cli", "--manifest", "steep.toml", cwd=tmp_path)
     assert_refused(result, "steep.toml", "gamma", "1.500")
 

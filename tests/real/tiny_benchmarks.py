@@ -15,6 +15,7 @@ PATIENCE = 240.0  # seconds, on a busy machine; on two idle cores the slowest ta
 VIRTUAL = (
     "choices",
     "front",
+    "hours",
     "levels",
     "placed_swarm",
     "poison",
@@ -60,6 +61,7 @@ PROMISED: dict[str, tuple[str, ...]] = {
         "last_stage_vs_plain",
         "last_stage_memory",
     ),
+    "hours": ("noloco_hours_of_all_reduce", "noloco_hours_of_diloco"),
     "staleness": ("one_fp32_staleness_1_loss", "four_bf16_staleness_1_speed"),
     "swarm": ("swarm_vs_plain_loops",),
     "tied": ("untied_2_stages_above_plain", "tied_4_stages_above_plain"),

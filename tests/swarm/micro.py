@@ -43,7 +43,11 @@ MICRO: dict[str, Any] = {
     "inner__min_learning_rate": 1e-3,
     "inner__total_steps": 30,
     "inner__warmup_steps": 3,
+    "outer__alpha": 0.5,  # as published
+    "outer__beta": 0.7,
+    "outer__gamma": 0.7,
     "outer__inner_steps": 5,
+    "wire__gossip": "fp32",
     "limits__microbatch_deadline": 10.0,
     "limits__gossip_deadline": 5.0,
     "limits__record_lifetime": 6.0,

@@ -17,15 +17,16 @@ from protocol.errors import ManifestError
 from protocol.identity import Identity
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml, manifest_from, preset_text
 from protocol.signed_manifest import MAX_MANIFEST_BYTES, SignedManifest, canonical_bytes
+from tests.published import published_text, published_tiny
 
 OWNER = Identity.from_seed("owner of the run")
-TINY = load_preset("tiny")
+TINY = published_tiny()
 SIGNED = SignedManifest.sign(TINY, OWNER)
 RAW = SIGNED.to_bytes()
 
 
 def contents(**changes: Any) -> dict[str, Any]:
-    """The tiny preset with settings changed: section__field=value, or field=value at the top."""
+    """The tiny preset as published, with settings changed: section__field=value, or field=value at the top."""
     settings: dict[str, Any] = copy.deepcopy(TINY.model_dump())
     for place, value in changes.items():
         *sections, name = place.split("__")
@@ -213,7 +214,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_preset_copied_to_a_file_is_the_same_manifest(tmp_path: Path) -> None:
-    assert load_toml(written(tmp_path, preset_text("tiny"))) == TINY
+    assert load_toml(written(tmp_path, preset_text("tiny"))) == load_preset("tiny")
 
 
 def test_broken_toml_names_the_file_and_the_line(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_broken_toml_names_the_file_and_the_line(tmp_path: Path) -> None:
 
 
 def test_a_bad_setting_in_a_file_names_the_file_and_the_setting(tmp_path: Path) -> None:
-    text = preset_text("tiny").replace("gamma = 0.7", "gamma = 2.0")
+    text = published_text().replace("gamma = 0.7", "gamma = 2.0")
     with pytest.raises(ManifestError, match=r"(?s)run\.toml.*outer\.gamma 2.*1\.500"):
         load_toml(written(tmp_path, text))
 
