@@ -63,7 +63,7 @@ class SimulatedSwarm:
         self.network = MemoryNetwork(self.seed, self.link)
         self._states: dict[int, StateDirectory] = {}
         self._lives: dict[int, int] = {}  # how often a number was started
-        self._killed: list[asyncio.Task[None]] = []
+        self._killed: set[asyncio.Task[None]] = set()  # that have not ended yet
         self._seed_identity = Identity.from_seed("seed peer", self.seed)
         signed = SignedManifest.sign(self.manifest, Identity.from_seed("run", self.seed))
         self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed, self.tokenizer)
@@ -126,7 +126,8 @@ class SimulatedSwarm:
         node.abandon()
         if number in self._states:
             self._states.pop(number).close()
-        self._killed.append(task)
+        self._killed.add(task)
+        task.add_done_callback(self._killed.discard)
         task.cancel()
 
     async def finish(self) -> None:
