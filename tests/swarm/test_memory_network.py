@@ -11,6 +11,7 @@ from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, Us
 from protocol.identity import Identity
 from protocol.transport.base import PeerId, Stream
 from protocol.transport.memory import Link, LinkModel, MemoryNetwork, MemoryTransport, StreamLimits
+from protocol.transport.memory_link import BULK_BYTES
 from protocol.transport.virtual_time import run_virtual
 from tests.transport_network import ECHO, KEY, ask, echo
 
@@ -116,6 +117,16 @@ async def test_a_small_message_does_not_wait_for_a_whole_bulk_transfer() -> None
     await asyncio.sleep(1)
     assert await send(small, 100) < 0.05
     await transfer
+
+
+@virtual
+async def test_what_is_bulk_may_take_the_time_of_many_times_as_much() -> None:
+    """As when a small model stands for a large one: questions stay as quick as they are."""
+    _, (a, b) = await swarm(2, Link(bandwidth=10 * MB, bulk=100), StreamLimits(chunk=2 * BULK_BYTES))
+    stream = await a.open(b.peer_id, SINK, SOON)
+    assert await send(stream, 100) == close_to((8 + 100 + 1) / (10 * MB))
+    bulk = 10 * BULK_BYTES
+    assert await send(stream, bulk) == close_to((8 + 100 * bulk + 1) / (10 * MB))
 
 
 @virtual
