@@ -83,7 +83,7 @@ def citation(manifest: Manifest) -> str | None:
     )
     if better.loss < like.loss - WORTH_SAYING:
         found += f"; the best with no more bytes was {described(better)}"
-    return f"{found} (1,000 steps of a small model, docs/learning.md; longer runs may differ)."
+    return f"{found} (1,000 steps of a small model with AdamW, docs/learning.md; with Muon or more steps it differs)."
 
 
 def _distance(point: FrontPoint, manifest: Manifest) -> float:
