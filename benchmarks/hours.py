@@ -3,8 +3,8 @@
 Four replicas whose speeds span a factor of four, uplinks of 20 to 300 Mbit/s, latencies drawn log-normal around
 40 ms, and 5 % of them killed in each minute, each replaced by a newcomer of the same speed and link that gets its
 state from a member. NoLoCo and DiLoCo are the daemon's own code in one process under virtual time. The model is the
-preset tiny, which learns for real, and takes the time of one of 31 million parameters: an inner step lasts 0.25 s at
-speed 1 (32,000 tokens on an RTX 3090), and weights on the way count 105 times. All-reduce is given the best of
+preset tiny, which learns for real, and takes the time of one of 124 million parameters: an inner step lasts a second
+at speed 1 (32,000 tokens on an RTX 3090), and weights on the way count 420 times. All-reduce is given the best of
 everything: its steps are shared out by speed, its ring of bf16 gradients hides behind computing or the reverse, and
 no departure costs it anything; so its time is a lower bound.
 
@@ -43,13 +43,13 @@ from protocol.transport.virtual_time import run_virtual
 
 RESULTS = Path(__file__).parents[1] / "docs" / "data" / "hours.jsonl"
 REPLICAS = 4
-STOOD_FOR = 31_000_000  # parameters of the model whose time is taken
-STEP_SECONDS = 0.25  # of it, at speed 1
+STOOD_FOR = 124_000_000  # parameters of the model whose time is taken
+STEP_SECONDS = 1.0  # of it, at speed 1
 SPEEDS = (0.5, 2.0)
 UPLINKS = (20.0, 300.0)  # Mbit/s
 LATENCY, LATENCY_DEVIATION = 0.04, 0.5  # median in seconds, and the deviation of its logarithm
 CHURN = 0.05  # of the peers, in a minute
-DEADLINE = 120.0  # for a piece of weights, which here is nearly all of them
+DEADLINE = 300.0  # for a piece of weights, which here is nearly all of them
 BEHIND = 0.05  # nats
 LOOKS = 50  # at the loss, in the second half of a run
 MICROBATCHES, SEQUENCES = 1, 2
