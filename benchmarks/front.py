@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from pipelines.adamw import tiny_with_adamw
+from pipelines.published import PUBLISHED, tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.display import figure
@@ -62,7 +62,6 @@ POINTS: Sequence[dict[str, Any]] = (
         "wire": {"progress": "int8", "error_feedback": True},
     },
 )
-PUBLISHED = {"alpha": 0.5, "beta": 0.7, "gamma": 0.7}
 
 
 def settings(seeds: Sequence[int], steps: int, points: int) -> Iterator[LearningSetting]:

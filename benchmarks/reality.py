@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from pipelines.adamw import tiny_as_published
 from pipelines.chain import Chain, ChainFailed
+from pipelines.published import tiny_as_published
 from pipelines.purposes import PURPOSES, SMALL, activation_bytes, contribution_bytes, modelled, purpose_of
 from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks, why_unavailable

@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 import torch
 import uvloop
-from pipelines.adamw import tiny_as_published
+from pipelines.published import tiny_as_published
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.creating.run import SeedPeer

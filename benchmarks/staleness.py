@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from pipelines.adamw import tiny_with_adamw
+from pipelines.published import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.simulation.learning import LearningResult, LearningSetting

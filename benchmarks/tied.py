@@ -13,7 +13,7 @@ from statistics import fmean
 
 import torch
 import torch.nn.functional as F
-from pipelines.adamw import tiny_with_adamw
+from pipelines.published import tiny_with_adamw
 from reporting.report import Report, arguments_of, parser_of, run
 from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -158,6 +158,11 @@ class Outer(Section):
     def averages_pairs(self) -> bool:
         return self.method in ("noloco", "average")
 
+    @property
+    def sends_whole_weights(self) -> bool:
+        """Whether all that a round sends is one replica's weights to one other."""
+        return self.averages_pairs and self.overlap == "none"
+
     @model_validator(mode="after")
     def _stable(self) -> Self:
         if self.method == "noloco":
@@ -268,7 +273,7 @@ class Manifest(Section):
         return self
 
     def _require_near_codec_fits(self, codec: str) -> None:
-        if not self.outer.averages_pairs or self.outer.overlap != "none":
+        if not self.outer.sends_whole_weights:
             raise ValueError(
                 f'wire.gossip "{codec}" is for whole weights between two replicas: set outer.overlap to "none" and '
                 'outer.method to "noloco" or "average", or wire.gossip to "int8"'

@@ -19,8 +19,9 @@ def published_text() -> str:
     lines = []
     for line in preset_text("tiny").splitlines():
         name = line.partition(" = ")[0]
-        value = (
-            'gossip = "fp32"' if name == "gossip" else f"{name} = {OUTER[name]}" if name in OUTER else line
-        )
-        lines.append(value)
+        if name == "gossip":
+            line = 'gossip = "fp32"'
+        elif name in OUTER:
+            line = f"{name} = {OUTER[name]}"
+        lines.append(line)
     return "\n".join(lines) + "\n"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from pipelines.adamw import tiny_as_published
+from pipelines.published import tiny_as_published
 
 from bootstrap.placement.scenario import Scenario
 from bootstrap.simulation.learning import text_of

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
-from pipelines.adamw import tiny_with_adamw
+from pipelines.published import tiny_with_adamw
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bootstrap.inspect.observer import squared_deviation

@@ -147,9 +147,8 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
     if setting.all_reduce:  # the mean gradient of N replicas is that of one with N times the microbatches
         inner = manifest.inner.model_copy(update={"microbatches": manifest.inner.microbatches * replicas})
         outer = manifest.outer.model_copy(update={"method": "local"})
-        wire = manifest.wire.model_copy(
-            update={"gossip": "fp32"}
-        )  # nothing is sent, and some are for pairs alone
+        # nothing is sent, and some codecs are for pairs alone
+        wire = manifest.wire.model_copy(update={"gossip": "fp32"})
         manifest = manifest.model_copy(update={"inner": inner, "outer": outer, "wire": wire})
         replicas = 1
     bandwidth = {"bandwidth": setting.mbit * 1e6 / 8} if setting.mbit else {}

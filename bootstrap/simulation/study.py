@@ -59,10 +59,14 @@ def one_setting(
     """`base` with changes, and validated; `seed` draws the first weights, too.
 
     `chosen` has further settings of the manifest by name, as outer.clip; they count last. A method that cannot use
-    the base's gossip codec has int8, unless another is chosen. Raises `ManifestError` for
-    settings that contradict each other.
+    the base's gossip codec has int8, unless another is chosen. Raises `ManifestError` for settings that contradict
+    each other.
     """
     contents = base.model_dump()
+    if method != "all-reduce":
+        outer["method"] = method
+    if base.wire.gossip in BITS and not base.outer.model_copy(update=outer).sends_whole_weights:
+        contents["wire"]["gossip"] = "int8"
     contents["stages"], contents["routing"] = stages, routing
     contents["inner"].update(
         total_steps=steps,
@@ -74,22 +78,14 @@ def one_setting(
     )
     contents["wire"].update(wire or {})
     contents["outer"].update(outer)
-    if method != "all-reduce":
-        contents["outer"]["method"] = method
-    for_pairs = (
-        contents["outer"]["method"] in ("noloco", "average") and contents["outer"]["overlap"] == "none"
-    )
-    if not for_pairs and contents["wire"]["gossip"] in BITS:
-        contents["wire"]["gossip"] = "int8"  # the base's is for weights between two
     contents["model"]["seed"] += seed
     for name, value in (chosen or {}).items():
         section, _, setting = name.rpartition(".")
         (contents.setdefault(section, {}) if section else contents)[setting] = value
     if contents["inner"]["optimizer"] == "adamw" and "inner.muon_learning_rate" not in (chosen or {}):
         contents["inner"]["muon_learning_rate"] = None  # the base's, which may have Muon
-    made = manifest_from(contents)
     return LearningSetting(
-        made,
+        manifest_from(contents),
         replicas,
         seed,
         method == "all-reduce",

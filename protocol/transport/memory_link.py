@@ -22,9 +22,7 @@ class Link:
     jitter: float = 0.0  # seconds; each chunk is late by a random part of it, but never overtakes another
     open_loss: float = 0.0  # probability that opening a stream fails
     write_loss: float = 0.0  # probability that a write breaks its stream instead of arriving
-    bulk: float = (
-        1.0  # a chunk of `BULK_BYTES` takes as long as so many: a small model stands for a large one
-    )
+    bulk: float = 1.0  # a chunk of `BULK_BYTES` counts so many times: a small model stands for a large one
 
     def seconds(self, size: int) -> float:
         """How long a chunk of `size` bytes keeps the uplink busy."""

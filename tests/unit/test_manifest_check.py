@@ -45,12 +45,6 @@ def changed(**settings: Any) -> Manifest:
     return manifest_from(contents)
 
 
-def as_published(folder: Path) -> Path:
-    file = folder / "tiny.toml"
-    file.write_text(published_text(), encoding="utf-8")
-    return file
-
-
 def report(replicas: int = 8, links: AssumedLinks = LINKS, **settings: Any) -> Report:
     return report_on(changed(**settings), replicas, links)
 
@@ -86,7 +80,7 @@ def test_layers_parameters_and_memory_of_each_stage_are_shown(tmp_path: Path) ->
 
 
 def test_json_holds_the_same_numbers(tmp_path: Path) -> None:
-    contents = json.loads(run(str(as_published(tmp_path)), "--json", "--replicas", "4").stdout)
+    contents = json.loads(run(str(written(tmp_path)), "--json", "--replicas", "4").stdout)
     assert contents["ok"] is True
     assert contents["parameters"] == 295_488
     assert [s["memory"] for s in contents["stages"]] == [memory_needed(TINY, stage) for stage in (0, 1)]
@@ -98,10 +92,9 @@ def test_the_windows_of_text_are_told() -> None:
 
 
 def test_slower_links_mean_longer_waits(tmp_path: Path) -> None:
-    assert "0.11 s a round at 85 Mbit/s and 50 ms" in told(str(as_published(tmp_path)), "--mbit", "85")
-    assert "0.55 s a round at 100 Mbit/s and 500 ms" in told(
-        str(as_published(tmp_path)), "--latency-ms", "500"
-    )
+    file = written(tmp_path)
+    assert "0.11 s a round at 85 Mbit/s and 50 ms" in told(str(file), "--mbit", "85")
+    assert "0.55 s a round at 100 Mbit/s and 500 ms" in told(str(file), "--latency-ms", "500")
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,8 @@ def test_methods_side_by_side_as_json_and_as_a_picture(tmp_path: Path) -> None:
     assert noloco["share"] == pytest.approx(
         noloco["bytes_per_token"] / all_reduce["bytes_per_token"], abs=1e-4
     )
-    assert (
-        0.5 < noloco["share"] < 2.2
-    )  # a round without a partner sends nothing; closing rounds double so few
+    # a round without a partner sends nothing; three closing rounds double the three of this run
+    assert 0.5 < noloco["share"] < 2.2
     assert plot.read_text(encoding="utf-8").startswith("<?xml")
 
 
