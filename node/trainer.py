@@ -258,10 +258,10 @@ class Trainer:
         closing = 0
         while closing < CLOSING_ROUNDS and not self.stopping.is_set():
             if not await self._found_last_partner(CLOSING_SECONDS):
-                if clock() < until and self._rounds.matchmaker.others_serve:
+                if clock() < until and self._rounds.may_meet_others:
                     continue
                 return
-            closing += not self._rounds.matchmaker.partner_trains or clock() >= until
+            closing += not self._rounds.partner_trains or clock() >= until
             await self._context.compute.run(Priority.OPTIMIZER, self._replica.stop_momentum)
             await self._rounds.finish()
 

@@ -26,6 +26,7 @@ Bytes per value: bits/8 + 1/64; each block has a byte for its cell and three for
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -79,10 +80,18 @@ def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoin
     """
     if flat.device.type == "cpu":
         return _to_lattice_here(flat, cells, seed, bits)
-    return to_lattice_there(flat, cells, seed, bits)
+    return to_lattice_there(flat, cells, numbers_of((seed,), len(cells), flat.device), bits)
 
 
-def to_lattice_there(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
+def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: int = 0) -> Tensor:
+    """What the dithers of blocks are drawn by, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
+    places = torch.arange(blocks, device=device)
+    each = each or max(1, blocks)
+    numbers = torch.tensor([seed & 0xFFFFFFFF for seed in seeds], device=device)
+    return places % each ^ numbers[places // each]
+
+
+def to_lattice_there(flat: Tensor, cells: Tensor, numbers: Tensor, bits: int) -> LatticePoints:
     """The same in torch's operations, for another device; points differ where one is half way to the next."""
     rotated = _rotated(flat)
     least = rotated.abs().amax(dim=1) / MOST_POINTS
@@ -91,7 +100,7 @@ def to_lattice_there(flat: Tensor, cells: Tensor, seed: int, bits: int) -> Latti
     if not bool(((codes <= 255) & (cells >= 0)).all()):  # false also for NaN
         raise _refusal(bits)
     cell_bytes = codes.to(torch.uint8)
-    points = _nearest(rotated, cell_bytes, seed)
+    points = _nearest(rotated, cell_bytes, numbers)
     return LatticePoints(
         bits, flat.numel(), cell_bytes, _checksum(points >> bits), _packed(points & (2**bits - 1), bits)
     )
@@ -104,13 +113,13 @@ def as_sent(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
         read = torch.empty_like(rows)
         lattice_kernels.read_sent(_array(rows), sent.cells.numpy(), tables(), seed, _array(read))
         return read.view(-1)[: sent.count]
-    return as_sent_there(flat, sent, seed)
+    return as_sent_there(flat, sent, numbers_of((seed,), len(sent.cells), flat.device))
 
 
-def as_sent_there(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
+def as_sent_there(flat: Tensor, sent: LatticePoints, numbers: Tensor) -> Tensor:
     """The same in torch's operations."""
-    points = _nearest(_rotated(flat), sent.cells, seed)
-    return _rotated_back(points, sent.cells, seed)[: sent.count]
+    points = _nearest(_rotated(flat), sent.cells, numbers)
+    return _rotated_back(points, sent.cells, numbers)[: sent.count]
 
 
 def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor, Tensor]:
@@ -120,18 +129,18 @@ def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor
     """
     if own.device.type == "cpu":
         return _read_beside_here(own, received, seed)
-    return read_beside_there(own, received, seed)
+    return read_beside_there(own, received, numbers_of((seed,), len(received.cells), own.device))
 
 
-def read_beside_there(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor, Tensor]:
+def read_beside_there(own: Tensor, received: LatticePoints, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The same in torch's operations."""
     turn = 2**received.bits
     cells = _cells(received.cells)
     remainders = _unpacked(received.remainders, received.bits)
-    own_place = (_rotated(own) / cells[:, None] + _dither(len(cells), seed, own.device)).clamp(-_FAR, _FAR)
+    own_place = (_rotated(own) / cells[:, None] + _dither(numbers)).clamp(-_FAR, _FAR)
     points = remainders + turn * torch.round((own_place - remainders) / turn).to(torch.int32)
     is_read = _checksum(points >> received.bits) == received.checksums
-    read = _rotated_back(points, received.cells, seed)
+    read = _rotated_back(points, received.cells, numbers)
     either = torch.where(is_read[:, None], read.view(-1, BLOCK), _in_blocks(own))
     return either.view(-1)[: received.count], is_read
 
@@ -195,24 +204,28 @@ def _in_blocks(flat: Tensor) -> Tensor:
 
 def _rotated(flat: Tensor) -> Tensor:
     """[blocks, 256]"""
-    return _in_blocks(flat.to(torch.float32)) @ rotation().to(flat.device)
+    return _in_blocks(flat.to(torch.float32)) @ _on(flat.device, rotation)
 
 
-def _rotated_back(points: Tensor, cell_bytes: Tensor, seed: int) -> Tensor:
+def _rotated_back(points: Tensor, cell_bytes: Tensor, numbers: Tensor) -> Tensor:
     """[blocks · 256]"""
-    dither = _dither(len(points), seed, points.device)
-    rows = (points.to(torch.float32) - dither) * _cells(cell_bytes)[:, None]
-    return (rows @ rotation().to(points.device).T).view(-1)
+    rows = (points.to(torch.float32) - _dither(numbers)) * _cells(cell_bytes)[:, None]
+    return (rows @ _on(points.device, rotation).T).view(-1)
 
 
-def _nearest(rotated: Tensor, cell_bytes: Tensor, seed: int) -> Tensor:
+def _nearest(rotated: Tensor, cell_bytes: Tensor, numbers: Tensor) -> Tensor:
     """q, int32 [blocks, 256]."""
-    dither = _dither(len(rotated), seed, rotated.device)
-    return torch.round(rotated / _cells(cell_bytes)[:, None] + dither).to(torch.int32)
+    return torch.round(rotated / _cells(cell_bytes)[:, None] + _dither(numbers)).to(torch.int32)
 
 
 def _cells(cell_bytes: Tensor) -> Tensor:
-    return _cell_table().to(cell_bytes.device)[cell_bytes.long()]
+    return _on(cell_bytes.device, _cell_table)[cell_bytes.long()]
+
+
+@cache
+def _on(device: torch.device, table: Callable[[], Tensor]) -> Tensor:
+    """A table that was copied to the device once: a copy waits for what the device has to do."""
+    return table().to(device)
 
 
 @cache
@@ -223,11 +236,10 @@ def _cell_table() -> Tensor:
     return torch.tensor([math.ldexp(quarters[rest], power) for power, rest in exponents], dtype=torch.float32)
 
 
-def _dither(blocks: int, seed: int, device: torch.device) -> Tensor:
+def _dither(numbers: Tensor) -> Tensor:
     """[blocks, 256] in [−½, ½): of each block some neighbours in the table, the same on every machine."""
-    numbers = torch.arange(blocks, device=device, dtype=torch.int64) ^ (seed & 0xFFFFFFFF)
     first = _mixed(numbers) % (DITHERS - BLOCK)
-    return _dither_table().to(device)[first[:, None] + torch.arange(BLOCK, device=device)]
+    return _on(numbers.device, _dither_table)[first[:, None] + torch.arange(BLOCK, device=numbers.device)]
 
 
 @cache
@@ -246,7 +258,7 @@ def _checksum(turns: Tensor) -> Tensor:
     """int32 [blocks] of turns int32 [blocks, 256]. Low bits get some of the high ones: turns may be powers of two."""
     spread = (turns.long() * SPREAD) & 0xFFFFFFFF
     spread ^= spread >> 15
-    return ((spread * _factor_table().to(turns.device)).sum(dim=1) >> 8 & 0xFFFFFF).to(torch.int32)
+    return ((spread * _on(turns.device, _factor_table)).sum(dim=1) >> 8 & 0xFFFFFF).to(torch.int32)
 
 
 @cache

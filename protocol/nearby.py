@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,50 +27,86 @@ def seed_of(pair: str, index: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{pair} {index}".encode()).digest()[:4], "little")
 
 
-def encode_near(flat: Tensor, codec: str, cells: Tensor, seed: int) -> Encoded:
+def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], entries: int) -> list[Encoded]:
     """The bytes of float32 `flat` [n], of any device, each block with at least its cell of `cells` [blocks].
 
-    Raises `CodecError` for NaN, infinity and values beyond 2^40.
+    It is one piece for each of the seeds, of `entries` values, the last of the rest; the bytes are the same whether
+    several come at once or one by one. Raises `CodecError` for NaN, infinity and values beyond 2^40.
     """
-    points = lattice.to_lattice(flat.detach(), cells, seed, BITS[codec])
+    flat = flat.detach()
+    if len(seeds) == 1:
+        points = lattice.to_lattice(flat, cells, seeds[0], BITS[codec])
+    else:
+        points = lattice.to_lattice_there(flat, cells, _numbers(seeds, flat, entries), BITS[codec])
     checksums = points.checksums.cpu().view(torch.uint8).view(-1, 4)[:, :CHECKSUM_BYTES]
-    parts = (points.cells.cpu(), checksums, points.remainders.cpu())
-    return Encoded(codec, (flat.numel(),), tuple(_bytes_of(part) for part in parts))
+    parts = [_bytes_of(part) for part in (points.cells.cpu(), checksums, points.remainders.cpu())]
+    cuts = [(start, min(start + entries, flat.numel())) for start in range(0, flat.numel(), entries)]
+    return [
+        Encoded(codec, (stop - start,), tuple(_cut(part, start, stop, flat.numel()) for part in parts))
+        for start, stop in cuts
+    ]
 
 
-def as_sent(flat: Tensor, sent: Encoded, seed: int) -> Tensor:
+def as_sent(flat: Tensor, sent: Sequence[Encoded], seeds: Sequence[int], entries: int) -> Tensor:
     """What every receiver that can read a block reads of it, [n]; `sent` was made of `flat`, which is unchanged."""
-    return lattice.as_sent(flat, points_in(sent, flat.device), seed)
+    if len(seeds) == 1:
+        return lattice.as_sent(flat, points_in(sent, flat.device), seeds[0])
+    return lattice.as_sent_there(flat, points_in(sent, flat.device), _numbers(seeds, flat, entries))
 
 
-def read_beside(own: Tensor, received: Encoded, seed: int) -> tuple[Tensor, Tensor]:
-    """What is read of it by a receiver that holds `own` [n], and whether each block could be, bool [blocks].
+def read_beside(
+    own: Tensor, received: Sequence[Encoded], seeds: Sequence[int], entries: int
+) -> tuple[Tensor, Tensor]:
+    """What is read of these pieces by a receiver that holds `own` [n], and whether each block could be,
+    bool [blocks].
 
-    What is unread has the receiver's own values. Raises `CodecError` for another shape than that of `own`.
+    What is unread has the receiver's own values. Raises `CodecError` for other shapes than that of `own` in pieces.
     """
-    if received.shape != tuple(own.shape):
+    shapes = [(min(entries, own.numel() - start),) for start in range(0, own.numel(), entries)]
+    if [encoded.shape for encoded in received] != shapes:
         raise CodecError("a contribution does not have the shape of this stage")
-    return lattice.read_beside(own, points_in(received, own.device), seed)
+    if len(seeds) == 1:
+        return lattice.read_beside(own, points_in(received, own.device), seeds[0])
+    return lattice.read_beside_there(own, points_in(received, own.device), _numbers(seeds, own, entries))
 
 
-def rounding_of(encoded: Encoded) -> Tensor:
-    """The root mean square of what is lost of a value, of each block, [blocks]: c/√12."""
-    return lattice.cells_of(points_in(encoded, torch.device("cpu"))) / math.sqrt(12)
+def rounding_of(received: Sequence[Encoded]) -> Tensor:
+    """The root mean square of what is lost of a value, of each block of these pieces, [blocks]: c/√12."""
+    return lattice.cells_of(points_in(received, torch.device("cpu"))) / math.sqrt(12)
 
 
-def points_in(encoded: Encoded, device: torch.device) -> LatticePoints:
-    """The points that travelled, on a device. Raises `CodecError` where bytes are missing or too many."""
-    bits, count = BITS[encoded.codec], math.prod(encoded.shape)
+def points_in(pieces: Sequence[Encoded], device: torch.device) -> LatticePoints:
+    """The points that travelled, on a device: pieces in one codec, of which all but the last are whole blocks.
+
+    Raises `CodecError` where bytes are missing or too many.
+    """
+    parts = [_parts_of(encoded) for encoded in pieces]
+    cells, checksums, remainders = (torch.cat(part).to(device) for part in zip(*parts, strict=True))
+    count = sum(math.prod(encoded.shape) for encoded in pieces)
+    return LatticePoints(BITS[pieces[0].codec], count, cells, checksums, remainders)
+
+
+def _parts_of(encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
+    """Cells, checksums and remainders as `LatticePoints` has them, on the host."""
     if encoded.nbytes != nbytes_of(encoded.codec, encoded.shape):
         raise CodecError(f"{encoded.nbytes} bytes received for a tensor in {encoded.codec}")
-    blocks = -(-count // BLOCK)
+    blocks = -(-math.prod(encoded.shape) // BLOCK)
     raw = torch.frombuffer(bytearray().join(encoded.buffers), dtype=torch.uint8)
-    rest = (1 + CHECKSUM_BYTES) * blocks
-    cells, checksums, remainders = raw[:blocks], raw[blocks:rest], raw[rest:]
-    whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1)).contiguous()
-    return LatticePoints(
-        bits, count, cells.to(device), whole.view(torch.int32).view(-1).to(device), remainders.to(device)
+    cells, checksums, remainders = torch.split(
+        raw, [blocks, CHECKSUM_BYTES * blocks, len(raw) - blocks * (1 + CHECKSUM_BYTES)]
     )
+    whole = torch.nn.functional.pad(checksums.view(-1, CHECKSUM_BYTES), (0, 1)).contiguous()
+    return cells, whole.view(torch.int32).view(-1), remainders
+
+
+def _numbers(seeds: Sequence[int], flat: Tensor, entries: int) -> Tensor:
+    return lattice.numbers_of(seeds, -(-flat.numel() // BLOCK), flat.device, entries // BLOCK)
+
+
+def _cut(part: memoryview, start: int, stop: int, values: int) -> memoryview:
+    """From entry `start` to `stop` of values, of whose blocks each has as many bytes."""
+    size = part.nbytes // -(-values // BLOCK)
+    return part[start // BLOCK * size : -(-stop // BLOCK) * size]
 
 
 def _bytes_of(part: Tensor) -> memoryview:

@@ -48,7 +48,8 @@ class LearningSetting:
     """One thing to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
 
     `slow` is how many times slower the compute of the last replica of the last stage is. `latency` in seconds
-    one way and `mbit` per second describe every peer's link.
+    one way and `mbit` per second describe every peer's link. On another `device` than a processor sums round
+    differently, so its outcomes are others.
     """
 
     manifest: Manifest
@@ -62,6 +63,8 @@ class LearningSetting:
     named: tuple[
         str, ...
     ] = ()  # further settings of the manifest that tell this one from others, as outer.clip
+    device: str = "cpu"  # torch's name of it, for all nodes
+    texts: tuple[str, ...] = ()  # files, globs or a dataset, instead of the manifest's own
 
     @property
     def key(self) -> str:
@@ -96,6 +99,8 @@ class LearningSetting:
             | {name: getattr(self, name) for name in OWN_FACTS}
             | {"staleness": inner.staleness}
             | {name: self._value_of(name) for name in self.named}
+            | ({} if self.device == "cpu" else {"device": self.device})
+            | ({"texts": list(self.texts)} if self.texts else {})
         )
 
     def _value_of(self, name: str) -> object:
@@ -128,16 +133,16 @@ class LearningResult:
     wall_seconds: float = 0.0
 
 
-def text_of(manifest: Manifest) -> TrainingData:
-    """The text that the manifest names. Raises `DataError` where that is left to volunteers."""
-    return open_data(manifest, DataPlan((), DEFAULT_FIELD, default_cache(), "XDG_CACHE_HOME", ""), None)
+def text_of(manifest: Manifest, texts: tuple[str, ...] = ()) -> TrainingData:
+    """`texts`, or what the manifest names. Raises `DataError`, also where that is left to volunteers."""
+    return open_data(manifest, DataPlan(texts, DEFAULT_FIELD, default_cache(), "XDG_CACHE_HOME", ""), None)
 
 
 def simulate(setting: LearningSetting) -> LearningResult:
     """Train to the last step, on one thread: a minute for a million tokens of the tiny preset."""
     torch.set_num_threads(1)
     began = time.perf_counter()
-    outcome: LearningResult = run_virtual(_train(setting, text_of(setting.manifest)))
+    outcome: LearningResult = run_virtual(_train(setting, text_of(setting.manifest, setting.texts)))
     outcome.wall_seconds = round(time.perf_counter() - began, 2)
     return outcome
 
@@ -157,7 +162,9 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
     count = replicas * manifest.stages
     for number in range(count):
         slowed = setting.slow if number == count - 1 else 1.0
-        swarm.add(number, stage=number % manifest.stages, speed=1 / slowed)
+        swarm.add(
+            number, stage=number % manifest.stages, speed=1 / slowed, device=setting.device, compile="off"
+        )
     outcome = LearningResult(setting.key, setting.facts())
     watching = asyncio.get_running_loop().create_task(_watch(swarm, data, outcome))
     began, ended = await _to_the_end(swarm)
@@ -248,7 +255,8 @@ def loss_along(route: list[Replica], data: TrainingData, sequences: int) -> floa
     total, count = 0.0, 0
     for inputs, labels in _held_out(data, tokens, sequences):
         logits = evaluate_through(passes, inputs)
-        total += F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").item()
+        targets = labels.flatten().to(logits.device)
+        total += F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum").item()
         count += labels.numel()
     return total / count
 

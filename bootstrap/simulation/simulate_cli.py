@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args
 import typer
 from typer import Argument, Option
 
-from bootstrap.model_options import OwnManifest, PresetToTrain
+from bootstrap.model_options import DataOption, OwnManifest, PresetToTrain
 from node.command import App, fail
 from node.machine.cores import cores
 from protocol.errors import ManifestError, NolocoError
@@ -39,6 +39,7 @@ class LearningOptions:
 
     preset: PresetToTrain = None
     manifest: OwnManifest = None
+    data: DataOption = None
     method: Annotated[str, Option(metavar="LIST", help="noloco, diloco, average, local, all-reduce.")] = (
         "noloco"
     )
@@ -69,6 +70,7 @@ class LearningOptions:
         "0,1,2"
     )
     validation_sequences: Annotated[int, Option(metavar="N", min=1, help="Held-out sequences.")] = 512
+    device: Annotated[str, Option(help="Torch device of all nodes: auto, cpu, cuda, cuda:1.")] = "cpu"
     jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES
     results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None
     plot: Annotated[Path | None, Option(help="Plot loss and spread to this SVG file.")] = None
@@ -86,6 +88,7 @@ def learning(**given: Any) -> None:
     options = LearningOptions(**given)
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.simulation.study import one_setting, run_and_show
+    from node.serving import choose_device
 
     try:
         base, _ = RunOptions(options.preset, options.manifest).resolved()
@@ -100,6 +103,9 @@ def learning(**given: Any) -> None:
             )
             for values in product(*lists.values())
         ]  # fmt: skip
+        device = choose_device(options.device)
+        texts = tuple(options.data or ())
+        settings = [replace(setting, device=device, texts=texts) for setting in settings]
         run_and_show(settings, options.results, options.jobs, options.plot, options.as_json)
     except NolocoError as error:
         fail(error)

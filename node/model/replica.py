@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -43,6 +43,7 @@ from protocol.near_codecs import kept_apart
 
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps
+PIECES_AT_ONCE = 16  # that are encoded and read in one go where steps are taken so: each launch has its price
 PIECE_PARAMETERS = 2**18  # entries of a state or gossip piece: 1 MiB of float32, a second on a slow uplink
 
 Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parameters]: the n-th, its entries
@@ -249,8 +250,22 @@ class Replica:
         return slice(start, min(start + PIECE_PARAMETERS, self.parameters))
 
     @property
+    def piece_parameters(self) -> int:
+        """Entries of a piece but the last."""
+        return PIECE_PARAMETERS
+
+    @property
     def pieces(self) -> int:
         return -(-self.parameters // PIECE_PARAMETERS)
+
+    def in_goes(self, indices: Sequence[int]) -> list[Sequence[int]]:
+        """Pieces that follow one another in groups that are worked on together: on a GPU, several."""
+        size = PIECES_AT_ONCE if self.steps_at_once else 1
+        return [indices[first : first + size] for first in range(0, len(indices), size)]
+
+    def bounds_of(self, indices: Sequence[int]) -> slice:
+        """The entries of pieces that follow one another. Raises `Refused`."""
+        return slice(self.piece_bounds(indices[0]).start, self.piece_bounds(indices[-1]).stop)
 
     def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
         """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece. Raises `Refused`."""

@@ -60,6 +60,10 @@ def blocks_in(bounds: slice) -> slice:
     return slice(bounds.start // BLOCK, -(-bounds.stop // BLOCK))
 
 
+def seeds_of(pair: str, indices: Sequence[int]) -> list[int]:
+    return [seed_of(pair, index) for index in indices]
+
+
 def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
     """The parts that a contribution travels in, in this order, and the factor of each in z."""
     if overlap == "phi-early":
@@ -137,27 +141,37 @@ class IncomingUpdate:
 
     @torch.no_grad()
     def read_beside(
-        self, index: int, bounds: slice, own: Replica, seed: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read piece `index` of z beside the own one, whatever it came in; it may be done again.
+        self, indices: Sequence[int], own: Replica, pair: str
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Read pieces of z that follow one another beside the own one, whatever they came in; it may be done again.
 
-        Returns, for each of its blocks, how far the two are apart, the codec's rounding not counted, and whether it
+        Returns, for each of their blocks, how far the two are apart, the codec's rounding not counted, and whether it
         could not be read; that counts as the own z until it is left out.
         """
-        z = own.contribution(bounds)
-        unread = torch.zeros(-(-len(z) // BLOCK), dtype=torch.bool)
-        if (came := self._compressed["z"].get(index)) is None or came.codec not in BITS:
-            half = torch.empty(len(z))
-            self.read(index, bounds, half)
-            return distance_of(half.to(z.device), z / 2).cpu() * 2, unread
-        values, is_read = read_beside(z, came, seed)
+        came = [self._compressed["z"].get(index) for index in indices]
+        near = [encoded for encoded in came if encoded is not None and encoded.codec in BITS]
+        if len(near) == len(came) and len({encoded.codec for encoded in near}) == 1:
+            return [self._read_near(indices, near, own, pair)]
+        if len(indices) > 1:
+            return [found for index in indices for found in self.read_beside([index], own, pair)]
+        z = own.contribution(bounds := own.bounds_of(indices))
+        half = torch.empty(len(z))
+        self.read(indices[0], bounds, half)
+        return [(distance_of(half.to(z.device), z / 2).cpu() * 2, torch.zeros(-(-len(z) // BLOCK)) > 0)]
+
+    def _read_near(
+        self, indices: Sequence[int], came: Sequence[Encoded], own: Replica, pair: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        z, seeds = own.contribution(bounds := own.bounds_of(indices)), seeds_of(pair, indices)
+        values, is_read = read_beside(z, came, seeds, own.piece_parameters)
         if not is_read.all():  # a partner that is where this replica was before the round
-            others, more = read_beside(own.offered_phi(bounds) * own.settings.gamma, came, seed)
+            before = own.offered_phi(bounds) * own.settings.gamma
+            others, more = read_beside(before, came, seeds, own.piece_parameters)
             more &= ~is_read
             rows = more.repeat_interleave(BLOCK)[: len(z)]
             values, is_read = torch.where(rows, others, values), is_read | more
         torch.mul(values.cpu(), self._weights["z"], out=self.total[bounds])
-        self._summed["z"].add(index)
+        self._summed["z"].update(indices)
         apart = (distance_of(values, z).cpu().square() - rounding_of(came).square()).clamp_min(0).sqrt()
         return apart, ~is_read.cpu()
 
@@ -213,19 +227,23 @@ class OutgoingUpdate:
         They may share memory with φ: send them before the outer step. Raises `CodecError` when the codec cannot
         carry the values.
         """
+        if self._codecs[part] in BITS:
+            return [[sent] for go in self._replica.in_goes(indices) for sent in self._encode_near(go)]
         return [self._encode(part, index) for index in indices]
 
     def encode_soon(self, part: Part, indices: Sequence[int]) -> PendingResult[list[list[Encoded]]]:
         """As `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
-        if not self._copies.encodes_there or self._codecs[part] in BITS:
+        if self._codecs[part] in BITS:
+            encoded = self.encode(part, indices)
+            return self._copies.landing(lambda: encoded)
+        if not self._copies.encodes_there:
             return self._copies.landing(lambda: self.encode(part, indices))
-        first = self._replica.piece_bounds(indices[0])
-        bounds = slice(first.start, self._replica.piece_bounds(indices[-1]).stop)
+        bounds = self._replica.bounds_of(indices)
         codec, count = self._codecs[part], bounds.stop - bounds.start
         fetch = self._copies.to_host(packed(self._told(part, bounds), codec).raw)
 
         def arrived() -> list[list[Encoded]]:
-            pieces = unpacked_pieces(codec, count, fetch(), first.stop - first.start)
+            pieces = unpacked_pieces(codec, count, fetch(), self._replica.piece_parameters)
             if codec != LOSSLESS:
                 self._sent.update(
                     {(part, index): piece for index, piece in zip(indices, pieces, strict=True)}
@@ -262,19 +280,32 @@ class OutgoingUpdate:
         else:
             lost = self.add_with_losses(index, torch.zeros(len(target)), factor)
             target.add_(lost.to(target.device))
+        self.add_near([index], target, factor)
         self.add_without_losses(bounds, target, factor)
 
     def add_with_losses(self, index: int, target: torch.Tensor, factor: float) -> torch.Tensor:
-        """The same, on the host, of those parts that a codec has changed. Returns `target`."""
+        """The same, on the host, of those parts that a codec of one tensor has changed. Returns `target`."""
         for part, weight in self._weights.items():
-            if (sent := self._sent.get((part, index))) is None:
-                continue
-            if sent.codec in BITS:
-                exact = self._exact(part, self._replica.piece_bounds(index))
-                target.add_(as_sent(exact, sent, seed_of(self._pair, index)).cpu(), alpha=factor * weight)
-            else:
+            sent = self._sent.get((part, index))
+            if sent is not None and sent.codec not in BITS:
                 add_scaled(target, sent, factor * weight)
         return target
+
+    def add_near(self, indices: Sequence[int], target: torch.Tensor, factor: float) -> None:
+        """The same, on the replica's device, of pieces that follow one another and went to a near partner."""
+        if any(
+            ("z", index) not in self._sent or self._sent["z", index].codec not in BITS for index in indices
+        ):
+            if len(indices) > 1:
+                for index, rows in zip(
+                    indices, torch.split(target, self._replica.piece_parameters), strict=True
+                ):
+                    self.add_near([index], rows, factor)
+            return
+        z = self._replica.contribution(self._replica.bounds_of(indices))
+        sent = [self._sent["z", index] for index in indices]
+        read = as_sent(z, sent, seeds_of(self._pair, indices), self._replica.piece_parameters)
+        target.add_(read, alpha=factor * self._weights["z"])
 
     def add_without_losses(self, bounds: slice, target: torch.Tensor, factor: float) -> None:
         """The same, on the replica's device, of those parts that arrive as they are, over any bounds."""
@@ -304,8 +335,6 @@ class OutgoingUpdate:
 
     def _encode_piece(self, part: Part, index: int, bounds: slice) -> Encoded:
         codec, values = self._codecs[part], self._told(part, bounds)
-        if codec in BITS:
-            return self._encode_near(codec, index, bounds, values)
         if codec == LOSSLESS:
             return encode(require_finite(values), codec)
         encoded = self._sent[part, index] = encode(values, codec)
@@ -313,22 +342,27 @@ class OutgoingUpdate:
             require_finite(as_read(encoded))
         return encoded
 
-    def _encode_near(self, codec: str, index: int, bounds: slice, z: torch.Tensor) -> Encoded:
-        """z as a near partner can read it, or in int8 where none is known to be near."""
+    @torch.no_grad()
+    def _encode_near(self, indices: Sequence[int]) -> list[Encoded]:
+        """These pieces of z, which follow one another, as a near partner can read them; in int8 where none is known
+        to be near.
+        """
         assert self._nearness is not None
         assert self.allowed is not None
+        bounds, codec = self._replica.bounds_of(indices), self._codecs["z"]
         blocks, progress = blocks_in(bounds), self._replica.offered_progress(bounds)
         moved = distance_of(progress * self._replica.settings.beta, torch.zeros_like(progress))
-        if index == 0:
+        if indices[0] == 0:
             self._look(self._nearness)
+        z = self._replica.contribution(bounds)
         if not self._nearness.is_known:
             self.allowed[blocks] = moved.cpu()
-            sent = encode(z, COMPRESSED)
+            sent = [encode(piece, COMPRESSED) for piece in torch.split(z, self._replica.piece_parameters)]
         else:
             self.allowed[blocks] = self._nearness.distances(blocks, moved)
             cells = self._nearness.cells(blocks, moved, codec).to(z.device)
-            sent = encode_near(z, codec, cells, seed_of(self._pair, index))
-        self._sent["z", index] = sent
+            sent = encode_near(z, codec, cells, seeds_of(self._pair, indices), self._replica.piece_parameters)
+        self._sent.update({("z", index): piece for index, piece in zip(indices, sent, strict=True)})
         return sent
 
     def _look(self, nearness: Nearness) -> None:

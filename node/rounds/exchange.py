@@ -13,7 +13,7 @@ import torch
 from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
-from node.model.replica import PIECE_PARAMETERS, Replica
+from node.model.replica import PIECE_PARAMETERS, PIECES_AT_ONCE, Replica
 from node.model.stage_work import copies_of
 from node.rounds.contribution import (
     LOSSLESS,
@@ -217,10 +217,9 @@ class Exchange:
 
     async def _send(self, swap: PairExchange, part: Part) -> None:
         """All pieces of a part, acknowledged. Raises what the sending of one raised."""
-        pieces = self._replica.pieces
-        jobs = (
-            range(first, min(first + PIECES_PER_JOB, pieces)) for first in range(0, pieces, PIECES_PER_JOB)
-        )
+        pieces = range(self._replica.pieces)
+        size = PIECES_AT_ONCE if self._replica.steps_at_once else PIECES_PER_JOB
+        jobs = (pieces[first : first + size] for first in range(0, len(pieces), size))
         await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
 
     async def _send_sample(self, swap: PairExchange) -> None:

@@ -28,8 +28,8 @@ class Pull:
         self._left = left
         self._offer = offer
         self._partners = partners
+        self._replica = replica
         self._device = replica.device
-        self._is_at_once = replica.steps_at_once
         self._room = torch.empty(PIECE_PARAMETERS)
         self._values: torch.Tensor | None = None
         self._stride = sample_stride(partners.total.numel())
@@ -54,7 +54,7 @@ class Pull:
         """
         if self._values is None:
             total = self._partners.total
-            if self._is_at_once:
+            if self._replica.steps_at_once:
                 self._values = self._whole_there(total)
             else:
                 for index, bounds in self._offer.pieces():
@@ -77,6 +77,8 @@ class Pull:
             self._offer.add_with_losses(index, total[bounds], -0.5)
         for bounds in large:
             values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
+        for indices in self._replica.in_goes(range(self._replica.pieces)):
+            self._offer.add_near(indices, values[self._replica.bounds_of(indices)], -0.5)
         self._leave(values, slice(0, len(values)))
         self.sample.copy_(sampled(values))
         return values

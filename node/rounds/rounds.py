@@ -64,6 +64,16 @@ class Rounds:
         return self.matchmaker.has_agreed
 
     @property
+    def may_meet_others(self) -> bool:
+        """Whether `seek_last` waits for a partner, and there are replicas that may yet be one."""
+        return self.matchmaker.accepting and self.matchmaker.others_serve
+
+    @property
+    def partner_trains(self) -> bool:
+        """Whether the partner of this round takes inner steps still, as far as it has said."""
+        return self.matchmaker.partner_trains
+
+    @property
     def has_partner(self) -> bool:
         return self.matchmaker.pair is not None
 

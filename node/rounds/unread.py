@@ -12,7 +12,6 @@ from node.rounds.contribution import IncomingUpdate
 from protocol.codec import Encoded, as_read
 from protocol.errors import CodecError
 from protocol.kernels import BLOCK
-from protocol.nearby import seed_of
 
 WORD = 32  # bits of an entry
 
@@ -28,10 +27,7 @@ class Reading:
 @torch.no_grad()
 def read_piece_by_piece(partners: IncomingUpdate, own: Replica, pair: str) -> Reading:
     """All pieces of the partner's z, which must be there; on the compute thread, when the own z is what was sent."""
-    pieces = [
-        partners.read_beside(index, own.piece_bounds(index), own, seed_of(pair, index))
-        for index in range(own.pieces)
-    ]
+    pieces = [found for go in own.in_goes(range(own.pieces)) for found in partners.read_beside(go, own, pair)]
     return Reading(torch.cat([found for found, _ in pieces]), torch.cat([unread for _, unread in pieces]))
 
 

@@ -67,6 +67,21 @@ def test_one_that_ends_a_little_later_is_not_left_alone(monkeypatch: pytest.Monk
     assert run_swarm(rounds_alone_of_the_last_one(0.95)) > 0
 
 
+async def steps_at_unequal_speed(method: str) -> set[int]:
+    swarm = micro_swarm(stages=1, inner__total_steps=60, outer__method=method)
+    await swarm.seed_peer.start()
+    for number in range(REPLICAS):
+        swarm.add(number, stage=0, speed=0.8 if number == 0 else 1.0)
+    await swarm.finish()
+    return {node.replica.step for node in swarm.nodes.values()}
+
+
+@pytest.mark.parametrize("method", ["diloco", "local"])
+def test_without_pairs_nobody_waits_for_them(method: str) -> None:
+    """Those that have finished have nobody to look for, though others train on."""
+    assert run_swarm(steps_at_unequal_speed(method)) == {60}
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_momentum_moves_nothing_in_them(stops: bool) -> None:
     """α would carry φ on by what the rounds before had learned, with nobody to correct it."""

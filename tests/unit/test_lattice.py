@@ -24,12 +24,16 @@ from protocol.lattice import (
     cell_for,
     distance_of,
     nbytes_of,
+    numbers_of,
     read_beside,
     read_beside_there,
     to_lattice,
     to_lattice_there,
 )
 from protocol.near_codecs import SPANNED
+from protocol.nearby import as_sent as as_sent_near
+from protocol.nearby import encode_near
+from protocol.nearby import read_beside as read_near
 
 BITS = sorted(SPANNED)
 SEED = 7
@@ -186,15 +190,41 @@ def test_torch_on_another_device_and_the_compiled_loops_are_one_codec(bits: int,
     weights, near = gaussian(count, 1.0), gaussian(count, 1.0) + gaussian(count, 0.01, 1)
     near[:BLOCK] += 9  # not read
     cells = cell_for(torch.full((-(-count // BLOCK),), 0.01), bits)
-    here, there = to_lattice(weights, cells, SEED, bits), to_lattice_there(weights, cells, SEED, bits)
+    numbers = numbers_of((SEED,), len(cells), weights.device)
+    here, there = to_lattice(weights, cells, SEED, bits), to_lattice_there(weights, cells, numbers, bits)
     for name in ("cells", "checksums", "remainders"):
         assert torch.equal(getattr(here, name), getattr(there, name))
-    assert torch.allclose(as_sent(weights, here, SEED), as_sent_there(weights, there, SEED), atol=1e-5)
-    one, other = read_beside(near, here, SEED), read_beside_there(near, there, SEED)
+    assert torch.allclose(as_sent(weights, here, SEED), as_sent_there(weights, there, numbers), atol=1e-5)
+    one, other = read_beside(near, here, SEED), read_beside_there(near, there, numbers)
     assert torch.allclose(one[0], other[0], atol=1e-5)
     assert torch.equal(one[1], other[1])
     assert not one[1][0]
     assert bool(one[1][1:].all()) or bits == 2
+
+
+@pytest.mark.parametrize("codec", ["mod4", "mod3", "mod2"])
+@pytest.mark.parametrize("last", [1024, 300, 1])
+def test_several_pieces_in_one_go_are_those_one_by_one(codec: str, last: int) -> None:
+    seeds, count = [7, 2**32 - 1, 9], 2 * 1024 + last
+    weights = torch.arange(count, dtype=torch.float32).remainder_(601).sub_(300) / 64  # exact, rotated too
+    near = weights + gaussian(count, 0.01)
+    near[1024 : 1024 + BLOCK] += 9  # not read
+    cells = torch.full((-(-count // BLOCK),), 0.25)
+    parts, own = weights.split(1024), near.split(1024)
+    sent = encode_near(weights, codec, cells, seeds, 1024)
+    alone = [
+        encode_near(part, codec, cells[: -(-len(part) // BLOCK)], [seed], 1024)
+        for part, seed in zip(parts, seeds, strict=True)
+    ]
+    assert [(e.shape, b"".join(e.buffers)) for e in sent] == [(e.shape, b"".join(e.buffers)) for [e] in alone]
+    whole = as_sent_near(weights, sent, seeds, 1024)
+    one_by_one = [as_sent_near(*each, 1024) for each in zip(parts, alone, [[s] for s in seeds], strict=True)]
+    assert torch.allclose(whole, torch.cat(one_by_one), atol=1e-5)
+    read, is_read = read_near(near, sent, seeds, 1024)
+    apart = [read_near(*each, 1024) for each in zip(own, alone, [[s] for s in seeds], strict=True)]
+    assert torch.allclose(read, torch.cat([values for values, _ in apart]), atol=1e-5)
+    assert torch.equal(is_read, torch.cat([blocks for _, blocks in apart]))
+    assert is_read.tolist().count(False) == 1
 
 
 def test_the_bytes_are_the_same_in_every_version() -> None:
