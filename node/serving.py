@@ -146,16 +146,18 @@ def orders_to(daemon: Node) -> Orders:
 
 
 def choose_device(device: str) -> str:
-    """Resolve "auto"; raises `UserError` for a device that this machine does not have."""
+    """The device with its index, which some of torch's functions ask for; "auto" is CUDA where there is one.
+
+    Raises `UserError` for a device that this machine does not have.
+    """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(1, device=device)
+        return str(torch.empty(1, device=device).device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"The device '{device}' cannot be used here ({str(error).splitlines()[0]}). Try --device cpu."
         ) from None
-    return device
 
 
 def limit_on(device: str, max_memory: str) -> str:

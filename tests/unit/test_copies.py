@@ -10,8 +10,10 @@ from typing import Any, TypeVar, cast
 import pytest
 import torch
 
+from node.model.dry_run import rehearse
 from node.model.replica import Replica
 from node.model.stage_work import CudaTransfer, DeviceTransfer, PendingResult, StageWork, copies_of
+from node.serving import choose_device
 from protocol.codec import Encoded, as_read, encode
 from protocol.errors import NonFinite, Refused
 from protocol.manifest import Manifest, load_preset
@@ -178,6 +180,16 @@ def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
 
 def test_only_a_gpu_gets_streams() -> None:
     assert type(copies_of(CPU)) is DeviceTransfer
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_gpu_that_is_named_without_its_index_may_be_shared() -> None:
+    assert choose_device("auto") == choose_device("cuda") == "cuda:0"
+    replica = Replica(load_preset("tiny"), 0, choose_device("cuda"))
+    try:
+        assert rehearse(replica, "auto", 2**32).room <= 2**32
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
