@@ -150,8 +150,8 @@ def choose_device(device: str) -> str:
 
     Raises `UserError` for a device that this machine does not have.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "auto":  # takes no memory: whoever asks may only start nodes
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
     try:
         return str(torch.empty(1, device=device).device)
     except (RuntimeError, AssertionError) as error:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args
 import typer
 from typer import Argument, Option
 
-from bootstrap.model_options import DataOption, OwnManifest, PresetToTrain
+from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import App, fail
 from node.machine.cores import cores
 from protocol.errors import ManifestError, NolocoError
@@ -39,7 +39,7 @@ class LearningOptions:
 
     preset: PresetToTrain = None
     manifest: OwnManifest = None
-    data: DataOption = None
+    data: Annotated[list[str] | None, Option(help="Other text: files or globs, hub:NAME; repeatable.")] = None
     method: Annotated[str, Option(metavar="LIST", help="noloco, diloco, average, local, all-reduce.")] = (
         "noloco"
     )
@@ -58,19 +58,17 @@ class LearningOptions:
         str | None, Option("--codecs", metavar="LIST", help="Of activations/gradients, as int8/bf16.")
     ] = None
     chosen: Annotated[
-        list[str] | None, Option("--set", help="Any setting, such as outer.clip=0,1.5; may be repeated.")
+        list[str] | None, Option("--set", help="Any setting, as outer.clip=0,1.5; repeatable.")
     ] = None
-    steps: Annotated[int, Option(metavar="N", min=1, help="Inner steps of the schedule.")] = 1000
+    steps: Annotated[int, Option(metavar="N", min=1, help="Inner steps in all.")] = 1000
     microbatches: Annotated[int, Option(metavar="N", min=1, help="Microbatches per inner step.")] = 1
     sequences: Annotated[int, Option(metavar="N", min=1, help="Sequences per microbatch.")] = 2
     slow: Annotated[str, Option(metavar="LIST", help="Slow one last-stage replica down.")] = "1"
     latency: Annotated[str, Option(metavar="LIST", help="One-way latency of links in ms.")] = "0"
-    mbit: Annotated[str, Option(metavar="LIST", help="Of each uplink in Mbit/s; 0: no limit.")] = "0"
-    seed: Annotated[str, Option("--seeds", metavar="LIST", help="Of data and weights; each is a run.")] = (
-        "0,1,2"
-    )
+    mbit: Annotated[str, Option(metavar="LIST", help="Uplinks in Mbit/s; 0: no limit.")] = "0"
+    seed: Annotated[str, Option("--seeds", metavar="LIST", help="Of data and weights.")] = "0,1,2"
     validation_sequences: Annotated[int, Option(metavar="N", min=1, help="Held-out sequences.")] = 512
-    device: Annotated[str, Option(help="Torch device of all nodes: auto, cpu, cuda, cuda:1.")] = "cpu"
+    device: Annotated[str, Option(help="Torch's, of all nodes, as cuda:1.")] = "cpu"
     jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES
     results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None
     plot: Annotated[Path | None, Option(help="Plot loss and spread to this SVG file.")] = None

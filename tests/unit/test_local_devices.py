@@ -45,8 +45,8 @@ def test_without_a_gpu_auto_is_the_processor_and_says_so(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("gpus")
 def test_auto_is_the_gpu_which_all_nodes_share() -> None:
     devices, told = devices_told("auto")
-    assert told == "The nodes compute on cuda (NVIDIA H100 80GB HBM3)."
-    assert options_of(devices) == [{"--device": "cuda", "--max-memory": "25%"}] * 4
+    assert told == "The nodes compute on cuda:0 (NVIDIA H100 80GB HBM3)."
+    assert options_of(devices) == [{"--device": "cuda:0", "--max-memory": "25%"}] * 4
 
 
 @pytest.mark.usefixtures("gpus")
