@@ -56,7 +56,7 @@ class Matchmaker:
         self._renewing: asyncio.Task[None] | None = None
         self._tasks = context.supervisor.group()
         self._known: Pair | None = None  # the pair that `agreed` was called for
-        self._closed_with: set[PeerId] = set()  # partners of rounds after the last step, which had finished, too
+        self._closed_with: set[PeerId] = set()  # partners that had finished, of rounds after the last step
         self._told: Pair | None = None  # the pair whose partner knows that this round ends
         self._tempo = Tempo(self._now())
         self.standing = Standing(context.manifest.limits.record_lifetime)
