@@ -13,7 +13,7 @@ import pytest
 
 from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
-from tests.swarm.test_models_out import visiting
+from tests.swarm.models_out import visiting
 
 TASK = """\
 task: own_words

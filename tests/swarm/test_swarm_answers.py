@@ -1,0 +1,250 @@
+"""Answers and losses from a finished swarm, without an export."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bootstrap.evaluation.measuring import (
+    WantedLosses,
+    evaluate_swarm,
+)
+from bootstrap.export.tokenizer import tokenizer_of_run
+from bootstrap.generation.generate_cli import Decoding
+from bootstrap.generation.swarm_answer import SwarmAnswer
+from bootstrap.generation.writing import first_tokens
+from bootstrap.inspect.observer import Observer
+from bootstrap.simulation.swarm import SimulatedSwarm
+from node.daemon import Node
+from node.pipeline.inference import Inference
+from protocol.codec import encode
+from protocol.errors import JoinError, Refused
+from protocol.messages.training import Predict, Predicted
+from protocol.rpc import Answer, Request
+from protocol.transport.base import PeerId
+from tests.swarm.micro import observer_of, peer_of, stage_nodes
+from tests.swarm.models_out import (
+    GREEDY,
+    MODELS,
+    PROMPT,
+    SAMPLED,
+    said_by_swarm,
+    visiting,
+)
+
+
+def test_an_answer_goes_on_when_a_round_ends_and_says_so(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        tokenizer = tokenizer_of_run(swarm.manifest, None)
+        route = (await observer.routes())[0]
+        answer = SwarmAnswer(observer, route, told.append)
+        prompt, tokens = first_tokens(tokenizer, PROMPT, 32), list[int]()
+        async for token in answer.tokens(prompt, GREEDY, None):
+            tokens.append(token)
+            if len(tokens) == 5:
+                replica = next(one.replica for one in stage_nodes(swarm, 1) if peer_of(one) == route[1])
+                replica.phi.add_(
+                    torch.randn(replica.parameters, generator=torch.Generator().manual_seed(1)), alpha=0.3
+                )
+                replica.round += 1
+        rest = Decoding(most_tokens=15)
+        again = [t async for t in SwarmAnswer(observer, route).tokens(prompt + tokens[:5], rest, None)]
+        assert tokens[5:] == again
+
+    visiting(1, look, inner__total_steps=6)
+    assert len(told) == 1
+    assert "stage 1" in told[0]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for a next token that was answered."""
+
+    peer: PeerId
+    position: int  # of the first token that came with it
+    tokens: int
+    logits: int  # in the answer
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """What the nodes of a swarm answer from now on."""
+    seen: list[Asked] = []
+    on_predict = Inference.on_predict
+
+    async def noted(self: Inference, request: Request[Predict]) -> Answer[Predicted]:
+        answer = await on_predict(self, request)
+        tokens, logits = request.tensors()[0].shape[1], answer.tensors[0].shape[0]
+        seen.append(Asked(self._context.me, request.message.position, tokens, logits))
+        return answer
+
+    monkeypatch.setattr(Inference, "on_predict", noted)
+    return seen
+
+
+@pytest.mark.parametrize("decoding", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_each_token_goes_once_along_one_route_with_the_slow_weights(
+    decoding: Decoding, asked: list[Asked]
+) -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        route = (await observer.routes())[0]
+        said = await said_by_swarm(observer, decoding)
+        assert len(said) == 20
+        for peer in route:
+            mine = [(seen.position, seen.tokens) for seen in asked if seen.peer == peer]
+            assert mine == [(0, len(PROMPT)), *((len(PROMPT) + told, 1) for told in range(19))]
+        assert {seen.peer for seen in asked} == set(route)
+        assert {seen.logits for seen in asked} == {decoding.needed} <= {1, 12}
+        for one in swarm.nodes.values():
+            one.replica.flat.values.add_(1.0)
+        assert await said_by_swarm(observer, decoding) == said
+
+    visiting(2, look, inner__total_steps=6)
+
+
+async def said_slowly(observer: Observer, seconds: float) -> list[int]:
+    tokenizer = tokenizer_of_run(observer.manifest, None)
+    prompt = first_tokens(tokenizer, PROMPT, observer.manifest.data.sequence_tokens)
+    tokens = list[int]()
+    async for token in SwarmAnswer(observer, (await observer.routes())[0]).tokens(prompt, GREEDY, None):
+        tokens.append(token)
+        if len(tokens) == 3:
+            await asyncio.sleep(seconds)
+    return tokens
+
+
+def test_what_was_kept_of_an_answer_is_gone_after_a_minute_and_computed_again(asked: list[Asked]) -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        at_once = await said_slowly(observer, 0.0)
+        for pause, is_gone in ((50.0, False), (61.0, True)):
+            asked.clear()
+            assert await said_slowly(observer, pause) == at_once
+            whole = [one.tokens for one in asked if one.position == 0]
+            assert whole == [len(PROMPT)] * 2 + [len(PROMPT) + 3] * 2 * is_gone
+
+    visiting(1, look, inner__total_steps=6)
+
+
+LONGER = {"model__rope": {"type": "dynamic", "factor": 2.0}, "model__max_positions": 16}
+
+
+@pytest.mark.parametrize("settings", [MODELS["sliding window"], LONGER], ids=["window", "dynamic"])
+def test_only_where_positions_change_with_the_length_every_token_costs_the_whole_text(
+    settings: dict[str, Any], asked: list[Asked]
+) -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        await said_by_swarm(observer, GREEDY)
+
+    visiting(1, look, inner__total_steps=2, inner__warmup_steps=1, **settings)
+    costs = sorted(one.tokens for one in asked)
+    if settings is LONGER:
+        assert {one.position for one in asked} == {0}
+        assert costs == sorted([*range(len(PROMPT), len(PROMPT) + 20)] * 2)
+    else:
+        assert costs == sorted([len(PROMPT), *[1] * 19] * 2)
+
+
+def test_an_answer_ends_before_where_the_model_ends_the_text() -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        answer = SwarmAnswer(observer, (await observer.routes())[0])
+        whole = [token async for token in answer.tokens([7], SAMPLED, None)]
+        end = whole[-1]
+        ended = [token async for token in answer.tokens([7], SAMPLED, end)]
+        assert ended == whole[: whole.index(end)]
+        assert len(whole) == SAMPLED.most_tokens
+
+    visiting(1, look, inner__total_steps=6)
+
+
+def test_an_answer_ends_with_the_context_and_fails_with_its_route(tmp_path: Path) -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        assert len(await said_by_swarm(observer, Decoding(most_tokens=1000))) == 32 - len(PROMPT)
+        route = (await observer.routes())[0]
+        answer = SwarmAnswer(observer, route).tokens([7], GREEDY, None)
+        await anext(answer)
+        swarm.kill(next(number for number, one in swarm.nodes.items() if peer_of(one) == route[1]))
+        with pytest.raises(JoinError, match="Run the command again"):
+            await anext(answer)
+
+    visiting(1, look, inner__total_steps=6)
+
+
+def test_run_again_it_takes_replicas_that_are_there() -> None:
+    """At once, while the record of the one that died is still found."""
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        route = (await observer.routes())[0]
+        swarm.kill(next(number for number, one in swarm.nodes.items() if peer_of(one) == route[1]))
+        again = await observer_of(swarm, "again")
+        routes = await again.routes()
+        assert route[1] in again.view.holding(1, again.transport.now())
+        assert not any(route[1] in taken for taken in routes)
+        assert len(await said_by_swarm(again, GREEDY)) == 20
+        await again.rpc.close()
+
+    visiting(2, look, inner__total_steps=6)
+
+
+def test_each_replica_in_turn_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.txt"
+    own.write_text("the sin, the tin\n" * 9)
+    wanted = WantedLosses((str(own),), "text", held_out=False, sequences=None, cache=tmp_path)
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> list[str]:
+        @asynccontextmanager
+        async def here(*_: object) -> AsyncIterator[Observer]:
+            yield observer
+
+        async def at_once(_: str, work: Callable[..., Any], *args: Any) -> Any:
+            return work(*args)
+
+        monkeypatch.setattr("bootstrap.evaluation.measuring.visit", here)
+        monkeypatch.setattr("bootstrap.evaluation.measuring.in_background", at_once)
+        await evaluate_swarm([], "", wanted, every_replica=True, own="")
+        await evaluate_swarm([], "", wanted, every_replica=False, own="")
+        return [peer_of(one)[-8:] for one in swarm.nodes.values()]
+
+    replicas = visiting(3, look, inner__total_steps=2, inner__warmup_steps=1)
+    *lines, mean, one_alone = capsys.readouterr().out.splitlines()
+    assert sorted(" → ".join(line.split("through ")[1] for line in lines).split(" → ")) == sorted(replicas)
+    assert "mean over 3 routes" in mean
+    assert one_alone == lines[0]
+
+
+def test_requests_that_fit_no_model_are_refused() -> None:
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        first, last = (stage_nodes(swarm, stage)[0] for stage in (0, 1))
+
+        async def ask(tensors: list[torch.Tensor], node: Node = first, **changes: Any) -> str:
+            fields = {"stage": 0, "route": [peer_of(last)], "answer": "a", "position": 0, "top": 1, **changes}
+            encoded = [encode(t, "fp32" if t.is_floating_point() else "int32") for t in tensors]
+            with pytest.raises(Refused) as refused:
+                await observer.rpc.call(peer_of(node), Predict(**fields), encoded, deadline=10.0)
+            return refused.value.code
+
+        tokens = torch.ones(1, 4, dtype=torch.int32)
+        assert await ask([tokens], stage=1, route=[]) == "not-serving"
+        assert await ask([tokens], route=[]) == "not-serving"
+        assert await ask([tokens], position=3) == "forgotten"
+        assert await ask([tokens, tokens]) == "bad-shape"
+        assert await ask([torch.ones(1, 33, dtype=torch.int32)]) == "bad-shape"
+        assert await ask([torch.ones(1, 0, dtype=torch.int32)]) == "bad-shape"
+        assert await ask([torch.ones(2, 4, dtype=torch.int32)]) == "bad-shape"
+        assert await ask([tokens * 256]) == "bad-shape"
+        assert await ask([tokens.float()]) == "bad-shape"
+        to_last: dict[str, Any] = {"node": last, "stage": 1, "route": []}
+        assert await ask([torch.ones(1, 4, 8)], **to_last) == "bad-shape"
+        assert await ask([torch.full((1, 4, 16), torch.nan)], **to_last) == "non-finite"
+
+    visiting(1, look, inner__total_steps=2, inner__warmup_steps=1)
