@@ -13,7 +13,7 @@ import hashlib
 from typing import Annotated, Literal, NamedTuple, Self
 
 import msgpack
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
 from protocol.identity import BASE58
@@ -27,6 +27,9 @@ AT_LEAST = 1.0  # an uncertainty of this or more: the link is at least as fast a
 
 State = Literal["joining", "serving", "finished", "leaving"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+MOST_FIGURE = 1e15  # sums, squares and ratios of such numbers are finite, and they fit a line
+# what a node tells of itself for people to read: what is larger counts as that
+Figure = Annotated[Number, AfterValidator(lambda number: max(-MOST_FIGURE, min(number, MOST_FIGURE)))]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
 RoundTrip = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
@@ -73,9 +76,9 @@ class Announcement(Entry):
     since: Number  # wall clock at which the node came to this stage, seconds since the epoch
     step: Natural = 0
     round: Natural = 0
-    loss: Number | None = None
-    tokens_per_second: Number = 0.0
-    capacity: Annotated[Number, Field(ge=0)] | None = None  # microbatches per second, were it never to wait
+    loss: Figure | None = None
+    tokens_per_second: Figure = 0.0
+    capacity: Annotated[Figure, Field(ge=0)] | None = None  # microbatches per second, were it never to wait
     may_serve: Annotated[list[Natural], Field(max_length=1_024)] = []  # stages that it would move to
     addresses: Annotated[list[Annotated[str, Field(max_length=256)]], Field(max_length=8)] = []
     name: Annotated[str, Field(max_length=32)] = ""  # what its volunteer calls it

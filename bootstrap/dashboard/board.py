@@ -142,7 +142,7 @@ class Board:
     ) -> None:
         """A member at wall clock `now`: its record and last answer, since when it is `silent`, whom it sends `to`."""
         peer, known = sighting.member.peer, self._seen.get(sighting.member.peer)
-        if known is None and len(self._seen) >= MOST_MEMBERS:
+        if known is None and len(self._seen) >= MOST_MEMBERS and not self._makes_room(sighting, now):
             return
         row = row_of(sighting, silent, to)
         if known is None:
@@ -157,11 +157,23 @@ class Board:
         version = self.version if known is None or is_news else known.version
         self._seen[peer] = _Seen(row, sighting, version)
 
+    def _makes_room(self, sighting: Sighting, now: float) -> bool:
+        """One that answers takes the place of one that never has: anybody can claim to be there."""
+        if sighting.stats is None:
+            return False
+        mute = next((peer for peer, seen in self._seen.items() if seen.sighting.stats is None), None)
+        if mute is not None:
+            self._drop(mute, now)
+        return mute is not None
+
+    def _drop(self, peer: PeerId, now: float) -> None:
+        self._tell(now, "left", self._seen.pop(peer).row)
+        self._gone.append((self.version, peer))
+
     def keep_only(self, peers: Iterable[PeerId], now: float) -> None:
         """All others have left, or their records have run out."""
         for peer in self._seen.keys() - set(peers):
-            self._tell(now, "left", self._seen.pop(peer).row)
-            self._gone.append((self.version, peer))
+            self._drop(peer, now)
 
     def conclude(self, now: float) -> None:
         """Draw the curves' next point, the verdict, and the picture that is kept, from what was seen until `now`."""

@@ -53,7 +53,7 @@ def row_of(sighting: Sighting, silent: float | None, to: Mapping[str, float]) ->
     )
     return Row(
         id=peer,
-        stage=stats.stage,
+        stage=record.stage,  # one that the run has, whatever an answer says
         state=stats.state if stats.state in STATES else "unknown",
         step=stats.step,
         round=stats.round,

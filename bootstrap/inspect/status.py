@@ -18,6 +18,7 @@ from rich.text import Text
 from bootstrap.display import plain_table
 from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all, visit
 from bootstrap.inspect.table import (
+    MOST_ROWS,
     PICTURE_WIDTH,
     Picture,
     headline,
@@ -26,8 +27,9 @@ from bootstrap.inspect.table import (
     percent,
     save_svg,
 )
-from bootstrap.inspect.verdict import Finding, Seen, Severity, tokens_per_second, verdict
+from bootstrap.inspect.verdict import Finding, Seen, Severity, tokens_per_second, verdict, versions_told
 from node.watch.words import duration
+from protocol.errors import legible
 from protocol.manifest import Manifest
 from protocol.version import own_version
 
@@ -91,8 +93,8 @@ class RunStatus:
 def shown(status: RunStatus, width: int) -> Group:
     """The verdict, then a line for each stage, then one for each node."""
     picture, manifest = status.picture(), status.manifest
-    versions = sorted({stats.version for stats in status.seen.stats() if stats.version})
-    of = f"  version {', '.join(versions)}" if versions else ""
+    versions = versions_told(stats.version for stats in status.seen.stats())
+    of = f"  version {versions}" if versions else ""
     said = [
         Text(f"run '{manifest.name}'  {status.run_id}{of}", style="bold"),
         Text(status.progress.described()),
@@ -235,6 +237,6 @@ def _print(status: RunStatus) -> None:
     if not console.is_terminal:
         console.width = max(console.width, PICTURE_WIDTH)
     console.print(shown(status, console.width))
-    for sighting in status.seen.sightings:
+    for sighting in status.seen.sightings[:MOST_ROWS]:
         for address in sighting.member.announcement.addresses[:1]:  # where others dial it
-            print(f"{name_of(sighting, {})}  {address}")
+            print(f"{name_of(sighting, {})}  {legible(address)}")

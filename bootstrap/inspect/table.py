@@ -62,7 +62,8 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
 PICTURE_WIDTH = 110
 NARROW = 100  # columns: in less, those of `DETAILS` have no room
 WIDE = 140  # with room for the devices' columns, and the width of what is no terminal
-MOST_NAME = 20  # letters of a device's
+MOST_NAME = 20  # letters of a device's, or a state's
+MOST_ROWS = 1_000
 LEAST_WIDTHS = {"node": 4, "stage": 5, "state": 7, "step": 4}  # cut last on a narrow terminal
 PLAIN_LINE_SECONDS = 4.0
 COLUMNS = (
@@ -88,9 +89,20 @@ def node_table(picture: Picture, width: int = PICTURE_WIDTH) -> Table:
     for column in table.columns:
         column.min_width = LEAST_WIDTHS.get(str(column.header))
     names = picture.names
-    for sighting in sorted(picture.sightings, key=lambda s: (s.member.announcement.stage, name_of(s, names))):
+    # those that answer first: anybody can claim to be there
+    listed = sorted(
+        picture.sightings, key=lambda s: (s.stats is None, s.member.announcement.stage, name_of(s, names))
+    )
+    for sighting in sorted(
+        listed[:MOST_ROWS], key=lambda s: (s.member.announcement.stage, name_of(s, names))
+    ):
         row = [*_row(sighting, names), *(_device(sighting.stats) if len(columns) > len(COLUMNS) else ())]
-        table.add_row(*(row[place] for place in shown))
+        table.add_row(*(Text(row[place]) for place in shown))
+    if len(listed) > MOST_ROWS:
+        silent = sum(sighting.stats is None for sighting in listed[MOST_ROWS:])
+        table.caption = (
+            f"and {len(listed) - MOST_ROWS:,} more, {silent:,} of which do not answer (--json has all)"
+        )
     return table
 
 
@@ -157,22 +169,25 @@ def _row(sighting: Sighting, names: Mapping[PeerId, str]) -> list[str]:
         known = [name, str(record.stage), f"{record.state}?", str(record.step), str(record.round)]
         return known + [""] * (len(COLUMNS) - len(known))
     partner = names.get(PeerId(stats.partner), stats.partner[-8:]) if stats.partner else "alone"
-    progress = [name, str(stats.stage), stats.state, str(stats.step), str(stats.round)]
+    progress = [name, str(stats.stage), word(stats.state), str(stats.step), str(stats.round)]
     speed = [f"{stats.tokens_per_second:,.0f}", percent(stats.recent_compute_fraction), _lag(stats)]
     pairs = [partner if stats.round else "", str(stats.pair_averagings), str(stats.resends)]
     return [*progress, _number(stats.loss, 3), *speed, *pairs]
 
 
-def _device(stats: NodeStats | None) -> list[Text]:
-    """What a node says of its device, which anybody can say: no markup, and no control characters."""
+def word(told: str) -> str:
+    """What a stranger wrote in place of a word or two, for one line of a terminal."""
+    return " ".join(legible(told).split())[:MOST_NAME]
+
+
+def _device(stats: NodeStats | None) -> list[str]:
+    """What a node says of its device, which anybody can say."""
     if stats is None or not stats.device:
-        return [Text("")] * len(DEVICE_COLUMNS)
-    name = legible(stats.device.removeprefix("NVIDIA "))[:MOST_NAME]
+        return [""] * len(DEVICE_COLUMNS)
+    name = word(stats.device.removeprefix("NVIDIA "))
     memory = f"{stats.memory / GB:.1f}/{stats.memory_of_device / GB:.0f} GB"
     unknown = "-" if stats.device == "cpu" else "unknown device"
-    return [
-        Text(name), Text(memory), Text(unknown if stats.share_of_peak is None else percent(stats.share_of_peak)),
-    ]  # fmt: skip
+    return [name, memory, unknown if stats.share_of_peak is None else percent(stats.share_of_peak)]
 
 
 def _lag(stats: NodeStats) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -22,7 +23,11 @@ IDLE = 0.8  # of the time at most they compute then
 # Estimates of the spread rest on eight meetings for each replica, and the theory takes their progress for
 # independent: a third to three times as far apart as it says is usual.
 SPREAD_BAND = (1 / 3, 3.0)
+MOST_TIMES = 1e6  # the theory's spread, as far as it is told
 ENOUGH_ROUNDS = 8  # before that an estimate rests on fewer meetings, and says nothing yet
+MOST_VERSIONS, MOST_VERSION = 5, 20  # that are named, and letters of one
+LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
+MEDIAN_ERROR = 1.25  # of a median of normal numbers, in times that of their mean
 LEAST_RISE = 0.005  # of the loss: less is nothing to worry about
 
 
@@ -150,7 +155,8 @@ def _slow_stage(seen: Seen) -> list[Finding]:
 
 def _capacity(replicas: Sequence[NodeStats]) -> float | None:
     """Microbatches per second of a stage; replicas that do not know count as the mean of those that do."""
-    known = [1 / stats.seconds_per_microbatch for stats in replicas if stats.seconds_per_microbatch]
+    told = [stats.seconds_per_microbatch or 0.0 for stats in replicas]
+    known = [1 / seconds for seconds in told if seconds > LEAST_MICROBATCH]
     return fmean(known) * len(replicas) if known else None
 
 
@@ -158,8 +164,10 @@ def _losses(seen: Seen) -> list[Finding]:
     trends = [stats.trend for stats in seen.stats() if stats.trend is not None]
     if not trends:
         return []
-    before, now = fmean(t.before for t in trends), fmean(t.now for t in trends)
-    error = math.sqrt(sum(t.error**2 for t in trends)) / len(trends)
+    # medians: one that lies moves nothing
+    before, now = median(t.before for t in trends), median(t.now for t in trends)
+    widened = MEDIAN_ERROR if len(trends) > 2 else 1.0
+    error = widened * median(t.error for t in trends) / math.sqrt(len(trends))
     digits = 2 if abs(now - before) > 0.01 else 4
     change = f"{before:.{digits}f} → {now:.{digits}f} in the last {_span(trends)}"
     certain = abs(now - before) > CERTAIN * error
@@ -171,7 +179,7 @@ def _losses(seen: Seen) -> list[Finding]:
 
 
 def _span(trends: Sequence[LossTrend]) -> str:
-    seconds = fmean(trend.seconds for trend in trends)
+    seconds = median(trend.seconds for trend in trends)
     return "hour" if abs(seconds - 3600) < 300 else duration(seconds)
 
 
@@ -185,7 +193,8 @@ def _spreads(seen: Seen) -> list[Finding]:
         ]
         if not pairs:
             continue
-        times = median(spread / expected for spread, expected in pairs)  # one replica may have met few
+        # one replica may have met few
+        times = min(MOST_TIMES, median(spread / expected for spread, expected in pairs))
         if SPREAD_BAND[0] <= times <= SPREAD_BAND[1]:
             continue
         apart = f"{times:.2g} times as far apart as the theory says"
@@ -197,15 +206,23 @@ def _spreads(seen: Seen) -> list[Finding]:
 
 def _versions(seen: Seen) -> list[Finding]:
     told = [stats.version for stats in seen.stats()]
-    newest = max([*told, seen.version], key=_in_order, default="")
+    shared = [version for version, nodes in Counter(told).items() if nodes > 1]  # one alone may say anything
+    newest = max([*shared, seen.version], key=_in_order, default="")
     old = [version for version in told if _in_order(version) < _in_order(newest)]
     if not old:
         return []
-    known = ", ".join(legible(version) for version in sorted(set(old), key=_in_order) if version)
+    known = versions_told(old)
     which = f"version {known}" if known else "a version that does not tell its number"
     nodes = f"{len(old)} node{'s run' if len(old) > 1 else ' runs'}"
-    sentence = f"{nodes} {which}, older than {legible(newest)}: ask for an upgrade"
+    sentence = f"{nodes} {which}, older than {versions_told([newest])}: ask for an upgrade"
     return [Finding(Severity.WARNING, "old-version", sentence)]
+
+
+def versions_told(versions: Iterable[str]) -> str:
+    """Those that name one, in order, for people: what a stranger wrote is legible and short, and few are named."""
+    known = sorted({version for version in versions if version}, key=_in_order)
+    names = [" ".join(legible(version).split())[:MOST_VERSION] for version in known[:MOST_VERSIONS]]
+    return ", ".join([*names, "…"] if len(known) > MOST_VERSIONS else names)
 
 
 def _in_order(version: str) -> tuple[int, ...]:

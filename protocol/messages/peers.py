@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from protocol.announcement import MOST_LEVEL, ToldLinks
+from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
 from protocol.messages import (
     Asker,
     Asks,
@@ -34,7 +34,7 @@ MOST_POSITIONS = 1_024  # of a sample: a part of a piece that is wrong everywher
 MOST_RECEIPTS = 256  # in one answer: some 60 kB
 MOST_TOLD_PEERS = 256  # of each count by peer in `NodeStats`: some 15 kB, where a frame's header has 256 KiB
 MOST_HISTORY = 240  # points, some 15 kB
-Size = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Size = Annotated[Figure, Field(ge=0)]
 Tally = Annotated[dict[PeerIdText, Natural], Field(max_length=MOST_TOLD_PEERS)]
 
 # --- getting to know each other -----------------------------------------------------------------
@@ -88,8 +88,8 @@ class LossTrend(NamedTuple):
     """Mean losses `seconds` ago, an hour at most, and now. Travels as an array."""
 
     seconds: Size
-    before: Number
-    now: Number
+    before: Figure
+    now: Figure
     error: Size  # standard error of the difference
 
 
@@ -100,24 +100,24 @@ class NodeStats(Message, kind="node-stats"):
     state: ShortText
     step: Natural
     round: Natural
-    loss: Number | None = None  # mean training loss of its last 30 steps; the last stage alone knows it
+    loss: Figure | None = None  # mean training loss of its last 30 steps; the last stage alone knows it
     tokens: Natural = 0  # trained on by this replica, also before it was started again
-    tokens_per_second: Number = 0.0
+    tokens_per_second: Figure = 0.0
     pair_averagings: Natural = 0
     # rounds shared with each partner; with the most frequent ones, if there are many
     partners: Tally = Field(default_factory=dict)
     partner: OptionalPeerId = ""  # of the last round; empty when it was alone
-    spread: Number | None = None  # replica spread estimated from the last pair distances
-    expected_spread: Number | None = None  # as the theory predicts it from the noise of the rounds
+    spread: Figure | None = None  # replica spread estimated from the last pair distances
+    expected_spread: Figure | None = None  # as the theory predicts it from the noise of the rounds
     gossip_bytes: Natural = 0  # sent for averaging
     delivered: Natural = 0  # microbatches sent to next-stage peers, all of them
     sent: Tally = Field(default_factory=dict)  # to each one; to the most frequent ones, if there are many
     received: Natural = 0  # microbatches admitted here
     queue: Natural = 0  # microbatches that waited for a place when the last step ended
-    seconds_per_microbatch: Number | None = None  # of computing here, forward and backward; None: not known
+    seconds_per_microbatch: Figure | None = None  # of computing here, forward and backward; None: not known
     resends: Natural = 0
-    blocked_seconds: Number = 0.0  # in which a round's exchange kept the replica from training
-    uptime: Number = 0.0
+    blocked_seconds: Figure = 0.0  # in which a round's exchange kept the replica from training
+    uptime: Figure = 0.0
     compute_fraction: Fraction | None = None  # of the time since the start, in training work; None: not told
     recent_compute_fraction: Fraction | None = None  # of the last minute
     data_wait_fraction: Fraction | None = None  # of the time in which stage 0 trained, waiting for data
@@ -163,13 +163,13 @@ class GetReceipts(Asks[ReceiptList], kind="get-receipts", traffic=Traffic.CONTRO
 class HistoryPoint(NamedTuple):
     """What a node was like at some time. Travels as an array."""
 
-    time: Number  # its wall clock
+    time: Figure  # its wall clock
     stage: Natural
     tokens: Natural
     tokens_per_second: Size
-    loss: Number | None
-    spread: Number | None
-    expected_spread: Number | None
+    loss: Figure | None
+    spread: Figure | None
+    expected_spread: Figure | None
 
 
 class History(Message, kind="history"):
