@@ -27,13 +27,22 @@ from bootstrap.inspect.table import (
     percent,
     save_svg,
 )
-from bootstrap.inspect.verdict import Finding, Seen, Severity, tokens_per_second, verdict, versions_told
+from bootstrap.inspect.verdict import (
+    Finding,
+    Seen,
+    Severity,
+    in_a_word,
+    tokens_per_second,
+    verdict,
+    versions_told,
+)
 from node.watch.words import duration
 from protocol.errors import legible
 from protocol.manifest import Manifest
 from protocol.version import own_version
 
 WATCH_SECONDS = 5.0
+MOST_GLYPHS = 12  # of a stage's members
 SIGNS = {
     Severity.ALARM: ("!!", "bold red"),
     Severity.WARNING: ("! ", "yellow"),
@@ -91,19 +100,45 @@ class RunStatus:
 
 
 def shown(status: RunStatus, width: int) -> Group:
-    """The verdict, then a line for each stage, then one for each node."""
+    """A word, the verdict, who is at each stage, then a line for each stage and one for each node."""
     picture, manifest = status.picture(), status.manifest
     versions = versions_told(stats.version for stats in status.seen.stats())
     of = f"  version {versions}" if versions else ""
+    findings = status.findings
     said = [
-        Text(f"run '{manifest.name}'  {status.run_id}{of}", style="bold"),
+        Text(f"{in_a_word(findings)}  run '{manifest.name}'  {status.run_id}{of}", style="bold"),
         Text(status.progress.described()),
     ]
-    for finding in status.findings:
+    for finding in findings:
         sign, style = SIGNS[finding.severity]
         said.append(Text(f"{sign} {finding.sentence}.", style=style))
     stages = stage_table(status.seen, status.spreads)
-    return Group(*said, Text(), stages, Text(), node_table(picture, width), Text(), Text(headline(picture)))
+    return Group(
+        *said,
+        Text(),
+        glyphs(status.seen),
+        Text(),
+        stages,
+        Text(),
+        node_table(picture, width),
+        Text(),
+        Text(headline(picture)),
+    )
+
+
+def glyphs(seen: Seen) -> Text:
+    """Each stage's members in a row: ● serves, ◐ joins, ○ does not answer; ✗ begins that of a stage which none serves."""
+    text = Text("   ")
+    for stage in range(seen.stages):
+        here = [s.stats for s in seen.sightings if s.member.announcement.stage == stage]
+        serving = sum(stats is not None and stats.state in ("serving", "finished") for stats in here)
+        silent = sum(stats is None for stats in here)
+        row = "●" * serving + "◐" * (len(here) - serving - silent) + "○" * silent
+        row = row if len(row) <= MOST_GLYPHS else f"{row[:MOST_GLYPHS]}+{len(row) - MOST_GLYPHS:,}"
+        style = "" if serving else SIGNS[Severity.ALARM][1]
+        text.append(f"{stage}:{row if serving else '✗' + row}", style=style).append("   ")
+    text.rstrip()
+    return text
 
 
 def stage_table(seen: Seen, spreads: Mapping[int, float]) -> Table:
@@ -164,6 +199,7 @@ def as_json(status: RunStatus) -> dict[str, object]:
     return {
         "run": {"name": status.manifest.name, "id": status.run_id, "stages": status.manifest.stages},
         "version": status.seen.version,
+        "state": in_a_word(status.findings),
         "verdict": [
             {"severity": f.severity.name.lower(), "kind": f.kind, "stage": f.stage, "sentence": f.sentence}
             for f in status.findings

@@ -95,6 +95,17 @@ def verdict(seen: Seen) -> list[Finding]:
     return _by_severity(found)
 
 
+def in_a_word(found: Iterable[Finding]) -> str:
+    """ "finished", "standing still", "degraded" or "healthy"."""
+    findings = list(found)
+    kinds = {finding.kind for finding in findings}
+    if "complete" in kinds:
+        return "finished"
+    if kinds & {"nobody", "stage-empty"}:
+        return "standing still"
+    return "degraded" if any(finding.severity > Severity.FINE for finding in findings) else "healthy"
+
+
 def _by_severity(found: Iterable[Finding]) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.severity)
 

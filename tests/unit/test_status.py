@@ -12,7 +12,7 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.status import RunStatus, as_json, progress_of, shown
 from bootstrap.inspect.verdict import Seen
 from protocol.manifest import load_preset
-from tests.unit.test_verdict import FALLS, node, pairs
+from tests.unit.test_verdict import FALLS, node, pairs, silent
 
 MANIFEST = load_preset("tiny")
 
@@ -32,7 +32,7 @@ def test_words_come_first_then_stages_then_nodes() -> None:
     lines = text_of(pairs(2, trend=FALLS, step=1_000, tokens_per_second=rate, loss=2.28, spread=1e-3))
     left = f"about {(MANIFEST.inner.total_steps - 1_000) / 3600:.1f} h left"
     assert lines[:3] == [
-        "run 'tiny'  0123abcd  version 0.1.0",
+        "healthy  run 'tiny'  0123abcd  version 0.1.0",
         f"step 1,000 of {MANIFEST.inner.total_steps:,}, {left}",
         "   learning: 2.31 → 2.28 in the last hour.",
     ]
@@ -40,6 +40,26 @@ def test_words_come_first_then_stages_then_nodes() -> None:
     assert headings.index("stages") < headings.index("nodes")
     (stage,) = [line.split() for line in lines if line.strip().startswith("1 ") and "2.280" in line]
     assert stage[:6] == ["1", "2", "0", "1,000", "1", "2.280"]
+
+
+@pytest.mark.parametrize(
+    ("sightings", "word", "row"),
+    [
+        (pairs(2), "healthy", "0:●●   1:●●"),
+        ([*pairs(1), node(1)], "degraded", "0:●●   1:●"),
+        ([*pairs(1), node(1, state="joining"), silent(1)], "standing still", "0:●●   1:✗◐○"),
+        (pairs(1), "standing still", "0:●●   1:✗"),
+        (pairs(2, state="finished"), "finished", "0:●●   1:●●"),
+        ([node(n % 2, n) for n in range(31)], "healthy", "0:●●●●●●●●●●●●+4   1:●●●●●●●●●●●●+3"),
+    ],
+)
+def test_one_word_comes_first_and_a_hole_is_seen_at_once(
+    sightings: list[Sighting], word: str, row: str
+) -> None:
+    lines = text_of(sightings)
+    assert lines[0].startswith(f"{word}  run 'tiny'")
+    assert row in map(str.strip, lines)
+    assert as_json(status(sightings))["state"] == word
 
 
 def test_where_a_stage_has_nobody_training_stands_still_and_no_tokens_flow() -> None:
