@@ -127,7 +127,7 @@ def shown(status: RunStatus, width: int) -> Group:
 
 
 def glyphs(seen: Seen) -> Text:
-    """Each stage's members in a row: ● serves, ◐ joins, ○ does not answer; ✗ begins that of a stage which none serves."""
+    """Each stage's members in a row: ● serves, ◐ joins, ○ does not answer; ✗ is where none serves."""
     text = Text("   ")
     for stage in range(seen.stages):
         here = [s.stats for s in seen.sightings if s.member.announcement.stage == stage]
