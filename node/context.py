@@ -109,6 +109,7 @@ class Counters:
     data_wait: float | None = None  # fraction of the time in which stage 0 waited for data
     probe_breaches: int = 0  # others' probes that were too many, and answers to ours that were nonsense
     gossip_bytes: int = 0  # of contributions to rounds, as sent to partners
+    cannot_save: bool = False  # the last checkpoint could not be written
 
     def restore(self, tokens: int) -> None:
         """Go on counting where an earlier life of this node was."""
@@ -208,6 +209,8 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         trend=counters.losses.trend(),
         step_age=context.throughput.age(now),
         no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
+        time=context.transport.now(),
+        cannot_save=counters.cannot_save,
     )
 
 

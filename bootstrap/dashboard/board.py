@@ -128,6 +128,7 @@ class Board:
         self._rewritten = 0  # the version in which those changed
         self._pictures = Thinned[bytes](MOST_PICTURES, interval=2.0)
         self._happenings: deque[tuple[int, Happening]] = deque(maxlen=MOST_HAPPENINGS)
+        self._findings: Sequence[Finding] = ()
         self._remarks: list[Remark] = []
         self._now = Point(0.0, 0, None, 0.0, None, None, 0)
 
@@ -180,7 +181,8 @@ class Board:
         sightings, rows = self.sightings(), self.rows()
         self._count.note(sightings)
         self._has_heard = self._has_heard or any(sighting.stats for sighting in sightings)
-        self._remarks = [Remark(LEVELS[f.severity], f.sentence) for f in self._verdict(sightings, now)]
+        self._findings = self._verdict(sightings, now)
+        self._remarks = [Remark(LEVELS[f.severity], f.sentence) for f in self._findings]
         self._now = point_of(rows, self._count.total, now)
         self.version += 1
         if not self._has_heard:
@@ -220,6 +222,11 @@ class Board:
     @property
     def now(self) -> Point:
         return self._now
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The verdict on the moment, the worst first."""
+        return self._findings
 
     @property
     def remarks(self) -> list[Remark]:

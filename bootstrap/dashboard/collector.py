@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from bootstrap.dashboard.board import Board
 from bootstrap.dashboard.recalling import recalled
 from bootstrap.dashboard.rows import asked_next, sent_per_second
+from bootstrap.dashboard.wording import Voice
 from bootstrap.inspect.observer import Observer, Sighting
 from node.membership.discovery import read_stage
 from node.membership.view import Member
@@ -39,6 +40,7 @@ class _Asked:
 
     when: float = float("-inf")
     stats: NodeStats | None = None
+    ahead: float | None = None  # as of `Sighting`
     answered: float = 0.0
     failures: int = 0
     silent: float | None = None  # wall clock of the first failure
@@ -60,6 +62,7 @@ class Collector:
         self._members: dict[PeerId, Member] = {}
         self._began = observer.transport.now()
         self._histories: dict[PeerId, Sequence[HistoryPoint]] = {}  # empty for who is asked, or has none
+        self._voice = Voice()
         self._heard_more = False  # a history came since the curves were last recalled
 
     def start(self) -> None:
@@ -103,6 +106,7 @@ class Collector:
                 self._board.recall(recalled(self._histories, self._began))
                 self._heard_more = False
             self._board.conclude(self._observer.transport.now())
+            self._voice.note(self._board.findings)
 
     def ask(self) -> None:
         """Ask those whose turn it is, in the background."""
@@ -129,11 +133,14 @@ class Collector:
         else:
             to = sent_per_second(asked.stats, stats, loop.time() - asked.answered)
             asked.stats, asked.answered, asked.failures, asked.silent = stats, loop.time(), 0, None
+            asked.ahead = Sighting.of(member, stats, observer.transport.now()).ahead
             self._recall(member.peer)
         finally:
             asked.is_waited_for = False
         if member.peer in self._members:
-            self._board.see(Sighting(member, asked.stats), observer.transport.now(), asked.silent, to)
+            self._board.see(
+                Sighting(member, asked.stats, asked.ahead), observer.transport.now(), asked.silent, to
+            )
 
     def _recall(self, peer: PeerId) -> None:
         """Ask a member, once, how it went before anybody watched here."""

@@ -54,6 +54,22 @@ class BoardMetrics(Collector):
         for level in LEVELS.values():
             alarms.add_metric([level], counts[level])
         yield alarms
+        said = GaugeMetricFamily(
+            "noloco_finding",
+            "1 for each sentence of the verdict, by its kind.",
+            labels=["kind", "stage", "level"],
+        )
+        words = GaugeMetricFamily(
+            "noloco_finding_words",
+            "1, with the sentence of each finding.",
+            labels=["kind", "stage", "sentence"],
+        )
+        for finding in self._board.findings:
+            named = [finding.kind, "" if finding.stage is None else str(finding.stage)]
+            said.add_metric([*named, LEVELS[finding.severity]], 1)
+            words.add_metric([*named, finding.sentence], 1)
+        yield said
+        yield words
 
     def _of_stages(self) -> Iterator[Metric]:
         rows = self._board.rows()

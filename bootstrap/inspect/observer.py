@@ -54,6 +54,12 @@ class Sighting:
 
     member: Member
     stats: NodeStats | None
+    ahead: float | None = None  # seconds of its clock before the observer's, when it answered; None: not told
+
+    @classmethod
+    def of(cls, member: Member, stats: NodeStats, now: float) -> Sighting:
+        """An answer that came at the observer's wall clock `now`."""
+        return cls(member, stats, None if stats.time is None else stats.time - now)
 
 
 class Observer:
@@ -96,7 +102,7 @@ class Observer:
                     stats, _ = await self.rpc.call(member.peer, GetStats(), deadline=STATS_DEADLINE)
                 except NolocoError:  # it is still joining, or gone
                     return Sighting(member, None)
-                return Sighting(member, stats)
+                return Sighting.of(member, stats, self.transport.now())
 
         return await all_of(*(ask(member) for member in members))
 

@@ -25,6 +25,7 @@ IDLE = 0.8  # of the time at most they compute then
 SPREAD_BAND = (1 / 3, 3.0)
 MOST_TIMES = 1e6  # the theory's spread, as far as it is told
 ENOUGH_ROUNDS = 8  # before that an estimate rests on fewer meetings, and says nothing yet
+CLOCK_APART, LEAST_CLOCKS = 5.0, 2  # seconds, of which an answer may take some; clocks beside the observer's
 MOST_VERSIONS, MOST_VERSION = 5, 20  # that are named, and letters of one
 LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
 MEDIAN_ERROR = 1.25  # of a median of normal numbers, in times that of their mean
@@ -88,6 +89,7 @@ def verdict(seen: Seen) -> list[Finding]:
         found = [Finding(Severity.FINE, "complete", "the run is complete; its nodes serve the model")]
         return _by_severity([*found, *_versions(seen), *_silent(seen)])
     found = [*_empty_stages(seen), *_last_replicas(seen), *_spreads(seen), *_versions(seen), *_silent(seen)]
+    found += [*_clocks(seen), *_disks(seen)]
     if not seen.empty:
         found += [*_slow_stage(seen), *_losses(seen)]
         if not any(finding.kind in ("learning", "loss-rises") for finding in found):
@@ -244,6 +246,33 @@ def _in_order(version: str) -> tuple[int, ...]:
             break
         numbers.append(int(part))
     return tuple(numbers)
+
+
+def _clocks(seen: Seen) -> list[Finding]:
+    """Clocks that differ from most, the observer's among them."""
+    told = [sighting.ahead for sighting in seen.sightings if sighting.ahead is not None]
+    common = median([*told, 0.0])
+    wrong = [ahead - common for ahead in told if abs(ahead - common) > CLOCK_APART]
+    advice = "switch on time synchronisation"
+    if abs(common) > CLOCK_APART:
+        apart = f"{duration(abs(common))} {'behind' if common > 0 else 'ahead of'} the run's"
+        sentence = f"the clock of this machine, which watches, is {apart}: {advice}"
+        return [Finding(Severity.WARNING, "clock", sentence)]
+    if not wrong or len(told) < LEAST_CLOCKS:
+        return []
+    worst = max(wrong, key=abs)
+    apart = f"{duration(abs(worst))} {'ahead of' if worst > 0 else 'behind'} the others'"
+    which = "the clock of 1 node is" if len(wrong) == 1 else f"the clocks of {len(wrong)} nodes are up to"
+    return [Finding(Severity.WARNING, "clock", f"{which} {apart}: {advice} there")]
+
+
+def _disks(seen: Seen) -> list[Finding]:
+    full = sum(stats.cannot_save for stats in seen.stats())
+    if not full:
+        return []
+    nodes = "1 node cannot write its" if full == 1 else f"{full} nodes cannot write their"
+    sentence = f"{nodes} checkpoints: no disk, or none with room; what is trained there is lost when it ends"
+    return [Finding(Severity.WARNING, "no-disk", sentence)]
 
 
 def _silent(seen: Seen) -> list[Finding]:

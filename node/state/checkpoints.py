@@ -126,7 +126,10 @@ class Checkpoints:
         try:
             await self.save()
         except StateError as error:
+            self._context.counters.cannot_save = True
             self._context.events.warn(str(error), "checkpoint-failed")
+        else:
+            self._context.counters.cannot_save = False
 
     async def save_regularly(self, most_seconds: float) -> None:
         """For ever: as often as it costs little, and every `most_seconds` at least."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from bootstrap.inspect.observer import Observer
 from bootstrap.inspect.verdict import Finding, Seen, verdict
 from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.compute import Priority
+from node.model.state_directory import Checkpoint, StateDirectory
+from node.state.checkpoints import LEAST_SECONDS
+from protocol.errors import StateError
 from tests.swarm.micro import FOREVER, numbers_of_stage, observer_of, run_swarm, stage_nodes, training, until
 
 
@@ -110,6 +114,43 @@ def test_nodes_of_an_older_version_are_told(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(node.context, "own_version", lambda: "0.0.9")
         found = (await said_by(await observer_of(swarm)))["old-version"]
         assert found.sentence == "2 nodes run version 0.0.9, older than 0.1.0: ask for an upgrade"
+        await leave_at_once(swarm)
+
+    run_swarm(main())
+
+
+def test_a_clock_that_is_wrong() -> None:
+    async def main() -> None:
+        swarm = await training(2, inner__total_steps=FOREVER)
+        visitor = await observer_of(swarm)
+        assert "clock" not in await said_by(visitor)
+        swarm.network.skew(stage_nodes(swarm, 1)[0].transport.peer_id, -41.0)
+        found = (await said_by(visitor))["clock"]
+        assert found.sentence == (
+            "the clock of 1 node is 41 s behind the others': switch on time synchronisation there"
+        )
+        await leave_at_once(swarm)
+
+    run_swarm(main())
+
+
+def test_a_disk_that_is_full_until_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = StateDirectory.save_checkpoint
+
+    def full(self: StateDirectory, run: str, checkpoint: Checkpoint) -> None:
+        raise StateError("Cannot write the checkpoint (No space left on device).")
+
+    async def main() -> None:
+        swarm = await training(2, directory=tmp_path, inner__total_steps=FOREVER)
+        visitor = await observer_of(swarm)
+        monkeypatch.setattr(StateDirectory, "save_checkpoint", full)
+        await asyncio.sleep(2 * LEAST_SECONDS)
+        assert (await said_by(visitor))["no-disk"].sentence.startswith(
+            "4 nodes cannot write their checkpoints"
+        )
+        monkeypatch.setattr(StateDirectory, "save_checkpoint", write)
+        await asyncio.sleep(2 * LEAST_SECONDS)
+        assert "no-disk" not in await said_by(visitor)
         await leave_at_once(swarm)
 
     run_swarm(main())

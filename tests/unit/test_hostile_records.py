@@ -52,6 +52,8 @@ def strategy_of(name: str) -> st.SearchStrategy[Any]:
         *get_args(NodeStats.model_fields[name].annotation),
         NodeStats.model_fields[name].annotation,
     }
+    if bool in kinds:
+        return st.booleans()
     if int in kinds:
         return COUNTS
     return NUMBERS if name in SIZES else SIGNED
