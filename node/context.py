@@ -15,7 +15,7 @@ from node.model.compute import Compute
 from node.model.replica import Replica
 from node.model.stage import work_of
 from node.watch.counting import Tally
-from node.watch.device_use import device_use
+from node.watch.device_use import DeviceUse, device_use
 from node.watch.events import Events, finite
 from node.watch.loss_history import LossHistory
 from node.watch.trace import NO_TRACE, Trace
@@ -166,6 +166,11 @@ def announcement(
     )
 
 
+def use_of_device(context: Context, replica: Replica, rate: float) -> DeviceUse:
+    """At so many tokens per second."""
+    return device_use(replica.device, OPERATIONS * work_of(context.manifest, context.stage) * rate)
+
+
 def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
     """For whoever asks; `since` is the elapsed time at which the node joined."""
     counters, now = context.counters, context.view.elapsed()
@@ -173,7 +178,7 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         context.throughput.tokens_per_second(now),
         context.throughput.capacity(context.compute.duty.share),
     )
-    use = device_use(replica.device, OPERATIONS * work_of(context.manifest, context.stage) * rate)
+    use = use_of_device(context, replica, rate)
     return NodeStats(
         stage=context.stage,
         state=state,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from node.config import NodeConfig, arguments_of
-from node.context import Throughput
+from node.context import Throughput, use_of_device
 from node.model.state_directory import StateDirectory
 from node.service import Service
 from node.watch.panel import LivePanel
@@ -92,6 +92,7 @@ class Teller:
         context, replica = service.context, service.replica
         counters, manifest = context.counters, context.manifest
         rate = context.throughput.tokens_per_second(now)
+        use = use_of_device(context, replica, rate)
         return Pulse(
             stage=context.stage,
             step=replica.step,
@@ -107,6 +108,8 @@ class Teller:
             seconds_left=self._seconds_left(service, rate, now),
             no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
             next_stage=manifest.stage_after(context.stage),
+            of_peak=use.share_of_peak,
+            device=use.name,
         )
 
     def _seconds_left(self, service: Service, rate: float, now: float) -> float | None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -26,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bootstrap.dashboard.board import Board
 from bootstrap.dashboard.link_matrix import matrix_of
 from bootstrap.dashboard.metrics import exposition
+from bootstrap.inspect.verdict import in_a_word
 from protocol.supervision import all_of
 
 MOST_READERS = 64  # streams at once
@@ -33,6 +36,7 @@ MOST_CONNECTIONS = 256
 UPDATE_SECONDS = 0.25  # between two looks for news
 SILENCE_SECONDS = 10.0  # a comment after that, so that a connection which has died is noticed
 CLOSING_SECONDS = 1
+UNHEARD_SECONDS = 30.0
 PAGE = {
     "": ("index.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -54,9 +58,12 @@ HEADERS = {
 class Pages:
     """What is answered. Mutable state: how many streams are open, and whether they are to end."""
 
-    def __init__(self, board: Board, is_replay: bool = False) -> None:
+    def __init__(self, board: Board, is_replay: bool = False, now: Callable[[], float] = time.time) -> None:
+        """`now` is the wall clock that the board goes by."""
         self._board = board
+        self._now = now
         self._is_replay = is_replay
+        self._life = secrets.token_hex(4)  # versions of another process are no versions of this one
         self._readers = 0
         self.closing = asyncio.Event()
 
@@ -68,6 +75,7 @@ class Pages:
             "/picture": self.picture,
             "/links": self.links,
             "/metrics": self.metrics,
+            "/healthz": self.health,
         }
         routes = [Route(path, answer) for path, answer in answers.items()]
         return Starlette(
@@ -84,15 +92,26 @@ class Pages:
 
     async def state(self, request: Request) -> Response:
         """Everything, to begin with."""
-        return _json({"run": {**self._board.run, "replay": self._is_replay}, **self._board.change_since(0)})
+        change = self._board.change_since(0)
+        run = {**self._board.run, "replay": self._is_replay}
+        return _json({"run": run, "cursor": self.cursor(change["version"]), **change})
+
+    def cursor(self, version: int) -> str:
+        """What a reader shows to be told what came after a version."""
+        return f"{self._life}-{version}"
+
+    def version_of(self, cursor: str) -> int:
+        """The version of a cursor; 0, nothing, where it is none of this process's."""
+        life, _, version = cursor.partition("-")
+        is_one = life == self._life and version.isascii() and version.isdigit() and len(version) < 16
+        return int(version) if is_one else 0
 
     async def live(self, request: Request) -> Response:
         """Server-sent events: what has changed since the version that the browser has."""
         if self._readers >= MOST_READERS:
             return PlainTextResponse("Too many browsers look at this dashboard. Close one.", 503)
         asked = request.headers.get("last-event-id") or request.query_params.get("since", "")
-        since = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else 0
-        return StreamingResponse(self._changes(since), media_type="text/event-stream")
+        return StreamingResponse(self._changes(self.version_of(asked)), media_type="text/event-stream")
 
     async def _changes(self, since: int) -> AsyncIterator[str]:
         self._readers += 1
@@ -102,7 +121,7 @@ class Pages:
                 if self._board.version != since:
                     change = self._board.change_since(since)
                     since, quiet = change["version"], 0.0
-                    yield f"id: {since}\ndata: {_packed(change)}\n\n"
+                    yield f"id: {self.cursor(since)}\ndata: {_packed(change)}\n\n"
                 elif quiet >= SILENCE_SECONDS:
                     quiet = 0.0
                     yield ": still here\n\n"
@@ -114,18 +133,24 @@ class Pages:
     async def picture(self, request: Request) -> Response:
         """The run as it was at ?time=, wall clock."""
         try:
-            time = float(request.query_params.get("time", ""))
+            moment = float(request.query_params.get("time", ""))
         except ValueError:
-            time = math.nan
-        if not math.isfinite(time):
+            moment = math.nan
+        if not math.isfinite(moment):
             return PlainTextResponse("Ask for ?time=SECONDS, since 1970.", 400)
-        kept = self._board.picture(time)
+        kept = self._board.picture(moment)
         if kept is None:
             return PlainTextResponse("Nothing is kept yet.", 404)
         return Response(kept, media_type="application/json")
 
     async def links(self, request: Request) -> Response:
         return _json(matrix_of(self._board.sightings()))
+
+    async def health(self, request: Request) -> Response:
+        """How the run does, in a word; 503 when nothing has been heard of it for `UNHEARD_SECONDS`."""
+        is_fresh = self._is_replay or self._now() - self._board.now.time < UNHEARD_SECONDS
+        word = in_a_word(self._board.findings) if is_fresh else "nothing is heard of the run"
+        return PlainTextResponse(f"{word}\n", 200 if is_fresh else 503)
 
     async def metrics(self, request: Request) -> Response:
         text, kind = exposition(self._board)

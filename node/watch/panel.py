@@ -14,9 +14,9 @@ from rich.text import Text
 from node.watch.pulse import (
     Pulse,
     busy_in_words,
+    device_in_words,
     loss_in_words,
     network_in_words,
-    peak_in_words,
     speed_in_words,
     step_in_words,
 )
@@ -55,7 +55,8 @@ def panel_of(pulse: Pulse, title: str) -> Panel:
     grid.add_row("step", step_in_words(pulse).removeprefix("Step "))
     grid.add_row("", ProgressBar(pulse.total_steps, pulse.step, width=40))
     grid.add_row("loss", loss_in_words(pulse).removeprefix("loss "))
-    grid.add_row("speed", ", ".join([speed_in_words(pulse), *peak_in_words(pulse)]))
+    grid.add_row("speed", speed_in_words(pulse))
+    grid.add_row("device", device_in_words(pulse))
     grid.add_row("time", busy_in_words(pulse))
     grid.add_row("network", network_in_words(pulse))
     grid.add_row("given", f"{count(pulse.given)} tokens in all lives of this node")

@@ -32,6 +32,7 @@ class Pulse:
     no_peer_seconds: float = 0.0  # for which nobody serves the next stage
     next_stage: int = 0
     of_peak: float | None = None  # of what the device can do; None where that is not known
+    device: str = ""  # as its driver calls it
 
 
 def sentence(pulse: Pulse) -> str:
@@ -72,6 +73,11 @@ def busy_in_words(pulse: Pulse) -> str:
 
 def peak_in_words(pulse: Pulse) -> list[str]:
     return [] if pulse.of_peak is None else [f"{pulse.of_peak:.0%} of the device's peak"]
+
+
+def device_in_words(pulse: Pulse) -> str:
+    name = "the CPU" if pulse.device == "cpu" else pulse.device
+    return ", ".join([name or "unknown", *peak_in_words(pulse)])
 
 
 def network_in_words(pulse: Pulse) -> str:

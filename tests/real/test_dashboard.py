@@ -32,10 +32,11 @@ async def dashboard(members: int = 4) -> AsyncIterator[tuple[MadeUpSwarm, str, a
     )
     await swarm.start(members)
     leaving = asyncio.Event()
-    async with watched(await swarm.observer()) as board:
+    observer = await swarm.observer()
+    async with watched(observer) as board:
         await until(lambda: board.now.members == members)
         with listen_at("127.0.0.1", 0, "--listen") as listening:
-            serving = asyncio.create_task(serve(Pages(board), listening, leaving))
+            serving = asyncio.create_task(serve(Pages(board, now=observer.transport.now), listening, leaving))
             yield swarm, address_of(listening), leaving
             leaving.set()
             await asyncio.wait_for(serving, 5.0)
@@ -78,7 +79,17 @@ async def next_change(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 async def test_every_answer_forbids_foreign_content() -> None:
     async with dashboard() as (_, address, _leaving):
-        for path in ("", "page.js", "page.css", "state", "links", "metrics", "nothing", "picture?time=x"):
+        for path in (
+            "",
+            "page.js",
+            "page.css",
+            "state",
+            "links",
+            "metrics",
+            "nothing",
+            "picture?time=x",
+            "healthz",
+        ):
             _, headers, _ = await get(address + path)
             policy = headers["content-security-policy"]
             assert policy.startswith("default-src 'none'")
@@ -106,12 +117,29 @@ async def test_a_stream_tells_what_changes_and_goes_on_where_it_was() -> None:
         begun = json.loads((await get(address + "state"))[2])
         assert len(begun["rows"]) == 4
         killed = swarm.members[0]
-        async with stream(address, f"?since={begun['version']}") as (reader, _), asyncio.timeout(20):
+        async with stream(address, f"?since={begun['cursor']}") as (reader, _), asyncio.timeout(20):
             change = await next_change(reader)
             assert not change["whole"]
             await killed.kill()
             while not any(row["id"] == killed.peer and row["silent"] for row in change["rows"]):
                 change = await next_change(reader)
+
+
+async def test_a_browser_of_an_earlier_life_of_the_server_gets_everything() -> None:
+    """Though this one's version has passed what it had: what is gone meanwhile would stay on the page."""
+    async with dashboard() as (_, address, _leaving):
+        begun = json.loads((await get(address + "state"))[2])
+        life, _, version = begun["cursor"].partition("-")
+        other = f"{'0' * len(life)}-{max(1, int(version) - 1)}"
+        for cursor in (other, version, "", f"{life}-x", f"{life}-{'9' * 40}"):
+            async with stream(address, f"?since={cursor}") as (reader, _):
+                assert (await next_change(reader))["whole"]
+
+
+async def test_whoever_watches_over_it_is_told_how_it_does_in_a_word() -> None:
+    async with dashboard() as (_, address, _leaving):
+        status, _, word = await get(address + "healthz")
+        assert (status, word) == (200, b"healthy\n")
 
 
 async def test_no_more_than_so_many_browsers_and_none_holds_up_the_end() -> None:

@@ -102,12 +102,13 @@ def test_a_node_without_a_next_stage_shows_no_speed() -> None:
 
 def test_the_panel_says_the_same() -> None:
     console = Console(file=io.StringIO(), width=100, record=True)
-    console.print(panel_of(PULSE, "run 'tiny' …abcd"))
+    console.print(panel_of(replace(PULSE, device="NVIDIA H100", of_peak=0.38), "run 'tiny' …abcd"))
     text = console.export_text()
     for part in (
         "run 'tiny' …abcd, stage 1",
         "1,234 of 20,000, about 2.5 h left",
         "3.214 (3.301 5.0 min ago)",
+        "NVIDIA H100, 38% of the device's peak",
     ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 80

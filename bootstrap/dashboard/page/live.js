@@ -11,7 +11,7 @@ export const state = {
   points: [],
   happenings: [],
   pictures: [0, 0, 0],
-  version: 0,
+  cursor: "",
   past: null, // the picture that is shown instead of the present
 };
 
@@ -35,7 +35,6 @@ export function apply(change) {
   state.remarks = change.remarks.map(([level, text]) => ({ level, text }));
   state.now = named(change.now);
   state.pictures = change.pictures;
-  state.version = change.version;
 }
 
 // The members, the numbers and the verdict of the moment that is shown.
@@ -50,13 +49,23 @@ export async function begin(changed, connection) {
   const answer = await fetch("state");
   const whole = await answer.json();
   state.run = whole.run;
+  state.cursor = whole.cursor;
   apply(whole);
   changed();
   if (state.run.replay) return connection("replay");
-  const source = new EventSource(`live?since=${state.version}`);
+  listen(changed, connection);
+}
+
+// The browser comes back by itself, with the last event's id, unless it was answered with an error.
+function listen(changed, connection) {
+  const source = new EventSource(`live?since=${state.cursor}`);
   source.onopen = () => connection("live");
-  source.onerror = () => connection("lost");
+  source.onerror = () => {
+    connection("lost");
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(changed, connection), 2000);
+  };
   source.onmessage = (message) => {
+    state.cursor = message.lastEventId;
     apply(JSON.parse(message.data));
     connection("live");
     changed();

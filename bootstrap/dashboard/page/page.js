@@ -152,8 +152,10 @@ async function readLinks() {
 }
 
 function connection(kind) {
-  const words = { live: "live", lost: "connection lost, trying again", replay: "replay", waiting: "connecting" };
+  const since = state.now ? `: what is shown is of ${new Date(1000 * state.now.time).toLocaleTimeString()}` : "";
+  const words = { live: "live", lost: `connection lost${since}; trying again`, replay: "replay", waiting: "connecting" };
   $("connection").dataset.state = kind;
+  document.body.dataset.connection = kind;
   text($("connection"), words[kind]);
 }
 
