@@ -11,7 +11,7 @@ from bootstrap.dashboard.dashboard_cli import dashboard, watch
 from bootstrap.evaluation.eval_cli import evaluate
 from bootstrap.export.export_cli import export
 from bootstrap.generation.generate_cli import generate
-from bootstrap.inspect.inspect_cli import contributors, doctor, links, status
+from bootstrap.inspect.inspect_cli import contributors, diagnose, doctor, links, status
 from bootstrap.inspect.node_cli import app as node_orders
 from bootstrap.local.swarm_cli import swarm
 from bootstrap.placement.plan_cli import plan
@@ -33,6 +33,7 @@ app.command()(watch)
 app.command()(links)
 app.command()(contributors)
 app.command()(doctor)
+app.command()(diagnose)
 app.command()(export)
 app.command()(generate)
 app.command("eval")(evaluate)

@@ -1,4 +1,4 @@
-"""`noloco status`, `links` and `doctor`: looks at a running swarm, and at a node on this machine."""
+"""`noloco status`, `links`, `diagnose` and `doctor`: looks at a running swarm, and at a node on this machine."""
 
 from __future__ import annotations
 
@@ -58,6 +58,23 @@ def contributors(
     from bootstrap.inspect.contributors import show_contributors
 
     run_async(show_contributors(join or [], json))
+
+
+def diagnose(
+    join: Join = None,
+    token: AccessToken = "",
+    state_dir: Annotated[Path, typer.Option(help="Of the node that a report is of.")] = Path("noloco-state"),
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("noloco-diagnosis.json"),
+) -> None:
+    """Write one file for a bug report: versions, settings, last events and log, how the run is.
+
+    Addresses, peers, names, paths and tokens are replaced by numbers. It says what is in it.
+
+    Example: noloco diagnose --state-dir noloco-state
+    """
+    from bootstrap.inspect.diagnosing import diagnose as write_diagnosis
+
+    run_async(write_diagnosis(state_dir, join or [], token, out))
 
 
 def doctor(

@@ -1,0 +1,168 @@
+"""`noloco diagnose`: one file for a bug report, without addresses, names and text."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bootstrap.display import require_places, write_whole
+from bootstrap.inspect.observer import visit
+from bootstrap.inspect.redacting import Redactor
+from bootstrap.inspect.status import Watching, as_json
+from node.machine.cores import cores
+from node.machine.limits import host_room
+from node.model.state_directory import StateDirectory
+from node.watch.health import Unwell, directories, look
+from protocol.errors import NolocoError
+from protocol.version import own_version
+
+PACKAGES = (
+    "torch",
+    "hivemind",
+    "numpy",
+    "numba",
+    "pydantic",
+    "msgpack",
+    "uvloop",
+    "tokenizers",
+    "safetensors",
+)
+LAST_EVENTS, LAST_LINES = 500, 300
+TAIL_BYTES = 4 << 20  # of a file that is read for its end
+LONGEST = 2_000  # letters of a line
+ADVICE = "Name another file with --out."
+
+
+async def diagnose(state_dir: Path, join: Sequence[str], token: str, out: Path) -> None:
+    """Write what is known of this machine, of the nodes whose state is in `state_dir`, and of the run by `join`.
+
+    Says what is in it. Raises `StateError` when the file cannot be written; what cannot be found out is in the file
+    as a sentence. Deadlines: those of `visit` and of a survey.
+    """
+    require_places(out, advice=ADVICE)
+    nodes = [_node(place) for place in directories(state_dir)]
+    found: dict[str, Any] = {
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        "machine": _machine(state_dir),
+        "nodes": nodes,
+        "run": await _run(join, token) if join else "not looked at: no --join",
+    }
+    redactor = Redactor([*_names_in(found), socket.gethostname(), getpass.getuser(), *join])
+    text = json.dumps(redactor.of(found), indent=1, ensure_ascii=False)
+    write_whole(out, text + "\n", ADVICE, mode=0o600)
+    _tell(out, len(text.encode()), nodes, redactor)
+
+
+def _tell(out: Path, size: int, nodes: Sequence[dict[str, Any]], redactor: Redactor) -> None:
+    print(f"Wrote {out} ({size / 1000:,.0f} kB), which has:")
+    print("  the versions of this program and of what it uses, and what this machine is")
+    for node in nodes:
+        events, lines = len(node["events"]), len(node["log"])
+        print(
+            f"  what a node keeps of itself, its manifest, how its parts are, its last {events:,} events and {lines:,} lines of its log"
+        )
+    print("  the run as `noloco status` sees it, if --join named a member")
+    counts = [f"{times:,} × {kind}" for kind, times in sorted(redactor.replaced.items())]
+    print(f"Replaced by numbers: {', '.join(counts) or 'nothing'}. No weights, text or keys are in it.")
+    print(
+        "Read it before you send it: what people call things may stand in a line in a way that nobody foresaw."
+    )
+
+
+def _versions() -> dict[str, str]:
+    known = {"noloco-node": own_version(), "python": sys.version}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            known[package] = version(package)
+    return known
+
+
+def _machine(state_dir: Path) -> dict[str, Any]:
+    import torch
+
+    place = next(folder for folder in (state_dir, *state_dir.absolute().parents) if folder.exists())
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cores": cores(),
+        "memory_left": host_room().free,
+        "disk_left": shutil.disk_usage(place).free,
+        "gpus": gpus,
+        "set": sorted(name for name in os.environ if name.startswith(("NOLOCO_", "OMP_"))),  # not to what
+    }
+
+
+def _node(directory: Path) -> dict[str, Any]:
+    state = StateDirectory(directory)
+    return {
+        "health": _or_why(lambda: look(directory)),
+        "facts": _or_why(state.facts),
+        "manifest": _or_why(lambda: _manifest(state)),
+        "events": [_event(line) for line in last_lines(directory / "events.jsonl", LAST_EVENTS)],
+        "log": list(last_lines(directory / "node.log", LAST_LINES)),
+    }
+
+
+def _manifest(state: StateDirectory) -> Any:
+    signed = state.manifest()
+    return "none kept" if signed is None else signed.manifest.model_dump(mode="json")
+
+
+def _or_why(ask: Any) -> Any:
+    try:
+        return ask()
+    except (NolocoError, Unwell, OSError, ValueError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+
+
+def _event(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return line
+
+
+def last_lines(file: Path, most: int) -> Iterator[str]:
+    """The last lines of a text file, shortened; none where there is none, or it may not be read."""
+    try:
+        with file.open("rb") as lines:
+            size = lines.seek(0, os.SEEK_END)
+            lines.seek(max(0, size - TAIL_BYTES))
+            kept = deque(lines.read(TAIL_BYTES).decode(errors="replace").splitlines(), most)
+    except OSError:
+        return
+    yield from (line[:LONGEST] for line in kept)
+
+
+async def _run(join: Sequence[str], token: str) -> Any:
+    try:
+        async with visit(join, token) as observer:
+            return as_json(await Watching(observer).look(is_first=True))
+    except NolocoError as problem:
+        return f"{type(problem).__name__}: {problem}"
+
+
+def _names_in(found: dict[str, Any]) -> Iterator[str]:
+    """What people called the run and their nodes."""
+    run = found["run"]
+    if isinstance(run, dict):
+        yield run["run"]["name"]
+        yield from (node["name"] for node in run["nodes"] if isinstance(node.get("name"), str))
+    for node in found["nodes"]:
+        for part in (node["manifest"], node["facts"], *node["events"]):
+            if isinstance(part, dict) and isinstance(part.get("name"), str):
+                yield part["name"]
