@@ -71,9 +71,8 @@ def _tell(out: Path, size: int, nodes: Sequence[dict[str, Any]], redactor: Redac
     print("  the versions of this program and of what it uses, and what this machine is")
     for node in nodes:
         events, lines = len(node["events"]), len(node["log"])
-        print(
-            f"  what a node keeps of itself, its manifest, how its parts are, its last {events:,} events and {lines:,} lines of its log"
-        )
+        print("  what a node keeps of itself, its manifest, how its parts are,")
+        print(f"  its last {events:,} events and {lines:,} lines of its log")
     print("  the run as `noloco status` sees it, if --join named a member")
     counts = [f"{times:,} × {kind}" for kind, times in sorted(redactor.replaced.items())]
     print(f"Replaced by numbers: {', '.join(counts) or 'nothing'}. No weights, text or keys are in it.")
