@@ -35,6 +35,7 @@ from reporting.report import Report, arguments_of, parser_of, run
 from bootstrap.simulation.learning import loss_along, text_of
 from bootstrap.simulation.study import interval, one_setting
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node import trainer
 from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import Priority
@@ -66,6 +67,7 @@ CHURN = 0.05  # of the peers, in a minute
 DEADLINE = 120.0  # for a piece of weights in a round, which here is nearly all of them
 # For a piece of a state: one here is as much as a hundred of the large model's, each of which has a minute.
 transfer.PIECE_DEADLINE = 1800.0
+CLOSING_ROUNDS = trainer.CLOSING_ROUNDS
 BEHIND = 0.05  # nats
 LOOKS = 25  # at the loss, in the second half of a run
 MICROBATCHES, SEQUENCES = 1, 2
@@ -149,6 +151,9 @@ class Swarm:
 
     def __init__(self, order: Order, data: TrainingData) -> None:
         self.order, self.machines = order, Machines.drawn(order.seed)
+        # DiLoCo's replicas are equal after each round. In search of a partner for another one they never pause, so
+        # that the virtual clock would stand still.
+        trainer.CLOSING_ROUNDS = 0 if order.method == "diloco" else CLOSING_ROUNDS
         self.has_begun = False
         self.killed = 0
         self._place: dict[PeerId, int] = {}  # the machine of each peer
@@ -236,10 +241,12 @@ async def trained(order: Order, data: TrainingData, sequences: int) -> Course:
 async def looks(swarm: Swarm, data: TrainingData, sequences: int) -> AsyncIterator[tuple[float, int, float]]:
     """Virtual seconds since now, step and loss of the furthest replica, until it has finished.
 
-    From the middle of its schedule on, `LOOKS` times in as long as it took to get there, whatever is killed.
+    From the middle of its schedule on, `LOOKS` times in as long as it took to get there, whatever is killed. Slow
+    weights change with the round alone.
     """
     clock, middle = asyncio.get_running_loop().time, swarm.order.steps // 2
     start, due, pause, is_over = clock(), math.inf, 0.0, False
+    seen: tuple[PeerId, int] | None = None
     while not is_over:
         await asyncio.sleep(STEP_SECONDS / 4)
         swarm.check()
@@ -248,8 +255,9 @@ async def looks(swarm: Swarm, data: TrainingData, sequences: int) -> AsyncIterat
         step, is_over = furthest.replica.step, furthest.public_state == "finished"
         if not pause and step >= middle:
             due, pause = clock(), (clock() - start) / LOOKS
-        if clock() >= due or is_over:
-            due = clock() + pause
+        at = furthest.transport.peer_id, furthest.replica.round
+        if is_over or (clock() >= due and at != seen):
+            due, seen = clock() + pause, at
             yield round(clock() - start, 3), step, round(loss_along([furthest.replica], data, sequences), 5)
 
 
