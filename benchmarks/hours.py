@@ -64,8 +64,7 @@ SPEEDS = (0.5, 2.0)
 UPLINKS = (20.0, 300.0)  # Mbit/s
 LATENCY, LATENCY_DEVIATION = 0.04, 0.5  # median in seconds, and the deviation of its logarithm
 CHURN = 0.05  # of the peers, in a minute
-DEADLINE = 120.0  # for a piece of weights in a round, which here is nearly all of them
-# For a piece of a state: one here is as much as a hundred of the large model's, each of which has a minute.
+# For a piece of a state, in seconds: one here is as much as a hundred of the large model's, and each has a minute.
 transfer.PIECE_DEADLINE = 1800.0
 CLOSING_ROUNDS = trainer.CLOSING_ROUNDS
 BEHIND = 0.05  # nats
@@ -83,6 +82,7 @@ class Order:
     steps: int
     k: int = 1
     codec: str = "fp32"
+    deadline: float = 120.0  # seconds for a piece of weights in a round, which here is nearly all of them
     churn: float = CHURN
 
 
@@ -136,7 +136,7 @@ def manifest_of(order: Order) -> Manifest:
         "inner.muon_learning_rate": 8e-3,
         "outer.pace": "time",
         "wire.gossip": order.codec,
-        "limits.gossip_deadline": DEADLINE,
+        "limits.gossip_deadline": order.deadline,
     }
     microbatches = MICROBATCHES * (REPLICAS if order.method == "all-reduce" else 1)
     method = "local" if order.method == "all-reduce" else order.method
@@ -281,8 +281,8 @@ def conditions_of(sequences: int) -> dict[str, object]:
         "speeds": list(SPEEDS),
         "uplinks": list(UPLINKS),
         "latency": [LATENCY, LATENCY_DEVIATION],
-        "deadline": DEADLINE,
         "batch": [MICROBATCHES, SEQUENCES],
+        "work": {priority.name: share for priority, share in WORK.items()},
         "sequences": sequences,
     }
 
@@ -353,6 +353,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000, help="all-reduce's schedule")
     parser.add_argument("--noloco", nargs=3, default=["mod3", "25", "2000"], metavar=("CODEC", "K", "STEPS"))
     parser.add_argument("--diloco", nargs=3, default=["int8", "50", "2000"], metavar=("CODEC", "K", "STEPS"))
+    parser.add_argument(
+        "--deadlines", type=float, nargs=2, default=[120.0, 30.0], metavar=("NOLOCO", "DILOCO")
+    )
     parser.add_argument("--churn", type=float, default=CHURN, help="share of the peers in a minute")
     parser.add_argument("--behind", type=float, default=BEHIND, help="nats above all-reduce's end")
     parser.add_argument("--sequences", type=int, default=256, help="held-out ones")
@@ -372,9 +375,10 @@ def main() -> None:
     for seed in arguments.seeds:
         courses = [study.course_of(Order("all-reduce", seed, arguments.steps, churn=0.0))]
         aim = courses[0].course[-1][2] + arguments.behind
-        for method in ("noloco", "diloco"):
+        for method, deadline in zip(("noloco", "diloco"), arguments.deadlines, strict=True):
             codec, k, steps = getattr(arguments, method)
-            courses.append(study.course_of(Order(method, seed, int(steps), int(k), codec, arguments.churn)))
+            order = Order(method, seed, int(steps), int(k), codec, deadline, arguments.churn)
+            courses.append(study.course_of(order))
         for method, course in zip(hours, courses, strict=True):
             hours[method].append(course.seconds_to(aim) / 3600)
             results.append(row_of(course, aim))
