@@ -40,6 +40,7 @@ from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import Priority
 from node.state import transfer
+from protocol import channel
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
 from protocol.transport.base import PeerId
@@ -64,8 +65,11 @@ SPEEDS = (0.5, 2.0)
 UPLINKS = (20.0, 300.0)  # Mbit/s
 LATENCY, LATENCY_DEVIATION = 0.04, 0.5  # median in seconds, and the deviation of its logarithm
 CHURN = 0.05  # of the peers, in a minute
-# For a piece of a state, in seconds: one here is as much as a hundred of the large model's, and each has a minute.
-transfer.PIECE_DEADLINE = 1800.0
+# A byte here stands for so many, also to what gives up a frame that comes too slowly, and one that asks for a piece
+# of a state: what comes in one piece here are a hundred of the large model's, and each has a minute.
+SCALE = STOOD_FOR / PARAMETERS
+channel.SLOWEST_RATE = round(channel.SLOWEST_RATE / SCALE)
+transfer.PIECE_DEADLINE *= SCALE
 CLOSING_ROUNDS = trainer.CLOSING_ROUNDS
 BEHIND = 0.05  # nats
 LOOKS = 25  # at the loss, in the second half of a run
@@ -174,7 +178,7 @@ class Swarm:
         if here is None or there is None:  # the seed peer, which no weights go through
             return Link(latency=LATENCY)
         latency, uplink = self.machines.latency(here, there), self.machines.uplinks[here]
-        return Link(latency, uplink, bulk=STOOD_FOR / PARAMETERS)
+        return Link(latency, uplink, bulk=SCALE)
 
     async def begin(self) -> None:
         """Let all replicas join before that takes any time. Raises `RuntimeError` when one of them trained by then.
@@ -351,8 +355,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000, help="all-reduce's schedule")
-    parser.add_argument("--noloco", nargs=3, default=["mod3", "25", "2000"], metavar=("CODEC", "K", "STEPS"))
-    parser.add_argument("--diloco", nargs=3, default=["int8", "50", "2000"], metavar=("CODEC", "K", "STEPS"))
+    parser.add_argument("--noloco", nargs=3, default=["mod3", "25", "3500"], metavar=("CODEC", "K", "STEPS"))
+    parser.add_argument("--diloco", nargs=3, default=["int8", "25", "2000"], metavar=("CODEC", "K", "STEPS"))
     parser.add_argument(
         "--deadlines", type=float, nargs=2, default=[120.0, 30.0], metavar=("NOLOCO", "DILOCO")
     )
