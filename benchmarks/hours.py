@@ -35,7 +35,6 @@ from reporting.report import Report, arguments_of, parser_of, run
 from bootstrap.simulation.learning import loss_along, text_of
 from bootstrap.simulation.study import interval, one_setting
 from bootstrap.simulation.swarm import SimulatedSwarm
-from node import trainer
 from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import Priority
@@ -70,7 +69,6 @@ CHURN = 0.05  # of the peers, in a minute
 SCALE = STOOD_FOR / PARAMETERS
 channel.SLOWEST_RATE = round(channel.SLOWEST_RATE / SCALE)
 transfer.PIECE_DEADLINE *= SCALE
-CLOSING_ROUNDS = trainer.CLOSING_ROUNDS
 BEHIND = 0.05  # nats
 LOOKS = 25  # at the loss, in the second half of a run
 MICROBATCHES, SEQUENCES = 1, 2
@@ -155,9 +153,6 @@ class Swarm:
 
     def __init__(self, order: Order, data: TrainingData) -> None:
         self.order, self.machines = order, Machines.drawn(order.seed)
-        # DiLoCo's replicas are equal after each round. In search of a partner for another one they never pause, so
-        # that the virtual clock would stand still.
-        trainer.CLOSING_ROUNDS = 0 if order.method == "diloco" else CLOSING_ROUNDS
         self.has_begun = False
         self.killed = 0
         self._place: dict[PeerId, int] = {}  # the machine of each peer
