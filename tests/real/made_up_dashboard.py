@@ -1,4 +1,4 @@
-"""A process with a dashboard of made-up members: `python made_up_dashboard.py MEMBERS STAGES`.
+"""A process with a dashboard of made-up members: `python made_up_dashboard.py MEMBERS STAGES [PORT]`.
 
 It prints its address; each line on its standard input kills one member of the second stage.
 """
@@ -22,7 +22,7 @@ AGE = 1_500.0  # seconds that they have "trained" already
 LIFETIME = 600.0
 
 
-async def main(members: int, stages: int) -> None:
+async def main(members: int, stages: int, port: int = 0) -> None:
     loop, supervisor = asyncio.get_running_loop(), Supervisor()
     manifest = micro_manifest(
         name="common-corpus",
@@ -44,10 +44,10 @@ async def main(members: int, stages: int) -> None:
     async with watched(await swarm.observer()) as board:
         loop.add_reader(sys.stdin, kill)
         await until(lambda: board.now.members >= members, seconds=300)
-        with listen_at("127.0.0.1", 0, "--listen") as listening:
+        with listen_at("127.0.0.1", port, "--listen") as listening:
             print(address_of(listening), flush=True)
             await serve(Pages(board), listening, asyncio.Event())
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(*map(int, sys.argv[1:])))

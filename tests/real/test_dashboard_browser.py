@@ -40,9 +40,10 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def made_up(members: int, stages: int) -> Iterator[tuple[Any, str]]:
+def made_up(members: int, stages: int, port: int = 0) -> Iterator[tuple[Any, str]]:
     """(process, address) of a dashboard; a line to the process kills one member of the second stage."""
-    command = [sys.executable, str(Path(__file__).parent / "made_up_dashboard.py"), str(members), str(stages)]
+    numbers = map(str, (members, stages, port))
+    command = [sys.executable, str(Path(__file__).parent / "made_up_dashboard.py"), *numbers]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -179,6 +180,20 @@ def test_a_thousand_members(chromium: Browser, thousand: tuple[Any, str]) -> Non
     seen.page.fill("#find", "silent")
     waits(lambda: seen.page.locator("#members tbody tr").count() == 1, 2.0)
     assert_well_behaved(seen)
+
+
+def test_it_goes_on_with_a_server_that_was_started_again(chromium: Browser) -> None:
+    """Old figures are marked as such meanwhile, and none of them stays."""
+    with made_up(9, 3) as (_, address):
+        seen = chromium.open(address, **DESKTOP)
+        waits(lambda: seen.page.locator("#members tbody tr").count() == 9, 20.0)
+    waits(lambda: "connection lost: what is shown is of " in text_of(seen, "#connection"), 10.0)
+    assert seen.page.evaluate("Number(getComputedStyle(document.querySelector('main')).opacity)") < 1
+    with made_up(4, 2, int(address.rstrip("/").rpartition(":")[2])):
+        waits(lambda: text_of(seen, "#connection") == "live", 30.0)
+        waits(lambda: seen.page.locator("#members tbody tr").count() == 4, 20.0)
+        assert seen.page.evaluate("Number(getComputedStyle(document.querySelector('main')).opacity)") == 1
+    assert seen.hosts == {HERE}
 
 
 def test_the_keyboard_reaches_everything(chromium: Browser, nine: str) -> None:
