@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -53,7 +52,9 @@ def test_times_versions_and_loopback_stay() -> None:
     assert Redactor().of(line) == line
 
 
-def test_the_file_of_a_node_that_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_file_of_a_node_that_does_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = tmp_path / "state"
     state = StateDirectory(place)
     state.open()
@@ -63,7 +64,7 @@ def test_the_file_of_a_node_that_does_not_run(tmp_path: Path, capsys: pytest.Cap
     (place / "events.jsonl").write_text("\n".join(map(json.dumps, events)) + '\n{"torn', encoding="utf-8")
     (place / "node.log").write_text("\n".join(SECRETS.values()) + "\nx" * 10_000, encoding="utf-8")
     out = tmp_path / "report.json"
-    asyncio.run(diagnose(place, [], "", out))
+    await diagnose(place, [], "", out)
     contents = out.read_text(encoding="utf-8")
     report = json.loads(contents)
     (node,) = report["nodes"]
