@@ -16,10 +16,11 @@ from bootstrap.inspect.observer import Observer, Sighting, sampled_spreads, spre
 from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNodes, LocalPlan
+from bootstrap.local.page import LocalPage
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
 from bootstrap.traces import FILE_NAME, merge_traces
-from node.dashboard_process import dashboard_beside, own_addresses
+from node.dashboard_process import own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
@@ -78,6 +79,13 @@ class LocalSwarm:
         self._console.print("Stopping the nodes; they save their state first.")
         self._stopping.set()
 
+    def _say(self, sentence: str) -> None:
+        """A line that can be copied: it is not wrapped, whatever the width."""
+        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+    def _tell(self, sentence: str, event: str, **fields: object) -> None:
+        self._say(sentence)
+
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -96,19 +104,19 @@ class LocalSwarm:
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
         seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
-        page = dashboard_beside(plan.dashboard, lambda: own_addresses(seed.transport))
+        page = LocalPage(plan.listening, plan.directory / "dashboard.log", self._tell)
         try:
+            page.start(lambda: own_addresses(seed.transport))
             observer = Observer(seed.transport, seed.rpc, founded.signed)
-            async with page:
-                # each is made when its turn comes: an error before would leave a coroutine that nobody awaits
-                parts = (
-                    partial(self._begin, seed),
-                    partial(self._watch, observer),
-                    partial(self._conclude, observer),
-                )
-                for part in parts:
-                    if not self._stopping.is_set():
-                        await until_event(part(), self._stopping)
+            # each is made when its turn comes: an error before would leave a coroutine that nobody awaits
+            parts = (
+                partial(self._begin, seed),
+                partial(self._watch, observer),
+                partial(self._conclude, observer),
+            )
+            for part in parts:
+                if not self._stopping.is_set():
+                    await until_event(part(), self._stopping)
         finally:
             self._progress.doing("")
             summary.wall_seconds = round(self._elapsed, 3)
@@ -116,7 +124,7 @@ class LocalSwarm:
                 if summary.validation_loss or not plan.summary.exists():
                     summary.write(plan.summary)
             finally:
-                await self.nodes.stop()
+                await all_of(self.nodes.stop(), page.close())
                 await seed.close()
                 await self._gather_traces()
         return summary
@@ -128,8 +136,10 @@ class LocalSwarm:
         self._progress.doing("reading the text to train on")
         await self._measuring.open()
         await seed.start()
+        address = seed.transport.addresses()[0]
+        self._say(f"A node of yours joins from another terminal: noloco-node --join {address}")
         self._progress.doing("importing torch and compiling kernels, once for all nodes")
-        await all_of(self._start_nodes(seed.transport.addresses()[0]), self._measuring.start(self._console))
+        await all_of(self._start_nodes(address), self._measuring.start(self._console))
 
     async def _start_nodes(self, address: str) -> None:
         plan = self.plan
