@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,7 @@ def test_a_start_is_explained_and_an_end_says_what_came_of_it(tmp_path: Path) ->
     assert "nobody serves stage 1 yet" in first.output or "Stage 1 is served again." in first.output
     again = re.findall(r"Start it again: noloco-node (.*)", first.output)[-1].split()
     assert not [argument for argument in again if argument.startswith("--join")]
-    seed.signal(signal.SIGINT)
+    assert seed.leave() == 0
 
 
 @pytest.mark.timeout(400)
