@@ -42,6 +42,7 @@ def real_swarm(file: Path, steps: int, directory: Path) -> tuple[float, int]:
         sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--manifest", str(file), "--steps", str(steps),
         "--replicas", str(REPLICAS), "--minutes", "20", "--dir", str(directory / file.stem),
         "--summary", str(summary), "--validation-sequences", str(SEQUENCES), "--device", "cpu",
+        "--dashboard", "none",
     ]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = json.loads(summary.read_text(encoding="utf-8"))

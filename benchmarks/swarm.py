@@ -49,7 +49,7 @@ def swarm(steps: int, device: str) -> float:
     with tempfile.TemporaryDirectory() as directory:
         summary = Path(directory) / "summary.json"
         command = [
-            sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--steps", str(steps),
+            sys.executable, "-m", "bootstrap.tools_cli", "swarm", "--dashboard", "none", "--steps", str(steps),
             "--dir", f"{directory}/run", "--summary", str(summary), "--validation-sequences", "8",
             "--device", device,
         ]  # fmt: skip

@@ -30,8 +30,16 @@ ANSWER_DEADLINE = 3.0
 HISTORY_DEADLINE = 10.0
 MOST_HISTORIES = 128  # members that are asked for theirs, of 15 kB each
 RECORD_SECONDS = 5.0  # between two readings of the records
+SOON_SECONDS = 2.0  # the same while there are `FEW` members at most: whoever joins waits to see itself
+FEW = 64
 STAGES_AT_ONCE = 8
 SILENCES = 2  # requests without an answer that make a member "silent"; one may be lost
+
+
+def pause_between_reads(members: int, lifetime: float) -> float:
+    """Seconds, by the members that are known and their records' lifetime: soon again while it costs little."""
+    pause = RECORD_SECONDS if members > FEW else SOON_SECONDS if members else LOOK_SECONDS
+    return min(pause, lifetime / 3)
 
 
 @dataclass
@@ -73,7 +81,7 @@ class Collector:
         lifetime = self._observer.manifest.limits.record_lifetime
         while True:
             await self.read()
-            await asyncio.sleep(min(RECORD_SECONDS, lifetime / 3) if self._members else LOOK_SECONDS)
+            await asyncio.sleep(pause_between_reads(len(self._members), lifetime))
 
     async def read(self) -> None:
         """Bring the members up to date with the records. Takes a DHT deadline for some stages together at most."""
@@ -95,8 +103,15 @@ class Collector:
         observer.view.expire(now)
         stages = range(observer.manifest.stages)
         self._members = {m.peer: m for stage in stages for m in observer.view.members(stage, now)}
-        self._asked = {peer: self._asked.get(peer, _Asked()) for peer in self._members}
+        known = self._asked
+        self._asked = {peer: known.get(peer, _Asked()) for peer in self._members}
         self._board.keep_only(self._members, now)
+        if (
+            known
+        ):  # of a run that was just found, answers come at once: rows without would say that nobody does
+            for peer in self._members.keys() - known.keys():
+                self._board.see(Sighting(self._members[peer], None), now)
+        self.ask()
 
     async def _ask_for_ever(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Observer, visit
 from node.dashboard_process import PACKAGES
 from node.machine.limits import optional
-from node.machine.listening import address_of, is_for_this_machine_alone, listen_at
+from node.machine.listening import OPEN_TO_ALL, address_of, is_for_this_machine_alone, listen_at
 from node.machine.processes import on_interrupt
 from protocol.supervision import Supervisor
 
@@ -37,11 +37,16 @@ async def show_dashboard(join: Sequence[str], host: str, port: int) -> None:
 
     Raises `ResourceError` when the port is taken, `JoinError` when nobody answers, `UserError` without the extra.
     """
+    with _listening(host, port) as listening:
+        await show_at(listening, join)
+
+
+async def show_at(listening: socket.socket, join: Sequence[str]) -> None:
+    """The same at a socket that listens already. Raises `JoinError` when nobody answers."""
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
-    with _listening(host, port) as listening:
-        async with visit(join) as observer, watched(observer) as board:
-            await _show(board, listening, leaving, is_replay=False)
+    async with visit(join) as observer, watched(observer) as board:
+        await _show(board, listening, leaving, is_replay=False)
 
 
 async def replay(files: Sequence[Path], host: str, port: int) -> None:
@@ -66,6 +71,5 @@ async def _show(board: Board, listening: socket.socket, leaving: asyncio.Event, 
     host = listening.getsockname()[0]
     print(f"Dashboard of run '{board.run['name']}': {address_of(listening)}", flush=True)
     if not is_for_this_machine_alone(host):
-        told = "Anybody who reaches this machine at that port can read it; nobody can change anything by it."
-        print(told, flush=True)
+        print(OPEN_TO_ALL, flush=True)
     await serve(Pages(board, is_replay), listening, leaving)

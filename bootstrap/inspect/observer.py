@@ -9,7 +9,7 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,15 +135,16 @@ class Observer:
             "has joined."
         )
 
-    async def routes(self) -> list[list[PeerId]]:
+    async def routes(self, among: Collection[PeerId] | None = None) -> list[list[PeerId]]:
         """Ways through the pipeline, replica i of every stage for the i-th; as many as the largest stage.
 
-        Who does not answer is left out where others of the stage do: a record outlives its node for a while.
+        Only through those that are `among` these, if any are named. Who does not answer is left out where others of
+        the stage do: a record outlives its node for a while.
         Raises `JoinError` when a stage has no replica that could answer.
         """
         silent = {seen.member.peer for seen in await self.survey() if seen.stats is None}
         stages, now = self.manifest.stages, self.transport.now()
-        holders = [self.view.holding(stage, now) for stage in range(stages)]
+        holders = [_those(among, self.view.holding(stage, now)) for stage in range(stages)]
         for stage, holding in enumerate(holders):
             if not holding:
                 raise self.nobody_at(stage)
@@ -193,9 +194,14 @@ async def visit(join: Sequence[str], token: str = "") -> AsyncIterator[Observer]
             await transport.close()
 
 
-async def measure_spread(observer: Observer) -> float:
+def _those(among: Collection[PeerId] | None, peers: list[PeerId]) -> list[PeerId]:
+    return [peer for peer in peers if among is None or peer in among]
+
+
+async def measure_spread(observer: Observer, among: Collection[PeerId] | None = None) -> float:
     """Root mean squared deviation of φ from its mean, over the replicas and parameters of all stages.
 
+    Of the replicas that are `among` these, if any are named.
     Fetches every replica's state: for small models and swarms. Raises `JoinError` when one goes away.
     """
     squares, entries = 0.0, 0
@@ -203,7 +209,7 @@ async def measure_spread(observer: Observer) -> float:
         parameters = parameter_count(observer.manifest, stage)
         replicas = [
             (await fetch_slow_weights(observer.rpc, stage, parameters, peer))[0]
-            for peer in observer.view.holding(stage, observer.transport.now())
+            for peer in _those(among, observer.view.holding(stage, observer.transport.now()))
         ]
         squares += squared_deviation(replicas)
         entries += sum(replica.numel() for replica in replicas)

@@ -65,7 +65,7 @@ WIDE = 140  # with room for the devices' columns, and the width of what is no te
 MOST_NAME = 20  # letters of a device's, or a state's
 MOST_ROWS = 1_000
 LEAST_WIDTHS = {"node": 4, "stage": 5, "state": 7, "step": 4}  # cut last on a narrow terminal
-PLAIN_LINE_SECONDS = 4.0
+PLAIN_LINE_SECONDS = 3.0
 COLUMNS = (
     "node", "stage", "state", "step", "round", "loss", "tok/s", "busy", "s/batch", "partner", "pairs", "resent",
 )  # fmt: skip

@@ -137,7 +137,7 @@ class Disturber:
 
     def _well(self) -> list[str]:
         """The nodes that run and answer, and that nobody disturbs."""
-        answering = {self.swarm.names[s.member.peer] for s in self.swarm.sightings if s.stats is not None}
+        answering = {self.swarm.names.get(s.member.peer) for s in self.swarm.sightings if s.stats is not None}
         running = {node.name for node in self.swarm.nodes.all if node.is_running}
         return sorted(running & answering - self._disturbed)
 

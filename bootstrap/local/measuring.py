@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,15 @@ class Measuring:
             return
         self._add(tokens, loss.nats)
 
-    async def at_the_end(self, observer: Observer, tokens: int) -> None:
-        """Measure the mean loss over replicas and their true spread, then the export and its loss."""
-        routes = await observer.routes()
+    async def at_the_end(self, observer: Observer, tokens: int, own: Collection[PeerId]) -> None:
+        """Measure the mean loss over replicas and their true spread, then the export and its loss.
+
+        Of the swarm's `own` nodes: others may train on, or leave meanwhile.
+        """
+        routes = await observer.routes(own)
         losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
         self._add(tokens, sum(losses) / len(losses))
-        self._summary.replica_spread = await measure_spread(observer)
+        self._summary.replica_spread = await measure_spread(observer, own)
         await self._export(observer, routes[0], losses[0])
 
     def _add(self, tokens: int, nats: float) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -48,7 +49,7 @@ class LocalPlan:
     from_checkpoint: str | None = None  # the first replicas' weights; a directory or a name on the hub
     checkpoint_minutes: float | None = None  # None is the node's own
     devices: tuple[str, ...] = ("cpu",)  # of the nodes, in turn; several on a GPU share its memory
-    dashboard: str = ""  # HOST:PORT of a page about the run
+    listening: socket.socket | None = None  # for a page about the run
     ends_by_clock: bool = False  # after `minutes` of all nodes together, whatever they are doing then
 
     @property

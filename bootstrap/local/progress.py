@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-SILENCE_SECONDS = 4.0  # a word after that at the latest
+SILENCE_SECONDS = 3.0  # a word after that and the pace, and what busy cores add: five at the latest
 PACE_SECONDS = 1.0  # and not more often than that
 
 Doing = Callable[[], str]  # what is being done now; nothing is said of an empty one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,17 @@ from bootstrap.inspect.observer import Observer, Sighting, sampled_spreads, spre
 from bootstrap.inspect.table import Picture, display, save_svg
 from bootstrap.local.measuring import Measuring
 from bootstrap.local.nodes import LocalNodes, LocalPlan
+from bootstrap.local.page import LocalPage
 from bootstrap.local.progress import StatusLine, what_nodes_do
 from bootstrap.local.summary import Run, Summary, TokenCount
 from bootstrap.traces import FILE_NAME, merge_traces
-from node.dashboard_process import dashboard_beside, own_addresses
+from node.dashboard_process import own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
 from protocol.identity import Identity
 from protocol.keeping import own
+from protocol.messages.peers import NodeStats
 from protocol.supervision import Supervisor, all_of, until_event
 from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
@@ -40,6 +42,12 @@ async def run_swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> 
     local = LocalSwarm(plan, console, progress)
     on_interrupt(lambda _: local.stop())
     return await local.run()
+
+
+def have_finished(own: Sequence[NodeStats], guests: Sequence[NodeStats]) -> bool:
+    """Whether the swarm's own nodes have. Its later stages go on while a guest at the first does, maybe for ever."""
+    goes_on = any(stats.stage == 0 and stats.state != "finished" for stats in guests)
+    return all(stats.state == "finished" for stats in own if stats.stage == 0 or not goes_on)
 
 
 class LocalSwarm:
@@ -78,6 +86,13 @@ class LocalSwarm:
         self._console.print("Stopping the nodes; they save their state first.")
         self._stopping.set()
 
+    def _say(self, sentence: str) -> None:
+        """A line that can be copied: it is not wrapped, whatever the width."""
+        self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+    def _tell(self, sentence: str, event: str, **fields: object) -> None:
+        self._say(sentence)
+
     @property
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
@@ -96,19 +111,19 @@ class LocalSwarm:
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
         seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
-        page = dashboard_beside(plan.dashboard, lambda: own_addresses(seed.transport))
+        page = LocalPage(plan.listening, plan.directory / "dashboard.log", self._tell)
         try:
+            page.start(lambda: own_addresses(seed.transport))
             observer = Observer(seed.transport, seed.rpc, founded.signed)
-            async with page:
-                # each is made when its turn comes: an error before would leave a coroutine that nobody awaits
-                parts = (
-                    partial(self._begin, seed),
-                    partial(self._watch, observer),
-                    partial(self._conclude, observer),
-                )
-                for part in parts:
-                    if not self._stopping.is_set():
-                        await until_event(part(), self._stopping)
+            # each is made when its turn comes: an error before would leave a coroutine that nobody awaits
+            parts = (
+                partial(self._begin, seed),
+                partial(self._watch, observer),
+                partial(self._conclude, observer),
+            )
+            for part in parts:
+                if not self._stopping.is_set():
+                    await until_event(part(), self._stopping)
         finally:
             self._progress.doing("")
             summary.wall_seconds = round(self._elapsed, 3)
@@ -116,7 +131,7 @@ class LocalSwarm:
                 if summary.validation_loss or not plan.summary.exists():
                     summary.write(plan.summary)
             finally:
-                await self.nodes.stop()
+                await all_of(self.nodes.stop(), page.close())
                 await seed.close()
                 await self._gather_traces()
         return summary
@@ -128,8 +143,10 @@ class LocalSwarm:
         self._progress.doing("reading the text to train on")
         await self._measuring.open()
         await seed.start()
+        address = seed.transport.addresses()[0]
+        self._say(f"A node of yours joins from another terminal: noloco-node --join {address}")
         self._progress.doing("importing torch and compiling kernels, once for all nodes")
-        await all_of(self._start_nodes(seed.transport.addresses()[0]), self._measuring.start(self._console))
+        await all_of(self._start_nodes(address), self._measuring.start(self._console))
 
     async def _start_nodes(self, address: str) -> None:
         plan = self.plan
@@ -154,13 +171,13 @@ class LocalSwarm:
         deadline = self._elapsed + START_SECONDS + self.plan.minutes * 60 + FINISH_SECONDS
         try:
             while self._elapsed < deadline:
-                states = await self._look(observer)
-                if states:
+                await self._look(observer)
+                if any(sighting.stats for sighting in self.sightings):
                     draw(self._picture())
                 self._require_alive()
-                if not self._seen_all and len(states) == len(self.nodes.all):
+                if not self._seen_all and len(self._answering(own=True)) == len(self.nodes.all):
                     self._begin_training(observer)
-                if self._seen_all and self._is_over(states):
+                if self._seen_all and self._is_over():
                     self.summary.complete = True
                     return
                 await asyncio.sleep(LOOK_SECONDS)
@@ -178,25 +195,31 @@ class LocalSwarm:
         if self.beside is not None:
             self._supervisor.spawn(self.beside(), "disturbing the nodes")
 
-    def _is_over(self, states: list[str]) -> bool:
+    def _is_over(self) -> bool:
+        own, guests = self._answering(own=True), self._answering(own=False)
         if self.plan.ends_by_clock:
             is_late = self._elapsed - self._training_since >= self.plan.minutes * 60
-            return is_late or "finished" in states
+            return is_late or any(stats.state == "finished" for stats in own)
         alive = sum(node.is_running for node in self.nodes.all)
-        return len(states) >= alive and all(state == "finished" for state in states)
+        return len(own) >= alive and have_finished(own, guests)
 
-    async def _look(self, observer: Observer) -> list[str]:
-        """Look at all nodes; returns the states of those that answer."""
+    def _answering(self, own: bool) -> list[NodeStats]:
+        """What the swarm's own nodes said when they were last looked at, or guests, who have joined it since."""
+        return [
+            s.stats for s in self.sightings if s.stats is not None and (s.member.peer in self.names) == own
+        ]
+
+    async def _look(self, observer: Observer) -> None:
+        """Look at all nodes."""
         self.sightings = await observer.look()
         self.tokens.note(self.sightings)
         self._note_in_summary()
-        states = [s.stats.state for s in self.sightings if s.stats is not None]
+        states = [stats.state for stats in self._answering(own=True)]
         if states.count("serving") == len(self.nodes.all):
             self._last_busy = self._picture()
         if self._seen_all and "finished" not in states:
             present = 1 - len(self.away) / len(self.nodes.all)
             self._samples.append((self._elapsed, self.tokens.total, present))
-        return states
 
     def _note_in_summary(self) -> None:
         """What was seen last: Ctrl-C may come at any time, and nobody is asked any more after it."""
@@ -221,7 +244,7 @@ class LocalSwarm:
             title=f"run '{manifest.name}'  {manifest.stages} stages × {self.plan.replicas} replicas",
             seconds=self._progress.elapsed,
             stages=manifest.stages,
-            expected=len(self.nodes.all),
+            expected=len(self.nodes.all) + len(self._answering(own=False)),
             sightings=self.sightings,
             names=self.names,
             validation=self.summary.validation_loss,
@@ -254,7 +277,7 @@ class LocalSwarm:
         spreads = await sampled_spreads(observer, random.SystemRandom())
         summary.replica_spread_estimate = spread_of_all(self.plan.manifest, spreads)
         self._progress.doing("measuring the losses, then exporting")
-        await self._measuring.at_the_end(observer, summary.tokens)
+        await self._measuring.at_the_end(observer, summary.tokens, self.names.keys())
 
     async def _gather_traces(self) -> None:
         """The nodes have ended: make one file of theirs. A failure costs that file, not what was measured."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootstrap.display import require_places
+from bootstrap.local.page import open_page, require_place
 from bootstrap.model_options import (
     DataOption,
     EndOfText,
@@ -27,7 +29,6 @@ from bootstrap.model_options import (
 )
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
-from node.machine.listening import require_place
 from node.machine.open_files import take_open_files
 from protocol.errors import NolocoError
 
@@ -55,16 +56,19 @@ Directory = Annotated[
 HeldOut = Annotated[int, typer.Option(min=1, help="Held-out sequences to measure on.")]
 TraceFile = Annotated[
     Path | None,
-    typer.Option(help="Timing trace of all nodes, for ui.perfetto.dev."),
+    typer.Option(help="All nodes' timing, for ui.perfetto.dev."),
 ]
 Devices = Annotated[
     str,
     typer.Option(help="Of the nodes, in turn: auto, cpu, all, or a list as cuda:0,cuda:1."),
 ]
-Dashboard = Annotated[str, typer.Option(metavar="HOST:PORT", help="Show the run on a web page there.")]
+Dashboard = Annotated[
+    str,
+    typer.Option(metavar="HOST:PORT", help="Of the web page; none: no page; default: a free port."),
+]
 Chaos = Annotated[
     int | None,
-    typer.Option(metavar="SEED", help="Train again with a fault every 15 s, and compare."),
+    typer.Option(metavar="SEED", help="Train again with faults, and compare."),
 ]
 
 
@@ -94,13 +98,13 @@ def swarm(
     Example: noloco swarm --data 'books/*.txt' --replicas 2
     """
     try:
-        require_place(dashboard, "--dashboard")
+        require_place(dashboard)
         for name, file in (("summary", summary), ("picture", picture), ("trace", trace)):
             require_places(file, advice=f"Choose another file with --{name}.")
         take_open_files()
     except NolocoError as error:
         fail(error)
-    with _started(chaos) as (console, progress):
+    with _started(chaos, dashboard) as (console, progress, listening):
         import torch
 
         from bootstrap.creating.choosing import RunOptions
@@ -122,7 +126,7 @@ def swarm(
             run, replicas, place, minutes, validation_sequences, summary, picture, trace,
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
             devices=devices,
-            dashboard=dashboard,
+            listening=listening,
         )  # fmt: skip
         complete = _train(plan, console, progress, chaos)
     if not complete:
@@ -130,8 +134,11 @@ def swarm(
 
 
 @contextmanager
-def _started(chaos: int | None) -> Iterator[tuple[Console, StatusLine]]:
-    """Print the first lines, and start the process that nodes are forked from, which imports torch meanwhile."""
+def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, StatusLine, socket.socket | None]]:
+    """Print the first lines, and start the process that nodes are forked from, which imports torch meanwhile.
+
+    The socket is what the page will be at, None without one.
+    """
     from rich.console import Console
 
     from bootstrap.local.progress import StatusLine
@@ -140,9 +147,13 @@ def _started(chaos: int | None) -> Iterator[tuple[Console, StatusLine]]:
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
     _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)
-    with StatusLine(say) as progress:
+    try:
+        listening = open_page(dashboard, say)
+    except NolocoError as error:
+        fail(error)
+    with listening or nullcontext(), StatusLine(say) as progress:
         progress.doing("importing torch")
-        yield console, progress
+        yield console, progress, listening
 
 
 def _begin_preloading(*before: str) -> None:

@@ -10,6 +10,7 @@ from protocol.errors import ResourceError, UserError
 from protocol.transport.ports import why_not
 
 HERE = "127.0.0.1"
+OPEN_TO_ALL = "Anybody who reaches this machine at that port can read it; nobody can change anything by it."
 
 
 def parse_listen(text: str) -> tuple[str, int]:

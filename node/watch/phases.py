@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 logger = logging.getLogger("noloco")
 
-PATIENCE = 4.0  # seconds of silence before people hear again what goes on
+PATIENCE = 3.0  # seconds of silence before people hear again what goes on: one more until that is looked at
 LEAST_SHOWN = 0.1  # seconds: what took less is not in the summary
 
 

@@ -7,7 +7,6 @@ import math
 import re
 import signal
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from protocol.manifest import load_preset
 from tests.patience import patience
 from tests.pretrained import saved_model
 from tests.real.daemons import started, wait_until
-
-COMMAND = [sys.executable, "-m", "bootstrap.tools_cli", "swarm"]
+from tests.real.local_swarm import swarm_command
 
 
 def descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -32,14 +30,7 @@ def descendants(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 def start(directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """The command as a user starts it, its output in output.log."""
-    command = [
-        *COMMAND,
-        "--dir",
-        str(directory / "run"),
-        "--summary",
-        str(directory / "summary.json"),
-        *arguments,
-    ]
+    command = swarm_command(directory, *arguments)
     with (directory / "output.log").open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -145,8 +136,8 @@ def waits_of_one_microbatch_end_after_they_begin(events: list[dict[str, Any]], i
 
 
 def wait_for_nodes(process: subprocess.Popen[bytes], count: int) -> list[psutil.Process]:
-    """The node processes and their p2pd once all of them run."""
-    wait_until(lambda: sum("p2pd" in child.name() for child in descendants(process)) > count)
+    """The node processes and their p2pd once all of them run, with those of the seed peer and of the page."""
+    wait_until(lambda: sum("p2pd" in child.name() for child in descendants(process)) >= count + 2)
     return descendants(process)
 
 

@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 
 from bootstrap.dashboard.board import Board
-from bootstrap.dashboard.collector import ASKED_EACH_LOOK, LOOK_SECONDS
+from bootstrap.dashboard.collector import (
+    ASKED_EACH_LOOK,
+    FEW,
+    LOOK_SECONDS,
+    RECORD_SECONDS,
+    SOON_SECONDS,
+    pause_between_reads,
+)
 from bootstrap.dashboard.running import watched
 from bootstrap.simulation.swarm import SimulatedSwarm
+from protocol.messages.peers import GetStats
 from protocol.transport.memory_link import Link
-from tests.made_up_members import MadeUpSwarm
+from tests.made_up_members import MadeUpMember, MadeUpSwarm
 from tests.swarm.micro import FOREVER, micro_manifest, observer_of, peer_of, run_swarm, training, until
 
 
@@ -89,6 +97,52 @@ def test_a_node_that_joins_is_not_said_to_be_silent() -> None:
             assert not [h for h in board.change_since(0)["happenings"] if h.kind in ("silent", "back")]
 
     run_swarm(main())
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_who_joins_has_a_row_soon_after_its_record_whether_it_answers_or_not(answers: bool) -> None:
+    """Two seconds until records are read, and their search: three of the five that a person is promised."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        swarm = MadeUpSwarm(micro_manifest(limits__record_lifetime=600.0), loop.time, age=100.0)
+        await swarm.start(6)
+        async with watched(await swarm.observer()) as board:
+            await until(lambda: board.now.members == 6)
+            for number in range(6, 16):
+                await asyncio.sleep(7.0 + 0.173 * number)  # at another moment between two looks each time
+                member = await _joined(swarm, number, answers)
+                announced = loop.time()
+                await until(lambda peer=member.peer: any(row["id"] == peer for row in board.rows()), 3.0)
+                assert loop.time() - announced < SOON_SECONDS + 0.5
+                if answers:
+                    await until(
+                        lambda peer=member.peer: any(
+                            row["id"] == peer and row["tokens"] for row in board.rows()
+                        ),
+                        1.0,
+                    )
+
+    run_swarm(main())
+
+
+async def _joined(swarm: MadeUpSwarm, number: int, answers: bool) -> MadeUpMember:
+    """A new member whose record has just been put; one that does not answer is still joining."""
+    member = MadeUpMember(swarm, number)
+    if not answers:
+        member.state = "joining"
+    await member.start()
+    if not answers:
+        member.rpc.stop_handling(GetStats)
+    swarm.members.append(member)
+    return member
+
+
+def test_records_of_many_members_are_read_as_seldom_as_ever() -> None:
+    assert pause_between_reads(0, 60.0) == LOOK_SECONDS
+    assert pause_between_reads(FEW, 60.0) == SOON_SECONDS
+    assert pause_between_reads(1_000, 60.0) == pause_between_reads(FEW + 1, 60.0) == RECORD_SECONDS
+    assert pause_between_reads(1_000, 6.0) == 2.0
 
 
 @pytest.mark.long

@@ -64,16 +64,17 @@ def test_each_phase_is_told_and_repeated_before_anybody_wonders_and_the_end_says
     phases.end()
     assert said == [
         "Loading torch …",
-        "Still loading torch (4 s).",
-        "Still loading torch (8 s).",
+        "Still loading torch (3 s).",
+        "Still loading torch (6 s).",
+        "Still loading torch (9 s).",
         "Getting the state of stage 1 …",
-        "Still getting the state of stage 1: 43% of it is here (4 s).",
-        "Began to train after 13.5 s: loading torch 9.0 s, getting the state of stage 1 4.5 s.",
+        "Still getting the state of stage 1: 43% of it is here (3 s).",
+        "Began to train after 12.5 s: loading torch 9.0 s, getting the state of stage 1 3.5 s.",
     ]
     clock.now += 100.0
     phases.look()
     phases.end()
-    assert len(said) == 6
+    assert len(said) == 7
     phases.begin("measuring memory")  # after a move
     clock.now += 2.0
     phases.end()
@@ -83,7 +84,7 @@ def test_each_phase_is_told_and_repeated_before_anybody_wonders_and_the_end_says
     clock.now += 100.0
     phases.look()
     phases.end()
-    assert len(said) == 9
+    assert len(said) == 10
 
 
 def test_the_line_has_everything_that_a_volunteer_asks() -> None:

@@ -1,0 +1,34 @@
+"""Where `noloco swarm` has its page: what is asked for, and what is said without the packages."""
+
+from __future__ import annotations
+
+import pytest
+
+from bootstrap.local import page
+from protocol.errors import MissingPackage, UserError
+
+
+@pytest.mark.parametrize("place", ["", "none", "8765", "127.0.0.1:0", "[::1]:8765"])
+def test_places(place: str) -> None:
+    page.require_place(place)
+
+
+@pytest.mark.parametrize("place", ["nowhere", "127.0.0.1", "127.0.0.1:99999"])
+def test_a_mistyped_place_is_told_with_its_flag(place: str) -> None:
+    with pytest.raises(UserError, match=r"--dashboard: .* is not HOST:PORT"):
+        page.require_place(place)
+
+
+def test_none_is_no_page_and_says_nothing() -> None:
+    said = list[str]()
+    assert page.open_page("none", said.append) is None
+    assert not said
+
+
+def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "PACKAGES", ("json", "no_such_package"))
+    said = list[str]()
+    assert page.open_page("", said.append) is None
+    assert said == ["For a web page of the run: pip install 'noloco-node[dashboard]'."]
+    with pytest.raises(MissingPackage, match=r"noloco-node\[dashboard\]"):  # it was asked for
+        page.open_page("127.0.0.1:0", said.append)
