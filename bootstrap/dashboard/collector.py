@@ -108,7 +108,7 @@ class Collector:
         self._board.keep_only(self._members, now)
         if (
             known
-        ):  # of a run that was just found, answers come at once: rows without would say that nobody does
+        ):  # of a run that was just found answers come at once; rows without would say that nobody does
             for peer in self._members.keys() - known.keys():
                 self._board.see(Sighting(self._members[peer], None), now)
         self.ask()
