@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -20,7 +21,8 @@ from pathlib import Path
 
 from bootstrap.traces import FILE_NAME
 from node.data.opening import DataPlan
-from node.data.sources import DEFAULT_FIELD
+from node.data.sources import DEFAULT_FIELD, HUB
+from node.machine.home import at_home
 from node.machine.processes import die_with_parent
 from node.serving import share_on
 from protocol.manifest import Manifest
@@ -56,6 +58,13 @@ class LocalPlan:
     def data_plan(self) -> DataPlan:
         """All nodes and the evaluation share one store of documents."""
         return DataPlan(self.data, self.text_field, self.directory / "documents", "--dir", "")
+
+    def joining(self, address: str) -> str:
+        """The command by which one more node comes from another terminal of this machine, to any stage."""
+        texts = [text if text.startswith(HUB) else str(at_home(text).absolute()) for text in self.data]
+        named = [word for text in texts for word in ("--data", text)]
+        field = ["--text-field", self.text_field] if self.data and self.text_field != DEFAULT_FIELD else []
+        return shlex.join(["noloco-node", "--join", address, *named, *field])
 
     def names(self) -> dict[str, int]:
         """The stage of each node, by its name; a replica of every stage first, so that training can begin."""

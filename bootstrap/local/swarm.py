@@ -144,7 +144,7 @@ class LocalSwarm:
         await self._measuring.open()
         await seed.start()
         address = seed.transport.addresses()[0]
-        self._say(f"A node of yours joins from another terminal: noloco-node --join {address}")
+        self._say(f"A node of yours joins from another terminal: {self.plan.joining(address)}")
         self._progress.doing("importing torch and compiling kernels, once for all nodes")
         await all_of(self._start_nodes(address), self._measuring.start(self._console))
 
