@@ -14,7 +14,7 @@ from bootstrap.creating.probing import probe
 from bootstrap.display import write_whole, writing
 from bootstrap.export.byte_tokenizer import is_byte_tokenizer
 from bootstrap.export.model_config import FAMILIES, model_in
-from node.data.sources import HUB
+from node.data.hub import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.model.pretrained import CONFIG, Pretrained, stage_digest

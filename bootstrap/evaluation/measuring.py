@@ -24,8 +24,9 @@ from bootstrap.generation.exported import load_exported
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
 from node.data.batches import TrainingData
 from node.data.documents import cut
+from node.data.hub import Document
 from node.data.opening import LOCAL, DataPlan, tokenised_by
-from node.data.sources import Document, documents_of
+from node.data.sources import documents_of
 from node.data.tokenizer import FileTokenizer, Tokenizer, load_tokenizer
 from node.data.tokenizer_files import FILE_NAME, read_tokenizer
 from node.machine.limits import optional

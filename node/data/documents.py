@@ -26,7 +26,8 @@ from typing import IO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from node.data.sources import Document, HubStream, documents_in, facts_of, places_of
+from node.data.hub import Document, HubStream
+from node.data.sources import documents_in, facts_of, places_of
 from protocol.errors import DataError
 from protocol.keeping import advice_for, one_after_another
 

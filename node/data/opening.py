@@ -9,7 +9,8 @@ from pathlib import Path
 
 from node.data.batches import TrainingData
 from node.data.documents import Documents, Split, StreamedDocuments, stored_documents
-from node.data.sources import HubStream, hub_name
+from node.data.hub import HubStream
+from node.data.sources import hub_name
 from node.data.tokenizer import Tokenizer, load_tokenizer
 from node.machine.home import at_home
 from protocol.errors import DataError

@@ -4,8 +4,8 @@ A document is an iterable of blocks of its UTF-8 bytes, so that a text file larg
 text file is one document; a line, a row or an example is one, and an empty one is passed over.
 
 A file is read in the same way however it is named, by itself, by a glob or by its folder. Hugging Face's library
-tells which files of a folder are which split, and reads what is streamed from the Hub or was left by `save_to_disk`.
-No code of a dataset is run: the library reads data files only (its loading scripts are gone since version 4).
+tells which files of a folder are which split, and reads what is streamed from the Hub or was left by `save_to_disk`
+(hub.py).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import re
 import shlex
 import stat
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
 
 from node.data.contents import BLOCK_BYTES, opened, plain_name, start_of, without_mark
 from node.data.conversion import LATIN_1, converted, require_text
+from node.data.hub import HUB, Document, HubStream, opened_dataset, reason, texts_in, train_of
 from node.data.rows import (
     ARROW,
     CSV_ENDINGS,
@@ -33,8 +33,6 @@ from node.data.rows import (
     PARQUET,
     arrow_texts,
     begins_with_row,
-    checked,
-    choice,
     csv_texts,
     json_texts,
     mended,
@@ -46,21 +44,17 @@ from protocol.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-Document: TypeAlias = Iterable[bytes]
-_Part = TypeVar("_Part")  # what stands for a split
 
 PYTHON_STDLIB = "python-stdlib"
 DEFAULT_FIELD = "text"  # where JSON lines and the like have the text
 _LEFT_OUT = {"test", "tests", "site-packages", "__pycache__"}
 _PARQUET, _ARROW = ".parquet", ".arrow"
-HUB = "hub:"  # before the name of something on the Hugging Face Hub
 _SAVED = ("dataset_dict.json", "state.json")  # what `save_to_disk` leaves at the top of its directory
 _ROWS = (_PARQUET, _ARROW, *JSON_ENDINGS, *CSV_ENDINGS)
 _TEXT = ".txt"
 _SPLIT = re.compile(  # words by which the Hub's layout tells splits
     r"(?<![a-z0-9])(train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z0-9])"
 )
-_WANTED_SPLIT = "train"
 
 
 def python_stdlib_files() -> list[Path]:
@@ -218,7 +212,7 @@ def _documents_of(place: Path, field: str, damage: Damage) -> Iterator[Document]
 def _rows_of(place: Path, field: str) -> Iterator[str | None] | None:
     """The texts of a file or directory that has rows, which its first bytes or its name say; None for other text."""
     if place.is_dir():
-        return _texts(_opened(str(place), str(place), is_saved=True), field, str(place))
+        return texts_in(opened_dataset(str(place), str(place), is_saved=True), field, str(place))
     with opened(place) as file:
         head = file.peek()
     name = plain_name(place)
@@ -315,96 +309,11 @@ def _files_of_split(directory: Path) -> list[Path]:
         files = datasets.load_dataset_builder(str(directory)).config.data_files
     except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
         raise DataError(
-            f"Cannot read the dataset {str(directory)!r} ({_reason(error)}). Check what README.md says of its files, "
+            f"Cannot read the dataset {str(directory)!r} ({reason(error)}). Check what README.md says of its files, "
             "or name the files themselves with --data."
         ) from None
-    return [Path(file) for file in _train_of(files or {}, str(directory), "Name its files with --data.")]
+    return [Path(file) for file in train_of(files or {}, str(directory), "Name its files with --data.")]
 
 
 def _is_saved(directory: Path) -> bool:
     return any((directory / name).exists() for name in _SAVED)
-
-
-class _Dataset(Protocol):
-    """The part of the library's datasets that is used here."""
-
-    def __iter__(self) -> Iterator[Mapping[str, object]]: ...
-
-    def shuffle(self, *, seed: int, buffer_size: int) -> _Dataset: ...
-
-
-class HubStream:
-    """A dataset of the Hub, NAME or NAME:CONFIG or NAME:CONFIG:SPLIT, read from the network as it is needed.
-
-    A directory in the Hub's layout may stand for the name.
-    """
-
-    def __init__(self, name: str, field: str) -> None:
-        self.name = name
-        self._field = field
-        place, config, split, *_ = [*name.split(":"), "", ""]
-        self._dataset = _opened(name, place, config or None, split or None)
-
-    def texts(self, seed: int | None = None, buffer: int = 0) -> Iterator[str | None]:
-        """The text of each example; with a seed in the order of the library's bounded shuffle.
-
-        The same seed gives the same order each time.
-        """
-        dataset = self._dataset
-        if seed is not None:
-            dataset = dataset.shuffle(seed=seed, buffer_size=buffer)
-        yield from _texts(dataset, self._field, self.name)
-
-    def documents(self, seed: int | None = None, buffer: int = 0) -> Iterator[Document]:
-        """These texts as documents: what is not UTF-8 replaced, as in files, and the empty ones passed over."""
-        return ((without_mark(mended(text).encode()),) for text in self.texts(seed, buffer) if text)
-
-
-def _opened(
-    name: str, place: str, config: str | None = None, split: str | None = None, *, is_saved: bool = False
-) -> _Dataset:
-    """The split to train on where there are several: "train", or the only one. Raises `DataError`."""
-    datasets = optional("datasets", "data")  # not earlier: it takes a second, and most nodes need none of it
-    try:
-        if is_saved:
-            opened = datasets.load_from_disk(place)
-        else:
-            opened = datasets.load_dataset(place, config, split=split, streaming=True)
-    except Exception as error:  # noqa: BLE001  the library raises a dozen kinds, and others with each version
-        raise DataError(
-            f"Cannot read the dataset {name!r} ({_reason(error)}). Check its name (hub:NAME:CONFIG:SPLIT) and "
-            "the connection, or name files on this machine with --data."
-        ) from None
-    splits: Mapping[str, _Dataset] = opened if isinstance(opened, Mapping) else {_WANTED_SPLIT: opened}
-    return _train_of(splits, name, f"Name one: --data {HUB}{name}::SPLIT.")
-
-
-def _train_of(splits: Mapping[str, _Part], name: str, advice: str) -> _Part:
-    found = splits.get(_WANTED_SPLIT)
-    if found is None and len(splits) == 1:
-        (found,) = splits.values()
-    if found is None:
-        raise DataError(
-            f"The dataset {name!r} has no split 'train', but {', '.join(map(str, splits)) or 'none'}. {advice}"
-        )
-    return found
-
-
-def _texts(dataset: _Dataset, field: str, name: str) -> Iterator[str | None]:
-    for example in _examples(dataset, name):
-        if field not in example:
-            raise DataError(f"The dataset {name!r} has no column {field!r}. {choice(example)}")
-        yield checked(example[field], field, f"The dataset {name!r}")
-
-
-def _examples(dataset: _Dataset, name: str) -> Iterator[Mapping[str, object]]:
-    try:
-        yield from dataset
-    except Exception as error:  # noqa: BLE001  as above: damaged files, broken connections
-        raise DataError(
-            f"The dataset {name!r} broke off while it was read ({_reason(error)}). Check files and connection."
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from node.data.contents import without_mark
-from node.data.sources import HUB
+from node.data.hub import HUB
 from node.machine.home import at_home
 from node.machine.limits import optional
 from protocol.errors import MissingPackage, TokenizerError

@@ -86,7 +86,7 @@ def test_the_daemon_and_the_local_swarm_start_without_them() -> None:
         (
             "datasets",
             "data",
-            "from node.data.sources import HubStream; HubStream('some/name', 'text')",
+            "from node.data.hub import HubStream; HubStream('some/name', 'text')",
         ),
     ],
 )

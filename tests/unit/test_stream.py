@@ -11,8 +11,8 @@ import pytest
 
 from node.data.batches import TOKENISED_AT_ONCE, Position, TokenisingTally, TrainingData
 from node.data.documents import Split, StreamedDocuments
+from node.data.hub import HubStream
 from node.data.opening import DataPlan, open_data
-from node.data.sources import HubStream
 from node.data.tokenizer import ByteTokenizer
 from protocol.errors import DataError
 from tests.swarm.micro import micro_manifest

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from node.config import NodeConfig
 from node.data.documents import Split, stored_documents
+from node.data.hub import HubStream
 from node.data.rows import json_texts, mended
-from node.data.sources import DEFAULT_FIELD, HubStream, documents_in, places_of
+from node.data.sources import DEFAULT_FIELD, documents_in, places_of
 from protocol.errors import DataError
 from tests.unit.corpora import made_up, zstd
 
