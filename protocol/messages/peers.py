@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
 from protocol.messages import (
@@ -96,6 +96,9 @@ class LossTrend(NamedTuple):
 class NodeStats(Message, kind="node-stats"):
     """What a node tells of itself on request: the numbers of `noloco status` and of the summary."""
 
+    model_config = ConfigDict(
+        frozen=True, extra="ignore"
+    )  # a later version may say more, and is watched all the same
     stage: Natural
     state: ShortText
     step: Natural

@@ -140,3 +140,8 @@ def test_those_that_answer_are_seen_among_any_number_of_claims(crowd: list[Sight
     rows = {row["id"] for row in board.rows()}
     assert rows >= {sighting.member.peer for sighting in honest}
     assert len(rows) == MOST_MEMBERS
+
+
+def test_a_node_of_a_later_version_that_tells_more_is_watched_all_the_same() -> None:
+    stats = NodeStats(stage=1, state="serving", step=7, round=1)
+    assert NodeStats.parsed(stats.model_dump() | {"told by version 2": [1, 2, {"x": 3}]}) == stats
