@@ -54,15 +54,16 @@ def swarm(steps: int, device: str) -> float:
             "--device", device,
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        # from each stage-0 node's events: tokens between its 20th and its last step, start-up left out
-        rate = 0.0
-        manifest = load_preset("tiny")
-        for events in Path(directory, "run").glob("s0r*/events.jsonl"):
-            times = [
-                e["time"] for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "step"
-            ]
-            tokens = (len(times) - 20) * manifest.inner.microbatches * manifest.tokens_per_microbatch
-            rate += tokens / (times[-1] - times[19])
+        return rate_of(Path(directory, "run"))
+
+
+def rate_of(directory: Path) -> float:
+    """Tokens per second of a local swarm: of each stage-0 node's events, between its 20th and its last step."""
+    rate, manifest = 0.0, load_preset("tiny")
+    for events in directory.glob("s0r*/events.jsonl"):
+        steps = [e for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "step"]
+        tokens = (len(steps) - 20) * manifest.inner.microbatches * manifest.tokens_per_microbatch
+        rate += tokens / (steps[-1]["time"] - steps[19]["time"])
     return rate
 
 

@@ -24,6 +24,7 @@ VIRTUAL = (
 )  # measure nothing of this machine
 QUICK = ("codecs", "latency", "pairing", "placement")  # the others are marked as long
 PROMISED: dict[str, tuple[str, ...]] = {
+    "watching": ("one_viewer", "two_viewers"),
     "agreement": ("real_minus_simulated",),
     "choices": ("alike_4", "slower_16"),
     "codecs": ("bf16_encode_vs_clone", "int8_encode_vs_clone", "eden4_decode_vs_clone"),
