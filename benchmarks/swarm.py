@@ -58,13 +58,17 @@ def swarm(steps: int, device: str) -> float:
 
 
 def rate_of(directory: Path) -> float:
-    """Tokens per second of a local swarm: of each stage-0 node's events, between its 20th and its last step."""
-    rate, manifest = 0.0, load_preset("tiny")
-    for events in directory.glob("s0r*/events.jsonl"):
-        steps = [e for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "step"]
-        tokens = (len(steps) - 20) * manifest.inner.microbatches * manifest.tokens_per_microbatch
-        rate += tokens / (steps[-1]["time"] - steps[19]["time"])
-    return rate
+    """Tokens per second that a local swarm trains while all of its stage-0 nodes do, from 20 steps of each on.
+
+    A node that trains on alone, when others have finished, has the cores for itself.
+    """
+    manifest, steps = load_preset("tiny"), list[list[float]]()
+    for file in directory.glob("s0r*/events.jsonl"):
+        events = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        steps.append([event["time"] for event in events if event["event"] == "step"])
+    first, last = max(times[19] for times in steps), min(times[-1] for times in steps)
+    done = sum(first < time <= last for times in steps for time in times)
+    return done * manifest.inner.microbatches * manifest.tokens_per_microbatch / (last - first)
 
 
 def main() -> None:
