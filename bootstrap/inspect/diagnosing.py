@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -101,7 +101,9 @@ def _machine(state_dir: Path) -> dict[str, Any]:
         "memory_left": host_room().free,
         "disk_left": shutil.disk_usage(place).free,
         "gpus": gpus,
-        "set": sorted(name for name in os.environ if name.startswith(("NOLOCO_", "OMP_"))),  # not to what
+        "environment": sorted(
+            name for name in os.environ if name.startswith(("NOLOCO_", "OMP_"))
+        ),  # not to what
     }
 
 
@@ -121,7 +123,8 @@ def _manifest(state: StateDirectory) -> Any:
     return "none kept" if signed is None else signed.manifest.model_dump(mode="json")
 
 
-def _or_why(ask: Any) -> Any:
+def _or_why(ask: Callable[[], Any]) -> Any:
+    """What it returns, or a sentence why it cannot."""
     try:
         return ask()
     except (NolocoError, Unwell, OSError, ValueError) as problem:

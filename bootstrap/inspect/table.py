@@ -14,10 +14,9 @@ from rich.text import Text
 
 from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.verdict import Seen, tokens_per_second
+from bootstrap.inspect.verdict import Seen, tokens_per_second, word
 from node.links.links import median_round_trip
 from node.machine.devices import GB
-from protocol.errors import legible
 from protocol.messages.peers import NodeStats
 from protocol.transport.base import PeerId
 
@@ -62,7 +61,6 @@ def tokens_trained(sightings: Sequence[Sighting]) -> int:
 PICTURE_WIDTH = 110
 NARROW = 100  # columns: in less, those of `DETAILS` have no room
 WIDE = 140  # with room for the devices' columns, and the width of what is no terminal
-MOST_NAME = 20  # letters of a device's, or a state's
 MOST_ROWS = 1_000
 LEAST_WIDTHS = {"node": 4, "stage": 5, "state": 7, "step": 4}  # cut last on a narrow terminal
 PLAIN_LINE_SECONDS = 3.0
@@ -173,11 +171,6 @@ def _row(sighting: Sighting, names: Mapping[PeerId, str]) -> list[str]:
     speed = [f"{stats.tokens_per_second:,.0f}", percent(stats.recent_compute_fraction), _lag(stats)]
     pairs = [partner if stats.round else "", str(stats.pair_averagings), str(stats.resends)]
     return [*progress, _number(stats.loss, 3), *speed, *pairs]
-
-
-def word(told: str) -> str:
-    """What a stranger wrote in place of a word or two, for one line of a terminal."""
-    return " ".join(legible(told).split())[:MOST_NAME]
 
 
 def _device(stats: NodeStats | None) -> list[str]:

@@ -26,7 +26,8 @@ SPREAD_BAND = (1 / 3, 3.0)
 MOST_TIMES = 1e6  # the theory's spread, as far as it is told
 ENOUGH_ROUNDS = 8  # before that an estimate rests on fewer meetings, and says nothing yet
 CLOCK_APART, LEAST_CLOCKS = 5.0, 2  # seconds, of which an answer may take some; clocks beside the observer's
-MOST_VERSIONS, MOST_VERSION = 5, 20  # that are named, and letters of one
+MOST_VERSIONS = 5  # that are named
+MOST_LETTERS = 20  # of a word that a stranger wrote
 LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
 MEDIAN_ERROR = 1.25  # of a median of normal numbers, in times that of their mean
 LEAST_RISE = 0.005  # of the loss: less is nothing to worry about
@@ -231,10 +232,15 @@ def _versions(seen: Seen) -> list[Finding]:
     return [Finding(Severity.WARNING, "old-version", sentence)]
 
 
+def word(told: str) -> str:
+    """What a stranger wrote in place of a word or two, for one line of a terminal."""
+    return " ".join(legible(told).split())[:MOST_LETTERS]
+
+
 def versions_told(versions: Iterable[str]) -> str:
     """Those that name one, in order, for people: what a stranger wrote is legible and short, and few are named."""
     known = sorted({version for version in versions if version}, key=_in_order)
-    names = [" ".join(legible(version).split())[:MOST_VERSION] for version in known[:MOST_VERSIONS]]
+    names = [word(version) for version in known[:MOST_VERSIONS]]
     return ", ".join([*names, "…"] if len(known) > MOST_VERSIONS else names)
 
 

@@ -258,7 +258,7 @@ class Replica:
     def pieces(self) -> int:
         return -(-self.parameters // PIECE_PARAMETERS)
 
-    def in_goes(self, indices: Sequence[int]) -> list[Sequence[int]]:
+    def in_groups(self, indices: Sequence[int]) -> list[Sequence[int]]:
         """Pieces that follow one another in groups that are worked on together: on a GPU, several."""
         size = PIECES_AT_ONCE if self.steps_at_once else 1
         return [indices[first : first + size] for first in range(0, len(indices), size)]

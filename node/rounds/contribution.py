@@ -157,7 +157,8 @@ class IncomingUpdate:
         z = own.contribution(bounds := own.bounds_of(indices))
         half = torch.empty(len(z))
         self.read(indices[0], bounds, half)
-        return [(distance_of(half.to(z.device), z / 2).cpu() * 2, torch.zeros(-(-len(z) // BLOCK)) > 0)]
+        unread = torch.zeros(-(-len(z) // BLOCK), dtype=torch.bool)
+        return [(distance_of(half.to(z.device), z / 2).cpu() * 2, unread)]
 
     def _read_near(
         self, indices: Sequence[int], came: Sequence[Encoded], own: Replica, pair: str
@@ -228,7 +229,7 @@ class OutgoingUpdate:
         carry the values.
         """
         if self._codecs[part] in BITS:
-            return [[sent] for go in self._replica.in_goes(indices) for sent in self._encode_near(go)]
+            return [[sent] for group in self._replica.in_groups(indices) for sent in self._encode_near(group)]
         return [self._encode(part, index) for index in indices]
 
     def encode_soon(self, part: Part, indices: Sequence[int]) -> PendingResult[list[list[Encoded]]]:

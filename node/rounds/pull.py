@@ -77,7 +77,7 @@ class Pull:
             self._offer.add_with_losses(index, total[bounds], -0.5)
         for bounds in large:
             values[bounds].add_(room[: len(total[bounds])].copy_(total[bounds]))
-        for indices in self._replica.in_goes(range(self._replica.pieces)):
+        for indices in self._replica.in_groups(range(self._replica.pieces)):
             self._offer.add_near(indices, values[self._replica.bounds_of(indices)], -0.5)
         self._leave(values, slice(0, len(values)))
         self.sample.copy_(sampled(values))

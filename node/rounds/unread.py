@@ -27,7 +27,11 @@ class Reading:
 @torch.no_grad()
 def read_piece_by_piece(partners: IncomingUpdate, own: Replica, pair: str) -> Reading:
     """All pieces of the partner's z, which must be there; on the compute thread, when the own z is what was sent."""
-    pieces = [found for go in own.in_goes(range(own.pieces)) for found in partners.read_beside(go, own, pair)]
+    pieces = [
+        found
+        for group in own.in_groups(range(own.pieces))
+        for found in partners.read_beside(group, own, pair)
+    ]
     return Reading(torch.cat([found for found, _ in pieces]), torch.cat([unread for _, unread in pieces]))
 
 

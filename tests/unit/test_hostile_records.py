@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bootstrap.dashboard.board import MOST_MEMBERS, Board, facts_of
 from bootstrap.dashboard.metrics import exposition
-from bootstrap.dashboard.recalling import recalled
+from bootstrap.dashboard.recalling import LONGEST, recalled
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.status import RunStatus, as_json, shown
@@ -98,12 +98,17 @@ def test_no_answer_breaks_status_page_or_metrics(told: list[dict[str, Any]], sta
     exposition(board)
 
 
-@given(
-    st.lists(st.builds(HistoryPoint, SIGNED, st.just(0), COUNTS, NUMBERS, SIGNED, SIGNED, SIGNED), max_size=4)
-)
+NOW = 1.7e9
+TIMES = SIGNED | st.sampled_from([NOW - 1e6, NOW - 10.0, NOW - 1e-6])
+POINTS = st.builds(HistoryPoint, TIMES, st.just(0), COUNTS, NUMBERS, SIGNED, SIGNED, SIGNED)
+
+
+@given(st.lists(POINTS, max_size=4))
 def test_no_history_breaks_the_curves(points: list[HistoryPoint]) -> None:
     histories = {PeerId(f"peer {number}"): History(points=points).points for number in range(2)}
-    json.dumps(recalled(histories, 1e9), allow_nan=False)
+    curves = recalled(histories, NOW)
+    assert bool(curves) == any(NOW - LONGEST < point.time < NOW for point in points)
+    json.dumps(curves, allow_nan=False)  # raises for what no page can read
 
 
 def test_markup_is_shown_as_it_is() -> None:
