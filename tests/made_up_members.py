@@ -30,7 +30,7 @@ MOST_TOLD = 6  # peers that one sends to
 
 
 class MadeUpMember:
-    """Mutable state: since when it "trains". Its numbers follow from the clock."""
+    """Mutable state: since when it "trains", and how often it was asked. Its numbers follow from the clock."""
 
     def __init__(self, swarm: MadeUpSwarm, number: int) -> None:
         self.swarm, self.number = swarm, number
@@ -39,6 +39,7 @@ class MadeUpMember:
         self.rpc = Rpc(self.transport)
         self.rng = random.Random(number)
         self.state: State = "serving"
+        self.asked = 0
 
     @property
     def peer(self) -> PeerId:
@@ -66,6 +67,7 @@ class MadeUpMember:
         await self.transport.put(stage_key(self.swarm.run_id, self.stage), record.to_bytes(), lifetime, 5.0)
 
     async def _on_stats(self, request: Request[GetStats]) -> Answer[NodeStats]:
+        self.asked += 1
         return Answer(self.stats())
 
     async def _on_history(self, request: Request[GetHistory]) -> Answer[History]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from bootstrap.dashboard.board import Board
@@ -22,6 +23,7 @@ from protocol.transport.base import PeerId
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+IDLE_SECONDS = 10.0  # between two looks while nobody watches
 ASKED_EACH_LOOK = (
     120  # of a swarm of thousands each is asked every ten seconds or so: a thirtieth of a core of theirs
 )
@@ -30,7 +32,7 @@ ANSWER_DEADLINE = 3.0
 HISTORY_DEADLINE = 10.0
 MOST_HISTORIES = 128  # members that are asked for theirs, of 15 kB each
 RECORD_SECONDS = 5.0  # between two readings of the records
-SOON_SECONDS = 2.0  # the same while there are `FEW` members at most: whoever joins waits to see itself
+SOON_SECONDS = 3.0  # the same while there are `FEW` members at most: whoever joins waits to see itself
 FEW = 64
 STAGES_AT_ONCE = 8
 SILENCES = 2  # requests without an answer that make a member "silent"; one may be lost
@@ -40,6 +42,35 @@ def pause_between_reads(members: int, lifetime: float) -> float:
     """Seconds, by the members that are known and their records' lifetime: soon again while it costs little."""
     pause = RECORD_SECONDS if members > FEW else SOON_SECONDS if members else LOOK_SECONDS
     return min(pause, lifetime / 3)
+
+
+class Audience:
+    """Whether somebody watches a board: only then are members asked often. Mutable state: how many do."""
+
+    def __init__(self, watchers: int = 0) -> None:
+        self._watchers = watchers
+        self._somebody = asyncio.Event()
+        if watchers:
+            self._somebody.set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """One more watches while the block runs."""
+        self._watchers += 1
+        self._somebody.set()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self._somebody.clear()
+
+    async def rest(self, watched: float, idle: float) -> None:
+        """Wait `watched` seconds; while nobody watches, `idle`, or until somebody comes."""
+        await asyncio.sleep(watched)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(idle - watched):
+                await self._somebody.wait()
 
 
 @dataclass
@@ -59,13 +90,15 @@ class Collector:
     """Mutable state: the members known, and what each of them was asked.
 
     Records are read through the observer's transport. A member that does not answer is shown by its record until
-    that runs out. Nothing is asked of anybody more often than every `LOOK_SECONDS`.
+    that runs out. Nothing is asked of anybody more often than every `LOOK_SECONDS`, nor than every `IDLE_SECONDS`
+    while the `audience` is empty.
     """
 
-    def __init__(self, observer: Observer, board: Board, supervisor: Supervisor) -> None:
+    def __init__(self, observer: Observer, board: Board, supervisor: Supervisor, audience: Audience) -> None:
         self._observer = observer
         self._board = board
         self._supervisor = supervisor
+        self._audience = audience
         self._asked: dict[PeerId, _Asked] = {}
         self._members: dict[PeerId, Member] = {}
         self._began = observer.transport.now()
@@ -81,7 +114,8 @@ class Collector:
         lifetime = self._observer.manifest.limits.record_lifetime
         while True:
             await self.read()
-            await asyncio.sleep(pause_between_reads(len(self._members), lifetime))
+            pause = pause_between_reads(len(self._members), lifetime)
+            await self._audience.rest(pause, min(IDLE_SECONDS, lifetime / 3) if self._members else pause)
 
     async def read(self) -> None:
         """Bring the members up to date with the records. Takes a DHT deadline for some stages together at most."""
@@ -122,6 +156,7 @@ class Collector:
                 self._heard_more = False
             self._board.conclude(self._observer.transport.now())
             self._voice.note(self._board.findings)
+            await self._audience.rest(0.0, IDLE_SECONDS - LOOK_SECONDS)
 
     def ask(self) -> None:
         """Ask those whose turn it is, in the background."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bootstrap.dashboard.board import Board, facts_of
-from bootstrap.dashboard.collector import Collector
+from bootstrap.dashboard.collector import Audience, Collector
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Observer, visit
 from node.dashboard_process import PACKAGES
@@ -20,11 +20,14 @@ from protocol.supervision import Supervisor
 
 
 @asynccontextmanager
-async def watched(observer: Observer) -> AsyncIterator[Board]:
-    """The board of the run that `observer` visits, kept up to date while the block runs."""
+async def watched(observer: Observer, audience: Audience | None = None) -> AsyncIterator[Board]:
+    """The board of the run that `observer` visits, kept up to date while the block runs.
+
+    Without an `audience` somebody watches all the time.
+    """
     board = Board(facts_of(observer.manifest, observer.signed.run_id), Wording(observer.manifest.stages))
     supervisor = Supervisor()
-    collector = Collector(observer, board, supervisor)
+    collector = Collector(observer, board, supervisor, audience or Audience(watchers=1))
     collector.start()
     try:
         yield board
@@ -45,8 +48,9 @@ async def show_at(listening: socket.socket, join: Sequence[str]) -> None:
     """The same at a socket that listens already. Raises `JoinError` when nobody answers."""
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
-    async with visit(join) as observer, watched(observer) as board:
-        await _show(board, listening, leaving, is_replay=False)
+    audience = Audience()
+    async with visit(join) as observer, watched(observer, audience) as board:
+        await _show(board, listening, leaving, audience)
 
 
 async def replay(files: Sequence[Path], host: str, port: int) -> None:
@@ -56,7 +60,7 @@ async def replay(files: Sequence[Path], host: str, port: int) -> None:
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     with _listening(host, port) as listening:
-        await _show(board_of(files), listening, leaving, is_replay=True)
+        await _show(board_of(files), listening, leaving)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -65,11 +69,14 @@ def _listening(host: str, port: int) -> socket.socket:
     return listen_at(host, port, "--listen")
 
 
-async def _show(board: Board, listening: socket.socket, leaving: asyncio.Event, *, is_replay: bool) -> None:
+async def _show(
+    board: Board, listening: socket.socket, leaving: asyncio.Event, audience: Audience | None = None
+) -> None:
+    """A run that is over has no `audience`: it asks nobody."""
     from bootstrap.dashboard.server import Pages, serve
 
     host = listening.getsockname()[0]
     print(f"Dashboard of run '{board.run['name']}': {address_of(listening)}", flush=True)
     if not is_for_this_machine_alone(host):
         print(OPEN_TO_ALL, flush=True)
-    await serve(Pages(board, is_replay), listening, leaving)
+    await serve(Pages(board, audience or Audience(), is_replay=audience is None), listening, leaving)

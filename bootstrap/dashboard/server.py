@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bootstrap.dashboard.board import Board
+from bootstrap.dashboard.collector import Audience
 from bootstrap.dashboard.link_matrix import matrix_of
 from bootstrap.dashboard.metrics import exposition
 from bootstrap.inspect.verdict import in_a_word
@@ -56,11 +57,19 @@ HEADERS = {
 
 
 class Pages:
-    """What is answered. Mutable state: how many streams are open, and whether they are to end."""
+    """What is answered. Mutable state: how many streams are open, what was told last, and whether they are to end."""
 
-    def __init__(self, board: Board, is_replay: bool = False, now: Callable[[], float] = time.time) -> None:
-        """`now` is the wall clock that the board goes by."""
+    def __init__(
+        self,
+        board: Board,
+        audience: Audience | None = None,
+        is_replay: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`now` is the wall clock that the board goes by; who watches is told to the `audience`."""
         self._board = board
+        self._audience = audience or Audience()
+        self._told: tuple[int, int, str] | None = None  # from which version, to which, and the change as JSON
         self._now = now
         self._is_replay = is_replay
         self._life = secrets.token_hex(4)  # versions of another process are no versions of this one
@@ -115,20 +124,28 @@ class Pages:
 
     async def _changes(self, since: int) -> AsyncIterator[str]:
         self._readers += 1
-        quiet = 0.0
+        loop, quiet = asyncio.get_running_loop(), 0.0
         try:
-            while not self.closing.is_set():
-                if self._board.version != since:
-                    change = self._board.change_since(since)
-                    since, quiet = change["version"], 0.0
-                    yield f"id: {self.cursor(since)}\ndata: {_packed(change)}\n\n"
-                elif quiet >= SILENCE_SECONDS:
-                    quiet = 0.0
-                    yield ": still here\n\n"
-                await asyncio.sleep(UPDATE_SECONDS)
-                quiet += UPDATE_SECONDS
+            with self._audience.watching():
+                while not self.closing.is_set():
+                    if self._board.version != since:
+                        change, since, quiet = self._change(since), self._board.version, 0.0
+                        yield f"id: {self.cursor(since)}\ndata: {change}\n\n"
+                    elif quiet >= SILENCE_SECONDS:
+                        quiet = 0.0
+                        yield ": still here\n\n"
+                    # all at the same moments, so that what is new is put into words once
+                    await asyncio.sleep(UPDATE_SECONDS - loop.time() % UPDATE_SECONDS)
+                    quiet += UPDATE_SECONDS
         finally:
             self._readers -= 1
+
+    def _change(self, since: int) -> str:
+        """What came after a version, as JSON."""
+        if self._told is None or self._told[:2] != (since, self._board.version):
+            change = self._board.change_since(since)
+            self._told = since, change["version"], _packed(change)
+        return self._told[2]
 
     async def picture(self, request: Request) -> Response:
         """The run as it was at ?time=, wall clock."""

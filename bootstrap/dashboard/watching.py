@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.dashboard.board import Board, Point
+from bootstrap.dashboard.collector import IDLE_SECONDS, Audience
 from bootstrap.dashboard.running import watched
 from bootstrap.display import writing
 from bootstrap.inspect.observer import visit
@@ -49,7 +50,9 @@ async def follow(join: Sequence[str], destinations: Destinations, seconds: float
     on_interrupt(lambda _: leaving.set())
     with ExitStack() as open_:
         writers = [open_.enter_context(writer) for writer in _writers(destinations)]
-        async with visit(join) as observer, watched(observer) as board:
+        # looked at as often as a page that nobody watches, or as points are written, if that is more often
+        audience = Audience(watchers=1 if seconds < IDLE_SECONDS else 0)
+        async with visit(join) as observer, watched(observer, audience) as board:
             print(
                 f"Following run '{board.run['name']}' every {seconds:g} s. Ctrl-C stops it; the run goes on.",
                 flush=True,

@@ -53,7 +53,15 @@ class Libp2pConfig:
 class P2pd:
     """One running p2pd. `P2pd.start` makes it; `exited` tells when it is gone; `stop` ends it."""
 
-    def __init__(self, p2p: P2P, directory: Path, supervisor: Supervisor, meter: Meter = UNMETERED) -> None:
+    def __init__(
+        self,
+        p2p: P2P,
+        directory: Path,
+        supervisor: Supervisor,
+        meter: Meter = UNMETERED,
+        is_counted: bool = True,
+    ) -> None:
+        """Unless it `is_counted`, the meter knows only what streams carry."""
         self.p2p = p2p  # hivemind's handle, which its DHT needs
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]), meter)
@@ -63,8 +71,9 @@ class P2pd:
         stops = "p2pd stands still once its output is full."
         supervisor.keep("reading what p2pd says", self._read_output, stops)
         self._meter = meter
-        stops = "What p2pd sends and receives besides is estimated."
-        supervisor.keep("counting what p2pd sends and receives", self._count, stops)
+        if is_counted:
+            stops = "What p2pd sends and receives besides is estimated."
+            supervisor.keep("counting what p2pd sends and receives", self._count, stops)
 
     @classmethod
     async def start(
@@ -124,7 +133,9 @@ class P2pd:
             if isinstance(error, P2PDaemonError | OSError | EOFError | ValueError | TimeoutError):
                 raise _start_failure(error, config) from error
             raise
-        return cls(p2p, directory, supervisor, meter)
+        return cls(
+            p2p, directory, supervisor, meter, is_counted=not config.client_only
+        )  # visitors have no limits
 
     async def exited(self) -> str:
         """Wait for the process to end; says how it ended, for the log.

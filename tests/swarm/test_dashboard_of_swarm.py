@@ -101,7 +101,7 @@ def test_a_node_that_joins_is_not_said_to_be_silent() -> None:
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_who_joins_has_a_row_soon_after_its_record_whether_it_answers_or_not(answers: bool) -> None:
-    """Two seconds until records are read, and their search: three of the five that a person is promised."""
+    """Three seconds until records are read, and their search: four of the five that a person is promised."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ def test_who_joins_has_a_row_soon_after_its_record_whether_it_answers_or_not(ans
                 await asyncio.sleep(7.0 + 0.173 * number)  # at another moment between two looks each time
                 member = await _joined(swarm, number, answers)
                 announced = loop.time()
-                await until(lambda peer=member.peer: any(row["id"] == peer for row in board.rows()), 3.0)
+                await until(lambda peer=member.peer: any(row["id"] == peer for row in board.rows()), 4.0)
                 assert loop.time() - announced < SOON_SECONDS + 0.5
                 if answers:
                     await until(
