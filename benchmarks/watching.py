@@ -113,10 +113,11 @@ def steps_of(directory: Path) -> list[float]:
 
 
 def ratios_of(steps: Sequence[float], windows: Sequence[Window]) -> list[float]:
+    """Steps per second while it is watched by those while it is not, of each two neighbouring windows."""
     whole = [window for window in windows if steps[0] <= window.begin and window.end <= steps[-1]]
     rates = [sum(w.begin < step <= w.end for step in steps) / (w.end - w.begin) for w in whole]
     found = []
-    for i in range(0, len(whole) - 1, 2):
+    for i in range(2, len(whole) - 1, 2):  # in the first two the nodes have just begun
         pair = {whole[j].is_watched: rates[j] for j in (i, i + 1)}
         if min(pair.values()) > 0:
             found.append(pair[True] / pair[False])
@@ -125,8 +126,8 @@ def ratios_of(steps: Sequence[float], windows: Sequence[Window]) -> list[float]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--window", type=float, default=8.0, help="seconds")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--window", type=float, default=3.0, help="seconds")
     parser.add_argument("--viewers", type=int, nargs="+", default=[1, 20], choices=sorted(NAMES))
     arguments = arguments_of(parser, steps=150, window=1.0, viewers=[1, 2])
     report = Report("watching", arguments.json)
