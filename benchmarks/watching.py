@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--window", type=float, default=3.0, help="seconds")
     parser.add_argument("--viewers", type=int, nargs="+", default=[1, 20], choices=sorted(NAMES))
-    arguments = arguments_of(parser, steps=150, window=1.0, viewers=[1, 2])
+    arguments = arguments_of(parser, steps=80, window=0.5, viewers=[1, 2])
     report = Report("watching", arguments.json)
     ratios, results = dict[str, float](), []
     for viewers in arguments.viewers:
