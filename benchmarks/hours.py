@@ -40,9 +40,9 @@ from node.data.batches import TrainingData
 from node.model.compute import Priority
 from node.state import transfer
 from protocol import channel
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
-from protocol.transport.base import PeerId
 from protocol.transport.memory_link import BULK_BYTES, Link
 from protocol.transport.memory_stream import StreamLimits
 from protocol.transport.virtual_time import run_virtual

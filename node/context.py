@@ -20,11 +20,12 @@ from node.watch.events import Events, finite
 from node.watch.loss_history import LossHistory
 from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import MOST_TOLD_PEERS, HistoryPoint, NodeStats
 from protocol.rpc import Rpc
 from protocol.supervision import Supervisor
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import Transport
 from protocol.version import own_version
 
 RATE_STEPS = 20  # inner steps over which tokens per second are measured

@@ -15,7 +15,7 @@ from node.model.state_directory import Checkpoint
 from node.state.checkpoints import Checkpoints
 from node.trainer import Trainer
 from protocol.errors import CheckpointError, JoinError
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them

@@ -12,9 +12,9 @@ from node.links.probing import ProbeAllowance, Visitor, probe_digest
 from node.membership.discovery import read_stage
 from node.membership.view import View
 from protocol.errors import NolocoError, Refused
+from protocol.ground import PeerId
 from protocol.messages.peers import Probe, Probed
 from protocol.rpc import Answer, Request, Traffic
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

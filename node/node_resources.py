@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from node.config import NodeConfig
 from node.giving.ledger import ContributionLedger
@@ -18,6 +17,7 @@ from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica
 from node.model.state_directory import StateDirectory
+from node.telling import Teller
 from node.watch.events import Events
 from node.watch.history import Thinned
 from node.watch.trace import NO_TRACE, Trace
@@ -28,9 +28,6 @@ from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
-
-if TYPE_CHECKING:
-    from node.telling import Teller
 
 HISTORY_SECONDS = 10.0  # between two points of it, at first
 CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short

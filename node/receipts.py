@@ -8,10 +8,10 @@ import logging
 from node.giving.ledger import ContributionLedger
 from node.node_resources import NodeResources
 from protocol.errors import NolocoError, Refused, StateError
+from protocol.ground import PeerId
 from protocol.messages.peers import MOST_RECEIPTS, GetReceipts, ReceiptList, SignReceipt
 from protocol.rpc import Answer, Request
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

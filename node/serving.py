@@ -38,8 +38,8 @@ from node.watch.phases import Phases
 from node.watch.time_use import TimeUse
 from node.watch.trace import NO_TRACE, TraceFile
 from protocol.errors import NolocoError, UserError
+from protocol.ground import PeerId
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from protocol.transport.ports import port_is_free
 

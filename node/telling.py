@@ -6,16 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from node.config import NodeConfig, arguments_of
-from node.context import Throughput, use_of_device
+from node.context import Context, Throughput, use_of_device
+from node.model.replica import Replica
 from node.model.state_directory import StateDirectory
-from node.service import Service
 from node.watch.panel import LivePanel
 from node.watch.phases import Phases
 from node.watch.pulse import Pulse, farewell, sentence
 from node.watch.time_use import TimeUse
 from node.watch.trace import Track
+from protocol.announcement import State
 from protocol.errors import StateError
 
 logger = logging.getLogger("noloco")
@@ -23,6 +25,19 @@ logger = logging.getLogger("noloco")
 LOOK_SECONDS = 1.0
 LINE_SECONDS = 30.0
 SAVE_SECONDS = 60.0  # between two times that the tokens given are written down
+
+
+class Served(Protocol):
+    """What is told of a `node.service.Service`."""
+
+    @property
+    def context(self) -> Context: ...
+
+    @property
+    def replica(self) -> Replica: ...
+
+    @property
+    def public_state(self) -> State: ...
 
 
 class Teller:
@@ -45,7 +60,7 @@ class Teller:
         self._told = 0.0
         self._saved = 0.0
 
-    async def run(self, service: Callable[[], Service | None]) -> None:
+    async def run(self, service: Callable[[], Served | None]) -> None:
         """Look every second, for as long as the node lives."""
         now = asyncio.get_running_loop().time
         while True:
@@ -55,7 +70,7 @@ class Teller:
                 await asyncio.to_thread(self.save)
             await asyncio.sleep(LOOK_SECONDS)  # without the service, whose memory may be wanted meanwhile
 
-    def _looked(self, service: Service | None) -> bool:
+    def _looked(self, service: Served | None) -> bool:
         """Whether a stage is served now; if so, it was counted and told of."""
         if service is None:
             return False
@@ -64,7 +79,7 @@ class Teller:
             self._tell(service)
         return True
 
-    def count(self, service: Service) -> None:
+    def count(self, service: Served) -> None:
         """Add what was done since the last look; a stage has counts of its own."""
         throughput, round_ = service.context.throughput, service.replica.round
         of, tokens, rounds = self._of
@@ -74,7 +89,7 @@ class Teller:
         self._of = throughput, throughput.tokens, round_
         self._since = self._since or asyncio.get_running_loop().time()
 
-    def _tell(self, service: Service) -> None:
+    def _tell(self, service: Served) -> None:
         now = asyncio.get_running_loop().time()
         if service.public_state != "serving":
             return
@@ -88,7 +103,7 @@ class Teller:
             self._told = now
             logger.info(sentence(pulse))
 
-    def _pulse(self, service: Service, now: float) -> Pulse:
+    def _pulse(self, service: Served, now: float) -> Pulse:
         context, replica = service.context, service.replica
         counters, manifest = context.counters, context.manifest
         rate = context.throughput.tokens_per_second(now)
@@ -112,7 +127,7 @@ class Teller:
             device=use.name,
         )
 
-    def _seconds_left(self, service: Service, rate: float, now: float) -> float | None:
+    def _seconds_left(self, service: Served, rate: float, now: float) -> float | None:
         """Until the run is complete at this rate, or the volunteer's time is over; None when neither is known."""
         inner, tokens = service.context.manifest.inner, service.context.manifest.tokens_per_microbatch
         steps = max(0, inner.total_steps - service.replica.step)
@@ -126,7 +141,7 @@ class Teller:
         with suppress(StateError):
             self._state.save_given(self._before + self._tokens)
 
-    def end(self, service: Service | None, *, has_failed: bool = False) -> None:
+    def end(self, service: Served | None, *, has_failed: bool = False) -> None:
         """The last words, if the node has served at all; why it failed, and what to do, is told after them."""
         if service is not None:
             self.count(service)

@@ -15,8 +15,8 @@ from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
 from node.state.healing import Healing
 from protocol.errors import NolocoError, TransportDown
+from protocol.ground import PeerId
 from protocol.supervision import cancelled
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

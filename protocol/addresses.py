@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protocol.errors import RecordError, UserError
+from protocol.ground import PeerId
 from protocol.identity import public_key_of
-from protocol.transport.base import PeerId
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWEXAMPLE"
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from protocol.errors import RecordError
+from protocol.ground import PeerId
 from protocol.identity import public_key_of
 from protocol.peer_limits import PeerTable
 from protocol.revocations import Revocations, mark_of
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Credential
-from protocol.transport.base import PeerId
 
 MOST_SHOWN = 1 << 14  # peers whose credentials are kept
 _CHECKED = 4_096  # credentials whose signatures were checked

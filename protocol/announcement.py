@@ -16,8 +16,8 @@ import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
+from protocol.ground import Record
 from protocol.identity import BASE58
-from protocol.transport.base import Record
 
 PEER_CHARACTERS = 16  # the end of a peer id: 93 bits of its key, too many to look for one that ends alike
 MOST_PUBLISHED = 8  # links in a record, of some 45 bytes each

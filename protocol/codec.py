@@ -44,9 +44,9 @@ from torch import Tensor
 
 from protocol import eden, lattice
 from protocol.errors import CodecError
+from protocol.ground import Buffer
 from protocol.kernels import BLOCK, add_quantised, quantise
 from protocol.near_codecs import BITS
-from protocol.transport.base import Buffer
 
 if sys.byteorder != "little":
     raise ImportError("noloco-node sends tensors as little-endian bytes; this machine is big-endian.")

@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 
 from protocol.errors import NolocoError, legible
-from protocol.transport.base import PeerId, Stream, Transport
+from protocol.ground import PeerId
+from protocol.transport.base import Stream, Transport
 from protocol.version import own_version
 
 PROTOCOL = 1  # counted up when peers of the one before could not work with those of this one

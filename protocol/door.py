@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from protocol.admission import Admission
 from protocol.announcement import Announcement, record_key
 from protocol.errors import PeerUnreachable, RecordError, Refused
+from protocol.ground import PeerId
 from protocol.messages import Answer, Asker, Done, Request, Traffic
 from protocol.messages.peers import Introduce
 from protocol.peer_limits import Allowance, PeerTable, RequestLimiter
 from protocol.records import key_digest, open_record
-from protocol.transport.base import PeerId, Stream
+from protocol.transport.base import Stream
 
 STRANGER = "stranger"  # the refusal; whoever has a record introduces itself then
 VISITOR_BYTES = 64 * 1024  # of a request, beside the tokens of a microbatch

@@ -20,7 +20,8 @@ import torch
 
 from protocol.codec import Encoded, TensorSpec, as_read, decoded_bytes, describe, parse_spec
 from protocol.errors import WireError
-from protocol.transport.base import Buffer, PeerId, Stream
+from protocol.ground import Buffer, PeerId
+from protocol.transport.base import Stream
 
 MAGIC = b"NLC1"
 MAX_HEADER_BYTES = 256 * 1024

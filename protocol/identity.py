@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protocol.errors import RecordError, StateError
+from protocol.ground import PeerId
 from protocol.keeping import advice_for, create_whole
-from protocol.transport.base import PeerId
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # libp2p PublicKey protobuf {type: Ed25519, data: 32 bytes} behind an identity multihash of 36 bytes

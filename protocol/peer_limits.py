@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
-from protocol.transport.base import PeerId, Stream
+from protocol.ground import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,13 @@ class RequestLimiter:
         self.taken -= 1
 
 
+class Closable(Protocol):
+    """A stream that a request comes through."""
+
+    def close(self) -> None:
+        """Send what was written and end it."""
+
+
 class Inflow:
     """Room for the large requests of all peers together that are on their way here: a half one holds memory.
 
@@ -81,13 +88,13 @@ class Inflow:
 
     def __init__(self, most: int) -> None:
         self.most = most  # bytes; one larger request may come alone
-        self._coming: dict[Stream, tuple[int, float]] = {}
+        self._coming: dict[Closable, tuple[int, float]] = {}
 
     @property
     def taken(self) -> int:
         return sum(nbytes for nbytes, _ in self._coming.values())
 
-    async def enter(self, stream: Stream, nbytes: int) -> None:
+    async def enter(self, stream: Closable, nbytes: int) -> None:
         """Return when there is room for so much. What has come for `LONGEST_COMING` gives way: its stream ends."""
         clock = asyncio.get_running_loop().time
         while self._coming and self.taken + nbytes > self.most:
@@ -99,7 +106,7 @@ class Inflow:
             oldest.close()
         self._coming[stream] = nbytes, clock()
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: Closable) -> None:
         """It is here, or its stream has ended."""
         self._coming.pop(stream, None)
 

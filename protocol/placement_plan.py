@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from protocol.announcement import Number
 from protocol.errors import RecordError
+from protocol.ground import PeerId
 from protocol.identity import Identity, verify
 from protocol.records import CLOCK_SLACK
-from protocol.transport.base import PeerId
 
 MOST_PLANNED = 1024  # peers: 8 KiB of a record
 LONGEST = 24 * 3600.0  # seconds: links and volunteers change

@@ -15,8 +15,8 @@ import struct
 import msgpack
 
 from protocol.errors import RecordError
+from protocol.ground import PeerId, Record
 from protocol.identity import Identity, public_key_of, verify
-from protocol.transport.base import PeerId, Record
 
 MAX_RECORD_BYTES = 16 * 1024  # a replica's record takes about 1 KiB; the DHT is no place for bulk
 MAX_LIFETIME = 3600.0  # seconds; without a cap, one record could occupy its slot for years

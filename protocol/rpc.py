@@ -30,6 +30,7 @@ from protocol.errors import (
     legible,
 )
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
+from protocol.ground import PeerId
 from protocol.messages import Answer as Answer
 from protocol.messages import Asker, Asks, Done, Handler, Message, Status
 from protocol.messages import Request as Request
@@ -38,7 +39,7 @@ from protocol.messages.peers import Introduce
 from protocol.patience import Patience
 from protocol.peer_limits import INFLOW_FEWEST, LARGE, Bans, Inflow, PeerTable, RequestLimiter, places_for
 from protocol.supervision import Supervisor
-from protocol.transport.base import PeerId, Stream, Transport
+from protocol.transport.base import Stream, Transport
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from bootstrap.inspect.observer import Observer
 from protocol.announcement import PEER_CHARACTERS, Announcement, LinkReport, State, stage_key
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages.peers import (
@@ -21,7 +22,6 @@ from protocol.messages.peers import (
 )
 from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.base import PeerId
 from protocol.transport.memory import Link, MemoryNetwork, MemoryTransport, memory_address
 from protocol.version import own_version
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from protocol.errors import PeerUnreachable
-from protocol.transport.base import PeerId, Stream
+from protocol.ground import PeerId
+from protocol.transport.base import Stream
 from tests.transport_network import (
     DEADLINE,
     ECHO,

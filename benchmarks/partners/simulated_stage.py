@@ -19,7 +19,7 @@ from typing import Any, Literal
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import steps_of_round
 from node.rounds.pairing import Pairing
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 BUSY_SECONDS = 0.02  # as in node.rounds.matchmaker
 EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchange

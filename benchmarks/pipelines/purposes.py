@@ -11,8 +11,8 @@ from node.rounds.contribution import sample_stride
 from node.watch.trace import Trace
 from protocol.codec import nbytes_of
 from protocol.frames import FrameWatch
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
 SMALL = ("pairing", "questions")  # a handful of bytes each: these are counted
 PURPOSES = ("activations", "gradients", "rounds", *SMALL)

@@ -20,8 +20,8 @@ from bootstrap.simulation.learning import text_of
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.compute import Priority
+from protocol.ground import PeerId
 from protocol.manifest import Manifest, manifest_from
-from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Link
 from protocol.transport.virtual_time import run_virtual
 

@@ -21,8 +21,8 @@ from bootstrap.simulation.learning import loss_along, text_of
 from node.data.batches import Batch, Position, TrainingData
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
 from .attackers import Attack, Attacker
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from node.membership.discovery import read_stage
 from node.membership.view import Member, View
 from protocol.errors import NolocoError
+from protocol.ground import PeerId
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ from node.model.stage import described_parameters
 from node.watch.health import Report, health_served, report_of
 from protocol.admission import Admission
 from protocol.errors import ManifestError, RecordError, StateError, TokenError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset
 from protocol.revocations import Revocations
@@ -39,7 +40,7 @@ from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.tokens import Credential, Token
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.verdict import SPREAD_BAND, Finding, Severity
 from bootstrap.local.summary import TokenCount
 from node.watch.history import Thinned
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
 MOST_MEMBERS = 2_000
 MOST_POINTS = 2_000

@@ -16,9 +16,9 @@ from bootstrap.inspect.observer import Observer, Sighting
 from node.membership.discovery import read_stage
 from node.membership.view import Member
 from protocol.errors import NolocoError
+from protocol.ground import PeerId
 from protocol.messages.peers import GetHistory, GetStats, HistoryPoint, NodeStats
 from protocol.supervision import Supervisor, all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

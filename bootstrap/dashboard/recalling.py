@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from bootstrap.dashboard.board import Point
+from protocol.ground import PeerId
 from protocol.messages.peers import HistoryPoint
-from protocol.transport.base import PeerId
 
 MOST_RECALLED = 240  # points
 LONGEST = 3650 * 86_400.0  # seconds; who says that it is older has a wrong clock

@@ -20,9 +20,9 @@ from node.watch.events import before
 from node.watch.loss_history import LossHistory
 from protocol.announcement import Announcement, State
 from protocol.errors import ManifestError, StateError
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import NodeStats
-from protocol.transport.base import PeerId
 
 EVENTS = "events.jsonl"
 MOST_LINE = 64 * 1024  # bytes; a longer line is no event of a node

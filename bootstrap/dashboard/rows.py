@@ -10,8 +10,8 @@ from typing import TypedDict, get_args
 
 from bootstrap.inspect.observer import Sighting
 from protocol.announcement import State
+from protocol.ground import PeerId
 from protocol.messages.peers import NodeStats
-from protocol.transport.base import PeerId
 
 MOST_TARGETS = 8  # peers that a row names as those it sends to
 STATES = get_args(State)

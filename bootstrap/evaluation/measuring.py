@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from bootstrap.display import bars
-from bootstrap.export.export_cli import FACTS
+from bootstrap.export.order import FACTS
 from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_file, tokenizer_of_run
 from bootstrap.generation.exported import load_exported
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit
@@ -43,10 +43,10 @@ from protocol.errors import (
     Refused,
     TokenizerError,
 )
+from protocol.ground import PeerId
 from protocol.manifest import BYTES, Data, Manifest, manifest_from
 from protocol.messages.training import Evaluate, Evaluated
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

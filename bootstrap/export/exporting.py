@@ -20,7 +20,6 @@ from bootstrap.export.checkpoint import (
     weights_of,
     write_shards,
 )
-from bootstrap.export.export_cli import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
 from bootstrap.export.fetching import (
     Distrusted,
     RoundEnded,
@@ -32,6 +31,7 @@ from bootstrap.export.fetching import (
     fetch_stage,
 )
 from bootstrap.export.model_config import config_of
+from bootstrap.export.order import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
 from bootstrap.export.tokenizer import ModelTokenizer, fingerprint_of, tokenizer_file, tokenizer_of_run
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting, visit
@@ -39,8 +39,8 @@ from bootstrap.inspect.table import tokens_trained
 from node.machine.limits import size
 from node.model.stage import parameter_count
 from protocol.errors import JoinError, ResourceError, StateError
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
 SUMS = "SHA256SUMS"
 TRIES = 6  # to fetch a stage within a round of its replica

@@ -23,9 +23,9 @@ from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
 from node.state.witnesses import MOST_WITNESSES, DonatedPiece, Unlike, compared
 from protocol.errors import JoinError, NolocoError
+from protocol.ground import PeerId
 from protocol.messages.peers import GetStateIndex
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from bootstrap.export.tokenizer import ModelTokenizer
-from bootstrap.generation.generate_cli import Decoding
+from bootstrap.generation.decoding import Decoding
 from node.data.tokenizer_files import CONFIG, FILE_NAME, read_tokenizer
 from node.machine.limits import optional
 from protocol.errors import StateError

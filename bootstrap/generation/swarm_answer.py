@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import torch
 
-from bootstrap.generation.generate_cli import Decoding
+from bootstrap.generation.decoding import Decoding
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short
 from protocol.codec import encode
 from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreachable, Refused, WireError
+from protocol.ground import PeerId
 from protocol.messages.training import Predict
-from protocol.transport.base import PeerId
 
 FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
 

@@ -8,8 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_file, tokenizer_of_run
+from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
-from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.inspect.observer import visit
 from protocol.errors import DataError, legible

@@ -13,10 +13,10 @@ from rich.markup import escape
 from bootstrap.display import plain_table
 from bootstrap.inspect.observer import ASKED_AT_ONCE, Observer, Sighting, visit
 from protocol.errors import NolocoError
+from protocol.ground import PeerId
 from protocol.messages.peers import GetReceipts
 from protocol.receipts import Contribution, Receipt, added_up
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 DEADLINE = 10.0
 

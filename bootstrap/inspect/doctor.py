@@ -24,13 +24,13 @@ from node.membership.view import View
 from protocol.addresses import check_address, host_of, peer_id_in
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import ClockError, NolocoError, UserError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.peers import Hello, Introduce
 from protocol.records import seal_record
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 CONNECT_SECONDS = 5.0

@@ -18,8 +18,8 @@ from bootstrap.inspect.observer import Sighting, visit
 from node.model.stage import parameter_count
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.codec import nbytes_of
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
 Floats = NDArray[np.float64]
 

@@ -25,6 +25,7 @@ from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
 from protocol.codec import require_finite
 from protocol.errors import JoinError, NolocoError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.messages.peers import MOST_POSITIONS, GetStateSample, GetStats, NodeStats
@@ -32,7 +33,7 @@ from protocol.patience import Patience
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import Transport
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 logger = logging.getLogger(__name__)

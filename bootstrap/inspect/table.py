@@ -17,8 +17,8 @@ from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.verdict import Seen, tokens_per_second, word
 from node.links.links import median_round_trip
 from node.machine.devices import GB
+from protocol.ground import PeerId
 from protocol.messages.peers import NodeStats
-from protocol.transport.base import PeerId
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from bootstrap.evaluation.measuring import (
     measured,
     starting_loss,
 )
-from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_of_run
 from bootstrap.inspect.observer import Observer, measure_spread
 from bootstrap.local.nodes import LocalPlan
@@ -32,8 +32,8 @@ from node.data.batches import Position, TrainingData
 from node.data.opening import open_data
 from node.machine.processes import in_background
 from protocol.errors import MissingPackage, NolocoError, NothingHeldOut
+from protocol.ground import PeerId
 from protocol.manifest import BYTES, Manifest
-from protocol.transport.base import PeerId
 
 NOTHING_HELD_OUT = (
     "Nothing of this text is held out: it has too few documents. So the losses are on text that is trained on, and "

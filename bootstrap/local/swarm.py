@@ -24,11 +24,11 @@ from node.dashboard_process import own_addresses
 from node.data.opening import token_name
 from node.machine.processes import on_interrupt
 from protocol.errors import StateError, UserError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.keeping import own
 from protocol.messages.peers import NodeStats
 from protocol.supervision import Supervisor, all_of, until_event
-from protocol.transport.base import PeerId
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 
 LOOK_SECONDS = 1.0

@@ -24,12 +24,12 @@ from node.membership.capacity import Peer, peer_of
 from node.membership.discovery import DHT_DEADLINE
 from node.model.stage import work_of
 from protocol.errors import JoinError, ScenarioError, StateError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
 from protocol.placement_plan import PlacementPlan, plan_key
 from protocol.records import MAX_LIFETIME
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.base import PeerId
 
 AS_GOOD = 1.01  # of the cost: less than links change within the hour
 

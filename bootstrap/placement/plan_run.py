@@ -30,7 +30,7 @@ from bootstrap.placement.live_plan import (
 from bootstrap.placement.noloco import NolocoProblem, Terms, Training
 from bootstrap.placement.pairing import mean_exchange, pairing
 from bootstrap.placement.plan import Placement, make_plan, problem_of
-from bootstrap.placement.plan_cli import PlanRequest
+from bootstrap.placement.request import PlanRequest
 from bootstrap.placement.scenario import Scenario, read_scenario
 from bootstrap.placement.search import Budget, Improvement, Problem
 from node.command import run_async

@@ -18,7 +18,7 @@ from node.membership.newcomer import INTENTION_LIFETIME, LOOKS, SETTLE_SECONDS
 from node.membership.stage_choice import better_stage, choose_stage
 from node.membership.view import Member
 from protocol.announcement import Announcement, joining_key
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 if TYPE_CHECKING:
     from bootstrap.simulated_swarm.swarm_world import SwarmWorld

@@ -21,7 +21,7 @@ from node.pipeline.routing import Router
 from node.pipeline.stage_client import LEAST_DEADLINE, MOST_RETRY_SECONDS, PAUSE_SECONDS, RETRY_SECONDS
 from node.pipeline.two_choices import TwoChoices
 from protocol.answering import PROGRESS_SECONDS
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 if TYPE_CHECKING:
     from bootstrap.simulated_swarm.swarm_peer import SwarmPeer

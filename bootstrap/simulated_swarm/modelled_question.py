@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bootstrap.simulated_swarm.modelled_network import MESSAGE
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 if TYPE_CHECKING:
     from bootstrap.simulated_swarm.modelled_pipeline import ModelledPipeline, Passing

@@ -25,7 +25,7 @@ from node.membership.ledger import Shares
 from node.membership.view import Member, View
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.announcement import Announcement, State
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 if TYPE_CHECKING:
     from bootstrap.simulated_swarm.swarm_world import SwarmWorld

@@ -21,7 +21,7 @@ from bootstrap.simulated_swarm.swarm_peer import SwarmPeer
 from bootstrap.simulated_swarm.swarm_scenario import PeerKind, SwarmScenario
 from node.membership.buckets import StageSize, level_of
 from node.membership.view import View
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 STARTED_WITHIN = 4.0  # seconds, in which the first peers begin
 LOOKED_AT = 20  # peers at each moment, whether their views hold what they should have forgotten

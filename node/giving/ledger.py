@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.ground import PeerId
 from protocol.identity import is_peer_id
 from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from protocol.announcement import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, PEER_CHARACTERS, LinkReport
+from protocol.ground import PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES
-from protocol.transport.base import PeerId
 
 RECENT = 16  # samples that a minimum or a maximum is taken over: what changed for good is noticed after these
 SMOOTHING = 1 / 8  # of the mean round trip, and

@@ -13,10 +13,10 @@ from node.links.links import LinkEstimate, Links
 from protocol.announcement import AT_LEAST
 from protocol.codec import Encoded
 from protocol.errors import NolocoError, WireError
+from protocol.ground import Buffer, PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe
 from protocol.peer_limits import PeerTable
 from protocol.rpc import Rpc, Traffic
-from protocol.transport.base import Buffer, PeerId
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from statistics import median
 
 from node.membership.ledger import MOST_OF_NETWORK
 from node.membership.view import Member, View
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 # What the least capacity must rise by. Equal machines measure themselves several percent apart, and a move costs
 # one peer minutes of downloading; below a sixth nobody would notice what was gained. Where no move gains this

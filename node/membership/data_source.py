@@ -23,11 +23,11 @@ from node.membership.view import View
 from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
+from protocol.ground import PeerId
 from protocol.manifest import BYTES, Manifest
 from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

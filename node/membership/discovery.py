@@ -17,12 +17,13 @@ from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown
+from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 from protocol.admission import Admission, do_work
 from protocol.door import Door
 from protocol.errors import NolocoError, RecordError, Refused, TokenError
+from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
-from protocol.transport.base import PeerId
 
 SHOWN_TO = 5  # members, of whom one has to agree
 SHOWN_DEADLINE = 5.0

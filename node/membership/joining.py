@@ -18,12 +18,13 @@ from node.model.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.compatibility import spoken_by, what_to_upgrade
 from protocol.errors import ClockError, JoinError, NolocoError
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId, Transport
+from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 

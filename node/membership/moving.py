@@ -17,10 +17,11 @@ from node.model.stage import work_of
 from node.watch.events import Events
 from protocol.announcement import Claim, moving_key
 from protocol.errors import NolocoError, RecordError, UserError
+from protocol.ground import PeerId, Record
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.records import MAX_LIFETIME
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.base import PeerId, Record, Transport
+from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 

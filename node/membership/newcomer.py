@@ -28,9 +28,9 @@ from protocol.addresses import network_of
 from protocol.announcement import Announcement, State, joining_key, record_key
 from protocol.codec import nbytes_of
 from protocol.errors import JoinError, RecordError
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 SETTLE_SECONDS = 1.5  # for newcomers that start together to see each other's intention, and then their claims
 INTENTION_LIFETIME = 30.0  # more than choosing takes; who dies while it chooses is asked whether it lives

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from protocol.addresses import check_announced
 from protocol.errors import UserError
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 logger = logging.getLogger(__name__)
 

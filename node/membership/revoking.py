@@ -15,11 +15,11 @@ from node.membership.discovery import DHT_DEADLINE
 from protocol.admission import Admission
 from protocol.door import STRANGER
 from protocol.errors import NolocoError, RecordError, Refused
+from protocol.ground import PeerId
 from protocol.messages.peers import GetRevoked, Hello, Revoked
 from protocol.records import MAX_LIFETIME
 from protocol.revocations import revoked_key
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from node.model.resources import require_disk, require_host_memory, require_memo
 from node.model.state_directory import StateDirectory
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.errors import UserError
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.transport.base import PeerId
 
 ALIKE = 1.08  # capacities within this factor count as equal: equal machines measure themselves that far apart
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
 from node.membership.ledger import Shares
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 MOST_SHARES = 2.0
 REMEMBERED = 16  # choices for each peer

@@ -19,7 +19,7 @@ from node.membership.buckets import MOST, StageSize
 from node.membership.ledger import Ledger, Shares, fair_shares, thinned
 from protocol.addresses import network_of
 from protocol.announcement import Announcement
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
 MAX_SUSPECT_SECONDS = 60.0

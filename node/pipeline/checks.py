@@ -19,7 +19,7 @@ import torch
 from node.context import Context
 from node.membership.ledger import ALWAYS_WRONG, OFTEN_WRONG
 from protocol.errors import NolocoError
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 logger = logging.getLogger(__name__)
 

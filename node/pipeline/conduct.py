@@ -20,7 +20,7 @@ from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
 from protocol.errors import CodecError, NonFinite
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 CONTENT = frozenset({"non-finite", "bad-shape"})  # refusals for what a microbatch holds: no other time helps
 HISTORY = 64

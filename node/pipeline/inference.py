@@ -22,11 +22,11 @@ from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from protocol.codec import Encoded, encode
 from protocol.errors import Refused, WireError
+from protocol.ground import PeerId
 from protocol.messages import Asks
 from protocol.messages.training import Evaluate, Evaluated, Predict, Predicted
 from protocol.patience import Patience
 from protocol.rpc import Answer, Reply, Request, Rpc
-from protocol.transport.base import PeerId
 
 P = ParamSpec("P")
 T = TypeVar("T")

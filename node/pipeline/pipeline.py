@@ -21,9 +21,9 @@ from node.pipeline.stage_client import Home, StageClient
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OutOfMemory, Refused
+from protocol.ground import PeerId
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient, Return
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.base import PeerId
 
 NO_ROOM_SECONDS = 1.0  # before an own microbatch that memory had no room for is tried again
 

@@ -13,7 +13,7 @@ from statistics import fmean, median
 
 from node.membership.ledger import Shares, fair_shares
 from node.membership.turns import MOST_SHARES, Turns
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 ANSWERS = (
     16  # the last of a peer that count; a quarter of them were quicker than what it is taken for, since the

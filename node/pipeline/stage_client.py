@@ -29,10 +29,10 @@ from protocol.errors import (
     TransportDown,
     WireError,
 )
+from protocol.ground import PeerId
 from protocol.messages.training import Forward, GetBacklog, Return
 from protocol.patience import Patience
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

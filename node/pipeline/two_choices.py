@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from node.links.trip_times import TripTimes
 from node.pipeline.routing import Router
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 WORTH_ASKING = 0.1  # of a typical answer to a microbatch: what the question may take
 LATE = 3.0  # times what an answer takes: who has had one for so long does not get another, whatever it says

@@ -26,10 +26,10 @@ from node.model.replica import PIECE_PARAMETERS, Replica
 from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
 from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.ground import PeerId
 from protocol.messages.training import Assemble, Reduce, Reduced, RollCall
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 # gossip deadlines that a caller gives to an owner for a part, and to who calls the roll: one to carry it, two to wait
 CALL_DEADLINES = 3

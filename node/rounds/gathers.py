@@ -14,7 +14,7 @@ import torch
 
 from protocol.codec import Encoded, as_read, encode
 from protocol.errors import Refused
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from node.links.trip_times import TripTimes
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.ground import PeerId
 from protocol.messages import Asks
 from protocol.messages.training import Propose, Ready, Release, SitOut, Timed
 from protocol.rpc import Reply, Rpc
-from protocol.transport.base import PeerId
 
 
 class Handshake:

@@ -16,11 +16,11 @@ from node.rounds.meeting import Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
 from node.rounds.pairing import Pairing
 from protocol.errors import NolocoError, Refused
+from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.training import Accept, Propose, Ready, Release, SitOut
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import Work, all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

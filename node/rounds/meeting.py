@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 LONGEST = 1e7  # seconds; the bound of the fields on the wire
 SHORTEST_STEP = 1e-6  # seconds; below that a replica does not train, it waits

@@ -20,7 +20,7 @@ from typing import Literal
 
 from node.membership.view import Member
 from node.rounds.meeting import Bounds, RoundProgress
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 TIMED_STEPS = 16
 # Times the median: longer steps count as this long. The first step waits for others to start, and one that meets a

@@ -35,7 +35,7 @@ from node.rounds.meeting import (
     Refusal,
     RoundProgress,
 )
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one

@@ -31,7 +31,7 @@ from node.model.outer import Matrix, OuterSettings, covariance_recursion, statio
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
 from node.rounds.pull import Pull
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 logger = logging.getLogger(__name__)
 SETTLED_ROUND = 20  # a replica that begins beyond it came to a stage whose spread was already there

@@ -21,10 +21,10 @@ from node.rounds.pull import Pull
 from node.rounds.round_statistics import MeetingSample, RoundStatistics
 from node.watch.trace import Track
 from protocol.errors import CodecError, OutOfMemory, Refused
+from protocol.ground import PeerId
 from protocol.messages import Done
 from protocol.messages.training import Contribute, Unread
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.base import PeerId
 
 
 class Rounds:

@@ -36,11 +36,11 @@ from node.state.witnesses import (
     compared,
 )
 from protocol.errors import CodecError, JoinError, NolocoError
+from protocol.ground import PeerId
 from protocol.manifest import Inner, Manifest
 from protocol.messages.peers import GetStateIndex
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

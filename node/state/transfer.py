@@ -28,6 +28,7 @@ from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
 from node.state.witnesses import sample_of
 from protocol.codec import encode, require_finite
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import (
     GetStateIndex,
@@ -39,7 +40,6 @@ from protocol.messages.peers import (
 )
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ import torch
 from node.model.inner import learning_rate
 from protocol.codec import require_finite
 from protocol.errors import CodecError, NolocoError
+from protocol.ground import PeerId
 from protocol.manifest import Inner
 from protocol.messages.peers import MOST_POSITIONS, GetStateSample
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

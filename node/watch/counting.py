@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 WINDOW_SECONDS = 60.0
 MARK_SECONDS = 1.0  # how finely the last minute is known

@@ -22,8 +22,8 @@ from typing import TypeAlias
 
 from protocol.errors import StateError
 from protocol.frames import FrameWatch
+from protocol.ground import PeerId
 from protocol.keeping import advice_for
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger("noloco")
 

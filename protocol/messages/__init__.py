@@ -20,8 +20,8 @@ from protocol.codec import Encoded
 from protocol.compatibility import PROTOCOL
 from protocol.errors import WireError
 from protocol.frames import Frame
+from protocol.ground import PeerId
 from protocol.identity import is_peer_id
-from protocol.transport.base import PeerId
 
 
 def _peer_id(text: str) -> str:

@@ -8,26 +8,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType, TypeAlias
+from typing import TypeAlias
 
+from protocol.admission import Admission
+from protocol.ground import Buffer, PeerId, Record
 from protocol.supervision import Supervisor
-
-if TYPE_CHECKING:
-    from protocol.admission import Admission
-
-PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True)
-class Record:
-    """One peer's signed entry under a DHT key, already checked by `protocol.records.open_record`."""
-
-    subkey: PeerId  # who signed it
-    value: bytes  # the signed payload, without its envelope
-    expires: float  # wall-clock seconds since the epoch
-    credential: bytes = b""  # by which its signer may be in the run, unchecked
 
 
 class Stream(abc.ABC):

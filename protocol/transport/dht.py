@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from protocol.admission import Admission
 from protocol.errors import RecordError
+from protocol.ground import PeerId, Record
 from protocol.records import (
     CLOCK_SLACK,
     MAX_RECORD_BYTES,
@@ -24,7 +25,6 @@ from protocol.records import (
     key_digest,
 )
 from protocol.supervision import Supervisor, Work, all_of
-from protocol.transport.base import PeerId, Record
 from protocol.transport.dht_guard import AT_A_TIME, GuardedProtocol, Serializer, decode
 from protocol.transport.hivemind_api import (
     DHTID,

@@ -22,8 +22,8 @@ from typing import TypeVar
 import msgpack
 
 from protocol.admission import Admission
+from protocol.ground import PeerId
 from protocol.peer_limits import Allowance
-from protocol.transport.base import PeerId
 from protocol.transport.hivemind_api import (
     DHTID,
     DHTProtocol,

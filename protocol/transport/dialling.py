@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from protocol.addresses import Whereabouts, check_address, dialable, peer_id_in
 from protocol.errors import UserError
+from protocol.ground import PeerId
 from protocol.peer_limits import Allowance, PeerTable
-from protocol.transport.base import PeerId
 
 logger = logging.getLogger(__name__)
 

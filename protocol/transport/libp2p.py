@@ -22,11 +22,12 @@ import psutil
 from protocol.addresses import Whereabouts, check_address, dialable, host_of, is_loopback, peer_id_in
 from protocol.admission import Admission
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, TransportDown
+from protocol.ground import PeerId, Record
 from protocol.identity import Identity
 from protocol.peer_limits import PeerTable
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, Work
-from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
+from protocol.transport.base import Handler, Stream, Transport
 from protocol.transport.dialling import Dials
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter

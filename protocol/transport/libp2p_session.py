@@ -10,8 +10,9 @@ from pathlib import Path
 
 from protocol.addresses import Whereabouts, check_address, is_loopback, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError
+from protocol.ground import Buffer, PeerId
 from protocol.supervision import Supervisor, all_of, cancelled
-from protocol.transport.base import Buffer, PeerId, Stream
+from protocol.transport.base import Stream
 from protocol.transport.dht import Dht, nobody
 from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
 from protocol.transport.metering import UNMETERED, Meter

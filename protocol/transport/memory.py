@@ -20,10 +20,11 @@ from protocol.errors import (
     TransportDown,
     UserError,
 )
+from protocol.ground import PeerId, Record
 from protocol.identity import Identity, public_key_of
 from protocol.records import expiry, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, all_of
-from protocol.transport.base import Handler, PeerId, Record, Stream, Transport
+from protocol.transport.base import Handler, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import EPOCH, MemoryNetwork
 from protocol.transport.memory_stream import MemoryStream, StreamLimits
@@ -90,8 +91,11 @@ class MemoryTransport(Transport):
         self._check_running()
         self._network.join(self.peer_id, peer)
         self._connected[peer] = None
-        other._connected[self.peer_id] = None
+        other.met(self.peer_id)
         return True
+
+    def met(self, peer: PeerId) -> None:
+        self._connected[peer] = None
 
     async def restrict(self, admission: Admission, deadline: float) -> None:
         self.admission = admission
@@ -125,17 +129,13 @@ class MemoryTransport(Transport):
             raise PeerUnreachable("a peer cannot open a stream to itself")
         loss = network.link(self.peer_id, peer).open_loss
         other = await network.reach(self.peer_id, peer)
-        if (
-            other.refuses(self.peer_id)
-            or protocol not in other._handlers
-            or (loss and network.rng.random() < loss)
-        ):
+        if not other.accepts(self.peer_id, protocol) or (loss and network.rng.random() < loss):
             await network.travel(peer, self.peer_id)
             raise PeerUnreachable(f"{peer} does not accept {protocol}")
         self._check_running()
         mine, theirs = network.stream_pair(self.peer_id, peer)
         self._adopt(mine)
-        other._accept(theirs, protocol)
+        other.accept(theirs, protocol)
         try:
             await network.travel(peer, self.peer_id)
         except asyncio.CancelledError:
@@ -146,7 +146,10 @@ class MemoryTransport(Transport):
     async def serve(self, protocol: str, handler: Handler) -> None:
         self._handlers[protocol] = handler
 
-    def _accept(self, stream: MemoryStream, protocol: str) -> None:
+    def accepts(self, peer: PeerId, protocol: str) -> bool:
+        return not self.refuses(peer) and protocol in self._handlers
+
+    def accept(self, stream: MemoryStream, protocol: str) -> None:
         self._adopt(stream)
         task = self._supervisor.spawn(self._handle(stream, protocol), f"answering a stream of {protocol}")
         self._tasks[task] = None

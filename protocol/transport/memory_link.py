@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 BULK_BYTES = 2048  # a chunk of as much is of weights or activations, not a question or an answer
 

@@ -5,22 +5,41 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from protocol.admission import Admission
 from protocol.errors import PeerUnreachable, RecordError, UserError
+from protocol.ground import PeerId, Record
 from protocol.records import open_record
-from protocol.transport.base import PeerId, Record
 from protocol.transport.memory_link import Faults, Link, LinkModel
 from protocol.transport.memory_stream import MemoryStream, Pipe, StreamLimits, Uplink
-
-if TYPE_CHECKING:
-    from protocol.transport.memory import MemoryTransport
 
 EPOCH = 1_700_000_000.0  # what now() says when the loop's clock says 0
 
 _LAN = Link()
 _LIMITS = StreamLimits()
 _WALK_ROUND_TRIPS = 2  # of a search in the DHT; a walk of hivemind's takes about as many among 1,000 peers
+
+
+class InMemoryPeer(Protocol):
+    """What the network and other peers need of a `protocol.transport.memory.MemoryTransport`."""
+
+    admission: Admission | None
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def met(self, peer: PeerId) -> None:
+        """A peer has connected to this one."""
+
+    def accepts(self, peer: PeerId, protocol: str) -> bool:
+        """Whether this peer takes streams of that protocol, and of that peer."""
+
+    def accept(self, stream: MemoryStream, protocol: str) -> None:
+        """Answer a stream that a peer has opened."""
+
+    def die(self) -> None:
+        """End at once, as kill -9 does."""
 
 
 class MemoryNetwork:
@@ -35,7 +54,7 @@ class MemoryNetwork:
         self.faults = Faults()
         self.link: LinkModel = (lambda sender, receiver: link) if isinstance(link, Link) else link
         self._loop = asyncio.get_running_loop()
-        self._running: dict[PeerId, MemoryTransport] = {}
+        self._running: dict[PeerId, InMemoryPeer] = {}
         self._islands: dict[PeerId, Island] = {}  # of each running peer
         self._torn: list[list[Island]] = []  # for each island that a partition split, its parts
         self._skew: dict[PeerId, float] = {}
@@ -80,7 +99,7 @@ class MemoryNetwork:
         """The clock of `peer`, or the right time. Seconds since the epoch."""
         return EPOCH + self._loop.time() + (self._skew.get(peer, 0.0) if peer is not None else 0.0)
 
-    def admit(self, transport: MemoryTransport) -> None:
+    def admit(self, transport: InMemoryPeer) -> None:
         peer = transport.peer_id
         if peer in self._running:
             raise UserError(f"Peer {peer} is running already. Give each peer a key file of its own.")
@@ -92,7 +111,7 @@ class MemoryNetwork:
         del self._running[peer]
         self._islands.pop(peer).remove(peer)
 
-    def running(self, peer: PeerId) -> MemoryTransport | None:
+    def running(self, peer: PeerId) -> InMemoryPeer | None:
         return self._running.get(peer)
 
     def join(self, a: PeerId, b: PeerId) -> None:
@@ -113,7 +132,7 @@ class MemoryNetwork:
         while self.faults.between(sender, receiver):
             await self.faults.changed()
 
-    async def reach(self, sender: PeerId, receiver: PeerId) -> MemoryTransport:
+    async def reach(self, sender: PeerId, receiver: PeerId) -> InMemoryPeer:
         """Travel to `receiver` and return it. If it is dead: `PeerUnreachable`, after one round trip."""
         await self.travel(sender, receiver)
         transport = self._running.get(receiver)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 
 from protocol.errors import PeerUnreachable
-from protocol.transport.base import Buffer, PeerId, Stream
+from protocol.ground import Buffer, PeerId
+from protocol.transport.base import Stream
 from protocol.transport.memory_link import Faults, Link
 
 Chunk = bytes | memoryview  # never changes once it is in a pipe; b"" is the end of the stream

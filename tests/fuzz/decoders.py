@@ -19,6 +19,7 @@ from protocol import placement_plan, revocations, signed_manifest
 from protocol.addresses import check_address, host_of
 from protocol.announcement import Announcement, Claim
 from protocol.errors import NolocoError, RecordError, UserError
+from protocol.ground import Record
 from protocol.identity import Identity
 from protocol.manifest import manifest_from
 from protocol.placement_plan import open_plan
@@ -26,7 +27,6 @@ from protocol.records import authenticate, key_digest
 from protocol.revocations import Revocations
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Credential, Token
-from protocol.transport.base import Record
 from protocol.transport.dht_guard import decode
 from tests.unit.test_frames import message_of, read
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
+from bootstrap.export.order import ExportOrder
 from tests.swarm.models_out import visiting
 
 TASK = """\

@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from protocol.errors import PeerUnreachable, TransportDown
-from protocol.transport.base import PeerId, Transport
+from protocol.ground import PeerId
+from protocol.transport.base import Transport
 from protocol.transport.libp2p import WATCHDOG, Libp2pTransport
 from protocol.transport.libp2p_session import Session
 from tests.real.test_libp2p_transport import OnLoopback, pid_of

@@ -15,11 +15,11 @@ from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
 from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages import Done
 from protocol.messages.training import Accept, Contribute, Propose
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link
 from protocol.transport.memory_network import MemoryNetwork

@@ -20,12 +20,12 @@ from node.data.batches import Batch, TrainingData
 from node.data.documents import DocumentOrder, Split, content_hash
 from node.data.tokenizer import ByteTokenizer
 from protocol.announcement import Announcement, stage_key
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest, load_preset, manifest_from
 from protocol.messages.peers import Introduce
 from protocol.records import seal_record
 from protocol.rpc import Rpc
-from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.virtual_time import run_virtual

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bootstrap.export.tokenizer import tokenizer_of_run
+from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import generate_tokens, load_exported
-from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.writing import TextStream, first_tokens
 from bootstrap.inspect.observer import Observer

@@ -14,10 +14,10 @@ from node.daemon import Node
 from node.model.compute import Priority
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import NolocoError, Refused
+from protocol.ground import Record
 from protocol.messages.peers import GetStateIndex, GetStatePiece, StateIndex
 from protocol.messages.training import Propose
 from protocol.rpc import Answer, Request, Rpc
-from protocol.transport.base import Record
 from tests.swarm.members import SOON
 from tests.swarm.micro import (
     FOREVER,

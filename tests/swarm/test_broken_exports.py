@@ -17,8 +17,8 @@ import bootstrap.export.fetching
 import node.model.replica
 import node.state.transfer
 from bootstrap.export.checkpoint import weights_of
-from bootstrap.export.export_cli import PARTIAL, ExportOrder
 from bootstrap.export.exporting import export
+from bootstrap.export.order import PARTIAL, ExportOrder
 from bootstrap.export.tokenizer import tokenizer_file
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
@@ -27,9 +27,9 @@ from node.data.tokenizer import identity_of
 from node.model.replica import Replica
 from node.state.transfer import PIECES_IN_FLIGHT, StateService
 from protocol.errors import JoinError, Refused, ResourceError, TokenizerError
+from protocol.ground import PeerId
 from protocol.messages.peers import GetStatePiece
 from protocol.rpc import Answer, Request
-from protocol.transport.base import PeerId
 from tests.swarm.micro import micro_swarm, observer_of, run_swarm, stage_nodes
 from tests.swarm.models_out import (
     contents_of,

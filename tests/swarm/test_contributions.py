@@ -11,10 +11,10 @@ from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.receipts import COLLECT_SECONDS, Receipts
+from protocol.ground import PeerId
 from protocol.messages.peers import GetReceipts, ReceiptList
 from protocol.receipts import Contribution, Receipt
 from protocol.rpc import Answer, Request
-from protocol.transport.base import PeerId
 from tests.swarm.micro import FOREVER, everyone_goes_on, guest_of, run_swarm, training, until
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
+from bootstrap.export.order import ExportOrder
 from protocol.errors import JoinError, Refused
 from protocol.messages.peers import GetStateIndex
 from protocol.rpc import Answer, Request

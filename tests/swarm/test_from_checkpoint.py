@@ -18,9 +18,9 @@ from bootstrap.evaluation.measuring import (
     model_loss,
     starting_loss,
 )
-from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
 from bootstrap.export.model_config import FAMILIES
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained

@@ -13,11 +13,11 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.joining import greet
 from node.model.replica import Replica
 from protocol.errors import ClockError, JoinError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.base import PeerId
 from protocol.transport.memory import memory_address
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import (

@@ -11,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
 from bootstrap.export.fetching import Donor
+from bootstrap.export.order import ExportOrder
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Replica
 from node.state.transfer import StateService
+from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import GetStateIndex, GetStatePiece
 from protocol.rpc import Answer, Request
-from protocol.transport.base import PeerId
 from tests.swarm.micro import (
     FOREVER,
     events_of,

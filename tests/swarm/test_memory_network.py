@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
+from protocol.ground import PeerId
 from protocol.identity import Identity
-from protocol.transport.base import PeerId, Stream
+from protocol.transport.base import Stream
 from protocol.transport.memory import Link, LinkModel, MemoryNetwork, MemoryTransport, StreamLimits
 from protocol.transport.memory_link import BULK_BYTES
 from protocol.transport.virtual_time import run_virtual

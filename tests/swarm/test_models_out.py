@@ -19,8 +19,8 @@ from bootstrap.evaluation.measuring import (
     held_out_text,
     text_of_files,
 )
-from bootstrap.export.export_cli import PARTIAL, ExportOrder
 from bootstrap.export.exporting import export
+from bootstrap.export.order import PARTIAL, ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm

@@ -16,7 +16,7 @@ from node.membership.moving import Mover
 from node.membership.stage_choice import Abilities
 from node.state.download import download_state
 from protocol.errors import JoinError, ResourceError
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 from tests.swarm.micro import events_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import (
     all_train_on,

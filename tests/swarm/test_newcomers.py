@@ -10,8 +10,8 @@ import pytest
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
+from protocol.ground import PeerId
 from protocol.identity import Identity
-from protocol.transport.base import PeerId
 from protocol.transport.memory_link import Link
 from tests.swarm.micro import FOREVER, micro_swarm, run_swarm, stage_nodes, until
 from tests.swarm.movers import slow_swarm

@@ -12,9 +12,9 @@ from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.search import Budget
 from bootstrap.simulation.swarm import SimulatedSwarm
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
-from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, all_train_on, kill_half, settled, somebody_moved

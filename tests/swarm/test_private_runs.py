@@ -14,11 +14,11 @@ from node.daemon import Node
 from node.membership.entry import enter
 from protocol.announcement import Announcement, stage_key
 from protocol.errors import NodeFailed, Refused, TokenError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.peers import GetStateIndex, GetStats
 from protocol.revocations import Revocations, mark_of, revoked_key
 from protocol.tokens import Token
-from protocol.transport.base import PeerId
 from tests.swarm.micro import (
     FOREVER,
     events_of,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bootstrap.evaluation.measuring import MeasuredText, checkpoint_loss, evaluate_route, held_out_text
-from bootstrap.export.export_cli import ExportOrder
 from bootstrap.export.exporting import export
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.discovery import LONELY_SECONDS
@@ -19,10 +19,10 @@ from node.model.stage import parameter_shapes
 from node.pipeline.pipeline import Pipeline
 from protocol.codec import encode
 from protocol.errors import Refused
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.training import Gradient, Return
 from protocol.rpc import Answer, Request
-from protocol.transport.base import PeerId
 from tests.swarm.micro import (
     FOREVER,
     assert_exact_admission,

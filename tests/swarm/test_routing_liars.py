@@ -12,9 +12,9 @@ import torch
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from protocol.codec import encode
+from protocol.ground import PeerId
 from protocol.messages.training import Forward, Gradient
 from protocol.rpc import Answer, Request
-from protocol.transport.base import PeerId
 from tests.swarm.micro import (
     FOREVER,
     everyone_goes_on,

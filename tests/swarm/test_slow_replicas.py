@@ -10,7 +10,7 @@ import pytest
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.compute import Priority
 from node.rounds.pace import steps_of_round
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 from tests.swarm.micro import WIDE, events_of, micro_corpus, micro_manifest, run_swarm, until
 
 K = 12

@@ -17,7 +17,7 @@ from bootstrap.evaluation.measuring import (
     evaluate_swarm,
 )
 from bootstrap.export.tokenizer import tokenizer_of_run
-from bootstrap.generation.generate_cli import Decoding
+from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.writing import first_tokens
 from bootstrap.inspect.observer import Observer
@@ -26,9 +26,9 @@ from node.daemon import Node
 from node.pipeline.inference import Inference
 from protocol.codec import encode
 from protocol.errors import JoinError, Refused
+from protocol.ground import PeerId
 from protocol.messages.training import Predict, Predicted
 from protocol.rpc import Answer, Request
-from protocol.transport.base import PeerId
 from tests.swarm.micro import observer_of, peer_of, stage_nodes
 from tests.swarm.models_out import (
     GREEDY,

@@ -10,7 +10,7 @@ import pytest
 from node.membership.view import View
 from node.state.download import MOST_ASKED
 from protocol.announcement import Announcement
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 from tests.swarm.members import Member, Stage, stage_of
 from tests.swarm.micro import run_swarm
 

@@ -6,7 +6,7 @@ import random
 
 from node.rounds.meeting import LONGEST, Meeting, Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pairing import Pairing
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")
 ANY_TIME = Meeting(0.0, 0.0, LONGEST, 0.0)

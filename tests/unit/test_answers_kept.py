@@ -10,7 +10,7 @@ import pytest
 from node.model.decoder import KeyValues
 from node.pipeline.inference import MOST_BYTES, Memories, Memory
 from protocol.errors import Refused
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 MIB = 2**20
 

@@ -17,7 +17,7 @@ from node.membership.ledger import (
     Ledger,
 )
 from node.pipeline.checks import agree, judged
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

@@ -14,7 +14,7 @@ import node.rounds.defence
 from node.membership.ledger import OFFENCES, QUARANTINE_SECONDS
 from node.model.flat import layout
 from node.rounds.defence import FAR, GROWTH, VOTES, Defence, Examination, PartnerHistory, blocks_of
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 GAMMA = BETA = 0.7
 CLIP = 1.5

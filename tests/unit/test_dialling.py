@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from protocol.addresses import Whereabouts
+from protocol.ground import PeerId
 from protocol.identity import Identity
-from protocol.transport.base import PeerId
 from protocol.transport.dialling import LONGEST_PAUSE, MOST_PEERS, Dials
 
 ABROAD = Whereabouts(frozenset(), False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.state.transfer import DonorProgress, RunLimits, adopted, follows, together
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 LIMITS = RunLimits(total_steps=1_000, inner_steps=10)
 

@@ -24,13 +24,13 @@ from protocol.door import (
 )
 from protocol.errors import PeerUnreachable, Refused
 from protocol.frames import FrameType, write_frame
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages import Asker, Asks, Done
 from protocol.messages.peers import GetStats, Introduce, NodeStats
 from protocol.messages.training import Forward, Propose, Ready
 from protocol.records import seal_record
 from protocol.rpc import Answer, Request, Rpc, Traffic
-from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport
 from tests.unit.two_peers import Two, after, forward, in_virtual_time, say_done, two_peers
 

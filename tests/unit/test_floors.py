@@ -47,6 +47,64 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts)
 
 
+def modules() -> dict[str, Path]:
+    """Each module of the three packages by its full name."""
+    files = (file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")))
+    return {module_of(file).removesuffix(".__init__"): file for file in files}
+
+
+def type_only(tree: ast.Module) -> set[ast.AST]:
+    """What stands below `if TYPE_CHECKING`."""
+    tests = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    only = (node for node in tests if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    return {below for node in only for below in ast.walk(node)}
+
+
+def arrows(*, of_types: bool) -> dict[str, set[str]]:
+    """Which modules each imports, in functions too; those for types alone only where that is asked for."""
+    there, found = modules(), dict[str, set[str]]()
+    for module, file in there.items():
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        left_out = set[ast.AST]() if of_types else type_only(tree)
+        found[module] = {
+            name if (name := f"{node.module}.{alias.name}") in there else node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level and node not in left_out
+            for alias in node.names
+        } & there.keys() - {module}
+    return found
+
+
+def circles(of: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other on whatever detour, each with the others of its circle."""
+
+    def reached(module: str) -> set[str]:
+        seen, ahead = set[str](), [module]
+        while ahead:
+            new = of[ahead.pop()] - seen
+            seen |= new
+            ahead += new
+        return seen
+
+    ways = {module: reached(module) for module in of}
+    found = {tuple(sorted(b for b in ways[a] if a in ways[b])) for a in of if a in ways[a]}
+    return sorted(map(list, found))
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(arrows(of_types=False)) == []
+
+
+def test_no_modules_need_each_other_for_types_but_those_of_the_simulated_swarm() -> None:
+    """Its world, its peers and their parts name each other's types; they are one thing in several files."""
+    for circle in circles(arrows(of_types=True)):
+        assert all(module.startswith("bootstrap.simulated_swarm.") for module in circle), circle
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_import_one_way(package: str) -> None:
     above = PACKAGES[PACKAGES.index(package) + 1 :]

@@ -17,6 +17,7 @@ from protocol import messages
 from protocol.codec import CODECS, Encoded, encode
 from protocol.errors import PeerUnreachable, WireError
 from protocol.frames import MAGIC, MAX_HEADER_BYTES, MAX_TENSORS, Frame, FrameType, read_frame, write_frame
+from protocol.ground import Buffer
 from protocol.identity import Identity
 from protocol.messages import Done, Message, Progress, peers, training
 from protocol.messages.peers import (
@@ -67,7 +68,7 @@ from protocol.messages.training import (
     Unread,
 )
 from protocol.receipts import signed_receipt
-from protocol.transport.base import Buffer, Stream
+from protocol.transport.base import Stream
 
 T = TypeVar("T")
 

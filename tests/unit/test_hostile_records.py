@@ -21,10 +21,10 @@ from bootstrap.inspect.table import MOST_ROWS
 from bootstrap.inspect.verdict import Seen
 from node.membership.view import Member
 from protocol.announcement import Announcement
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import load_preset
 from protocol.messages.peers import History, HistoryPoint, LossTrend, NodeStats
-from protocol.transport.base import PeerId
 from tests.unit.test_verdict import node, pairs
 
 MANIFEST = load_preset("tiny")

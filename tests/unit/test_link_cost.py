@@ -6,7 +6,7 @@ import pytest
 
 from node.membership.stage_choice import LinkTable, Volumes, excess_seconds
 from protocol.announcement import LinkReport
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 VOLUMES = Volumes(activations=1_000, exchange=10_000, microbatches=1, inner_steps=5)
 ME = PeerId("1" * 50 + "me")

@@ -26,10 +26,10 @@ from bootstrap.placement.scenario import read_scenario
 from node.membership.view import Member
 from protocol.announcement import Announcement, LinkReport
 from protocol.errors import StateError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import load_preset
 from protocol.messages.peers import NodeStats
-from protocol.transport.base import PeerId
 
 TINY = load_preset("tiny")
 A, B, C = sorted(Identity.from_seed("link map", number).peer_id for number in range(3))

@@ -33,9 +33,9 @@ from protocol.announcement import (
     LinkReport,
 )
 from protocol.errors import RecordError, WireError
+from protocol.ground import PeerId, Record
 from protocol.messages.peers import MAX_PROBE_BYTES, NodeStats
 from protocol.records import MAX_RECORD_BYTES
-from protocol.transport.base import PeerId, Record
 
 MB = 1_000_000
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.rounds.meeting import LONGEST, Bounds, Meeting, PartnerSearch, RoundProgress
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 K20 = Bounds.of(20, 0.25)
 

@@ -12,7 +12,7 @@ from node.membership.ledger import ACQUAINTED_SECONDS, OFTEN_WRONG, PROOFS, thin
 from node.membership.view import MAX_SUSPECT_SECONDS, SUSPECT_SECONDS, View
 from protocol.announcement import Announcement, State
 from protocol.errors import RecordError
-from protocol.transport.base import PeerId, Record
+from protocol.ground import PeerId, Record
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

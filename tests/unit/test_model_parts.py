@@ -24,20 +24,20 @@ from transformers import (
 from bootstrap.evaluation.measuring import Loss, text_of_files
 from bootstrap.export.byte_tokenizer import byte_tokenizer
 from bootstrap.export.checkpoint import Facts, model_card, weights_of, write_shards
-from bootstrap.export.export_cli import shard_bytes
 from bootstrap.export.fetching import Donor, Source, choose
+from bootstrap.export.order import shard_bytes
 from bootstrap.export.tokenizer import tokenizer_of_run
+from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.exported import tokenizer_in
-from bootstrap.generation.generate_cli import Decoding
 from bootstrap.generation.swarm_answer import Sampler, left_in
 from bootstrap.generation.writing import TextStream
 from node.data.tokenizer import identity_of
 from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from protocol.errors import DataError, TokenizerError, UserError
+from protocol.ground import PeerId
 from protocol.manifest import PRESETS, as_toml, load_preset, manifest_from
 from protocol.receipts import Contribution
-from protocol.transport.base import PeerId
 from tests.swarm.micro import micro_manifest
 from tests.unit.tokenizers_made_here import bpe
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
 from node.rounds.pairing import Pairing
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 from tests.unit.pairings import (
     ANY_TIME,
     A,

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import RecordError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.placement_plan import (
     LONGEST,
@@ -19,7 +20,6 @@ from protocol.placement_plan import (
     mark_of,
     open_plan,
 )
-from protocol.transport.base import PeerId
 
 OWNER, OTHER = Identity.from_seed("owner"), Identity.from_seed("somebody else")
 RUN = "r" * 32

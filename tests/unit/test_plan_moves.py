@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.membership.capacity import Move, Peer, next_move
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 
 def peers_of(counts: list[int]) -> list[Peer]:

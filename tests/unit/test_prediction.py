@@ -9,7 +9,7 @@ import pytest
 from node.model.decoder import KeyValues
 from node.pipeline.inference import Memories, Memory
 from protocol.errors import Refused
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 from protocol.transport.virtual_time import run_virtual
 
 PEER = PeerId("peer")

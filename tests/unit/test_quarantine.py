@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.membership.ledger import MAX_PEERS, OFFENCES, QUARANTINE_SECONDS, Ledger
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 
 def test_repeated_offences_mean_quarantine_that_ends_and_lasts_longer_the_next_time() -> None:

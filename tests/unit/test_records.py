@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import RecordError
+from protocol.ground import Record
 from protocol.identity import Identity
 from protocol.records import (
     CLOCK_SLACK,
@@ -20,7 +21,6 @@ from protocol.records import (
     open_record,
     seal_record,
 )
-from protocol.transport.base import Record
 
 ALICE = Identity.from_seed("alice")
 BOB = Identity.from_seed("bob")

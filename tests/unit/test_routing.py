@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from node.membership.ledger import fair_shares
 from node.pipeline.routing import FLOOR, Router
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 PEERS = [PeerId(f"peer {number}") for number in range(5)]
 DRAWS = 10_000

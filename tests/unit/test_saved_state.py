@@ -10,7 +10,7 @@ import pytest
 from node.first_state import OLD_ROUNDS, FirstState
 from node.membership.view import View
 from protocol.announcement import Announcement
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 from tests.swarm.micro import micro_manifest
 
 

@@ -24,7 +24,7 @@ from node.rounds.meeting import Proposal, RoundProgress
 from node.rounds.pairing import Pairing
 from protocol.announcement import Announcement
 from protocol.errors import ScenarioError
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 ASKED = "proposals to one replica, deviations above the mean"
 

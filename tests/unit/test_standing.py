@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from node.rounds.pace import LEAST_AWAY, RETRY_SECONDS, Other, Standing
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 LIFETIME = 300.0
 ROUND = 10.0  # seconds

@@ -17,7 +17,7 @@ from bootstrap.traces import read_trace
 from node.watch import trace as module
 from node.watch.trace import NO_TRACE, TraceFile, Track
 from protocol.errors import StateError
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 Event = dict[str, Any]
 

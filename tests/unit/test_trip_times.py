@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from node.links.trip_times import FIRST_DEADLINE, LEAST_DEADLINE, TripTimes
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 NEAR, FAR = PeerId("near"), PeerId("far")
 

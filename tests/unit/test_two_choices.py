@@ -10,7 +10,7 @@ import pytest
 from node.links.trip_times import FIRST_DEADLINE
 from node.pipeline.routing import Router
 from node.pipeline.two_choices import WORTH_ASKING, TwoChoices
-from protocol.transport.base import PeerId
+from protocol.ground import PeerId
 
 PEERS = [PeerId(f"peer {number}") for number in range(20)]
 ONE, OTHER, THIRD = PEERS[:3]

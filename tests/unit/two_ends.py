@@ -18,10 +18,10 @@ from node.rounds.meeting import Pair
 from node.rounds.pace import Standing
 from node.rounds.rounds import Rounds
 from node.watch.events import Events
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages.training import Contribute, Unread
 from protocol.rpc import Rpc, Traffic
-from protocol.transport.base import PeerId
 from protocol.transport.memory import MemoryTransport, memory_address
 from protocol.transport.memory_link import Link
 from protocol.transport.memory_network import MemoryNetwork
