@@ -34,7 +34,10 @@ def plain_table(
 
 
 class Bars:
-    """Mutable state: one progress bar for each name."""
+    """Progress bars on a terminal, one for each name.
+
+    Mutable state: one progress bar for each name.
+    """
 
     def __init__(self, shown: Progress) -> None:
         self._shown = shown

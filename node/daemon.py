@@ -45,7 +45,10 @@ End = Literal["complete", "left", "moving", "resting"]  # of training at a stage
 
 
 class Node:
-    """Mutable state: the service at the present stage, and whether the node is to leave or where it is to move."""
+    """One node from joining a run to leaving it, at one stage after another.
+
+    Mutable state: the service at the present stage, and whether the node is to leave or where it is to move.
+    """
 
     def __init__(self, config: NodeConfig, surroundings: Surroundings) -> None:
         self._failure: NodeFailed | None = None  # of a part that this node cannot go on without

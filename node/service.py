@@ -154,7 +154,7 @@ def _teller(member: NodeResources) -> Callable[[str, str], None]:
 
 
 class Service:
-    """Mutable state: what others are told of the parts, and whether the replica has its stage's state."""
+    """Everything that serves one stage, from taking it to giving it up, and what others are told of it."""
 
     def __init__(
         self, member: NodeResources, context: Context, replica: Replica, seconds_left: float

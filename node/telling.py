@@ -41,7 +41,10 @@ class Served(Protocol):
 
 
 class Teller:
-    """Mutable state: what this life has given so far, where its counts stood at the last look, and when was told."""
+    """Tells people how the node does: a line every half minute or a panel, and a summary at the end.
+
+    Mutable state: what this life has given so far, where its counts stood at the last look, and when was told.
+    """
 
     def __init__(
         self, config: NodeConfig, state: StateDirectory, use: TimeUse, phases: Phases, panel: LivePanel | None

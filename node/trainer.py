@@ -30,7 +30,10 @@ LONGEST_WAIT = 600.0  # but no longer than this, in seconds
 
 
 class Trainer:
-    """Mutable state: whether to stop."""
+    """Runs the inner steps of this replica, and a round every k of them.
+
+    Mutable state: whether to stop.
+    """
 
     def __init__(
         self,

@@ -24,7 +24,10 @@ NONCE_BYTES = 8
 
 
 class Admission:
-    """Mutable state: this peer's own credential, what others have shown, and the owner's last revocations."""
+    """Decides who may take part in a run, and checks the credentials that peers show.
+
+    Mutable state: this peer's own credential, what others have shown, and the owner's last revocations.
+    """
 
     def __init__(self, signed: SignedManifest, me: PeerId, now: Callable[[], float]) -> None:
         """`now` is the wall clock."""

@@ -38,7 +38,10 @@ class Underway:
 
 @dataclass
 class Answering:
-    """Mutable state: the requests under way, and whether somebody tells how far they are."""
+    """Answers the requests of one stream: bounds how many run at once and sends progress for long ones.
+
+    Mutable state: the requests under way, and whether somebody tells how far they are.
+    """
 
     channel: Channel
     dispatch: Callable[[Frame, Status], Awaitable[Answer[Message]]]

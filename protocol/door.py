@@ -41,7 +41,10 @@ class _Introduced:
 
 
 class Door:
-    """Mutable state: who introduced itself, what members and visitors may still ask, and visitors' streams."""
+    """Decides whose requests are answered: members by their records, visitors within a shared allowance.
+
+    Mutable state: who introduced itself, what members and visitors may still ask, and visitors' streams.
+    """
 
     def __init__(
         self,

@@ -155,7 +155,10 @@ def _refilled(left: tuple[float, float] | None, limits: tuple[float, float], now
 
 
 class Bans:
-    """Mutable state: the strikes of each offender, and until when the worst are banned; `MAX_OFFENDERS` of each."""
+    """Counts the strikes of peers and bans those with too many for a while.
+
+    Mutable state: the strikes of each offender, and until when the worst are banned; `MAX_OFFENDERS` of each.
+    """
 
     def __init__(self) -> None:
         self._strikes = PeerTable[int](MAX_OFFENDERS)

@@ -48,7 +48,10 @@ class Part:
 
 
 class Supervisor:
-    """Mutable state: the tasks that run, the parts that are kept running, the groups made from this one."""
+    """Owns background tasks: starts them, starts parts again that fail, and ends all of them when it is closed.
+
+    Mutable state: the tasks that run, the parts that are kept running, the groups made from this one.
+    """
 
     def __init__(
         self,

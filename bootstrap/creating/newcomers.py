@@ -19,7 +19,10 @@ LOOK_SECONDS = 5.0
 
 
 class Roll:
-    """Mutable state: the stage of each replica when it was called last."""
+    """Tells a founder who joined and left since the last call.
+
+    Mutable state: the stage of each replica when it was called last.
+    """
 
     def __init__(self, stages: int) -> None:
         self._stages = stages

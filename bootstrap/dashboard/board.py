@@ -112,7 +112,10 @@ Verdict = Callable[[Sequence[Sighting], float], Sequence[Finding]]
 
 
 class Board:
-    """Mutable state: see the module. `version` grows with each change."""
+    """What is known of a run: members, curves, happenings and pictures of the past, all bounded.
+
+    Mutable state: `version` grows with each change.
+    """
 
     def __init__(self, run: RunFacts, verdict: Verdict) -> None:
         """`verdict` puts the sightings at a wall clock into words, the worst first."""

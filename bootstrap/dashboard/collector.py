@@ -75,7 +75,10 @@ class Audience:
 
 @dataclass
 class _Asked:
-    """Mutable state: what a member answered last and when, by the loop's clock, and the failures since then."""
+    """What is known of one member's answers.
+
+    Mutable state: what a member answered last and when, by the loop's clock, and the failures since then.
+    """
 
     when: float = float("-inf")
     stats: NodeStats | None = None
@@ -87,7 +90,9 @@ class _Asked:
 
 
 class Collector:
-    """Mutable state: the members known, and what each of them was asked.
+    """Asks the members of a run for their numbers and keeps a board up to date.
+
+    Mutable state: the members known, and what each of them was asked.
 
     Records are read through the observer's transport. A member that does not answer is shown by its record until
     that runs out. Nothing is asked of anybody more often than every `LOOK_SECONDS`, nor than every `IDLE_SECONDS`

@@ -69,7 +69,10 @@ def _look(board: Board, lives: Iterable[Life], now: float) -> None:
 
 
 class Life:
-    """Mutable state: what one node's events have told so far."""
+    """One node's life as its events tell it.
+
+    Mutable state: what one node's events have told so far.
+    """
 
     def __init__(self, peer: PeerId, manifest: Manifest | None) -> None:
         self.peer = peer

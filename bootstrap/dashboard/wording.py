@@ -13,7 +13,10 @@ logger = logging.getLogger("noloco")
 
 
 class Wording:
-    """Mutable state: since which wall clock nobody has been seen at a stage."""
+    """Puts the sightings of a board into findings, and remembers how long stages have been empty.
+
+    Mutable state: since which wall clock nobody has been seen at a stage.
+    """
 
     def __init__(self, stages: int, version: str | None = None) -> None:
         """`version`: whoever has an older one is told of; none is this program's own."""

@@ -169,7 +169,10 @@ PIECE_BYTES = PIECE_PARAMETERS * 4
 
 
 class StageFile:
-    """Mutable state: the file, its journal, and which pieces are there."""
+    """One stage's weights on disk as they are fetched, so that an export can go on after an interruption.
+
+    Mutable state: the file, its journal, and which pieces are there.
+    """
 
     def __init__(self, directory: Path, run_id: str, source: Source) -> None:
         """Go on where an earlier fetch of the same weights stopped, else start again. Raises `OSError`."""

@@ -19,7 +19,9 @@ FORGIVEN = 5  # times that the route may forget what it has seen; then all token
 
 
 class SwarmAnswer:
-    """Mutable state: how many tokens the route remembers, and which rounds its replicas are in.
+    """Generates tokens through one route of a running swarm.
+
+    Mutable state: how many tokens the route remembers, and which rounds its replicas are in.
 
     A round that ends meanwhile is told to `tell`: what follows is computed by the new weights, from the first
     token of the text on.

@@ -71,7 +71,9 @@ _UNFINISHED = "�"  # how the bytes of a character are shown while some are mis
 
 
 class TextStream:
-    """Mutable state: the tokens so far and how much of their text was written.
+    """Writes tokens as text, as soon as they make whole characters.
+
+    Mutable state: the tokens so far and how much of their text was written.
 
     They are read together with those of the prompt: alone, a tokenizer that marks where words begin reads no space
     before the first.

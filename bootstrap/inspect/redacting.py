@@ -21,7 +21,10 @@ LEAST_NAME = 3  # letters: a shorter one is in half of all words
 
 
 class Redactor:
-    """Mutable state: what stands for each secret that was met, and how often one was replaced."""
+    """Replaces secrets in text by numbered placeholders.
+
+    Mutable state: what stands for each secret that was met, and how often one was replaced.
+    """
 
     def __init__(self, names: Iterable[str] = (), home: Path | None = None) -> None:
         """`names` are texts of people's choice: of the run, of nodes, of this machine and its user."""

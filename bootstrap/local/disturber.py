@@ -75,7 +75,9 @@ class SeenFault:
 
 
 class Schedule:
-    """Mutable state: the random generator, and the kinds still to come before any is repeated.
+    """Draws the faults of a chaos run.
+
+    Mutable state: the random generator, and the kinds still to come before any is repeated.
 
     A kind comes again only after all others, so that seven periods show each.
     """
@@ -109,7 +111,10 @@ class Schedule:
 
 @dataclass
 class Disturber:
-    """Mutable state: who is being disturbed, what was done, who ended by itself; processes and places seen."""
+    """Does the faults of a schedule to the nodes of a local swarm, and undoes them.
+
+    Mutable state: who is being disturbed, what was done, who ended by itself; processes and places seen.
+    """
 
     swarm: LocalSwarm
     schedule: Schedule

@@ -55,7 +55,10 @@ def text_to_measure_on(
 
 
 class Measuring:
-    """Mutable state: the data and the text held out of them, and the summary, which every measurement goes to."""
+    """Measures a local swarm's losses and writes them into its summary.
+
+    Mutable state: the data and the text held out of them, and the summary, which every measurement goes to.
+    """
 
     def __init__(self, plan: LocalPlan, summary: Summary) -> None:
         self._plan = plan

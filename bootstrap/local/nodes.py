@@ -130,7 +130,10 @@ class LocalNode:
 
 
 class LocalNodes:
-    """Mutable state: the nodes started, in order."""
+    """The node processes of a local swarm.
+
+    Mutable state: the nodes started, in order.
+    """
 
     def __init__(self, prepare: Callable[[Path], None] | None = None) -> None:
         """`prepare` is called in each node's process, with its state directory, before it begins."""

@@ -61,7 +61,10 @@ def open_page(place: str, say: Callable[[str], None]) -> socket.socket | None:
 
 
 class LocalPage:
-    """Mutable state: the supervisor that starts the page again when it ends, and its processes so far."""
+    """Runs the dashboard of a local swarm in a process of its own and starts it again when it ends.
+
+    Mutable state: the supervisor that starts the page again when it ends, and its processes so far.
+    """
 
     def __init__(self, listening: socket.socket | None, log: Path, tell: Tell) -> None:
         """Without a socket there is no page. What it prints goes to `log`: the terminal has the table."""

@@ -26,7 +26,9 @@ _AFTER_EVENT = {  # what a node does once it has told of this
 
 
 class StatusLine:
-    """Mutable state: what is being done, what was said last and when, and the thread that looks every second.
+    """Says what goes on while something takes long.
+
+    Mutable state: what is being done, what was said last and when, and the thread that looks every second.
 
     A thread, since what takes long here, imports above all, holds up an event loop.
     """

@@ -118,7 +118,9 @@ class Summary:
 
 
 class TokenCount:
-    """Mutable state: what each node of the first stage said last, and what it had trained on in earlier lives.
+    """Adds up the tokens that a swarm has trained on, over restarts of its nodes.
+
+    Mutable state: what each node of the first stage said last, and what it had trained on in earlier lives.
 
     A node that goes on from its checkpoint goes on with its count; what it had done since then is lost to the model,
     and so to this. One that takes others' state counts from zero: its earlier lives are in the model.

@@ -51,7 +51,10 @@ def have_finished(own: Sequence[NodeStats], guests: Sequence[NodeStats]) -> bool
 
 
 class LocalSwarm:
-    """Mutable state: the nodes, the last sightings, and the summary as it fills."""
+    """A swarm on this machine, from its founding to its summary.
+
+    Mutable state: the nodes, the last sightings, and the summary as it fills.
+    """
 
     def __init__(
         self,

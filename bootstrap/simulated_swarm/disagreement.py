@@ -21,7 +21,10 @@ SETTINGS = OuterSettings(*Outer().coefficients)
 
 
 class Opinion:
-    """Mutable state: φ, δ and θ of a replica, `NUMBERS` each."""
+    """A few numbers that stand for a simulated replica's weights.
+
+    Mutable state: φ, δ and θ of a replica, `NUMBERS` each.
+    """
 
     def __init__(self, seed: Sequence[int], donor: Opinion | None = None) -> None:
         """A newcomer's is its donor's."""

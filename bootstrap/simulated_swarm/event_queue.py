@@ -8,7 +8,10 @@ from typing import Any
 
 
 class EventQueue:
-    """Mutable state: the time in seconds, and the events to come."""
+    """The events of a simulation in the order of their virtual times.
+
+    Mutable state: the time in seconds, and the events to come.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -13,7 +13,10 @@ FORWARD_SHARE = 1 / 3  # of a microbatch's time
 
 
 class ModelledDevice:
-    """Mutable state: the work that waits, and since when it is idle and why."""
+    """A simulated peer's device, which does one piece of work at a time.
+
+    Mutable state: the work that waits, and since when it is idle and why.
+    """
 
     def __init__(
         self, queue: EventQueue, speed: float, measures: SwarmMeasures, why_idle: Callable[[], str]

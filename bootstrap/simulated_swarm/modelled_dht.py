@@ -33,7 +33,10 @@ def look_bytes(records: int) -> int:
 
 
 class ModelledDht:
-    """Mutable state: the records by key and peer, each with the side of a cut network on which it was stored."""
+    """A model of the DHT that counts bytes and loses, expires and refuses records as the real one does.
+
+    Mutable state: the records by key and peer, each with the side of a cut network on which it was stored.
+    """
 
     def __init__(self, queue: EventQueue, network: ModelledNetwork, rng: random.Random, loss: float) -> None:
         self._queue = queue

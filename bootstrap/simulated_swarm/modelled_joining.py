@@ -30,7 +30,10 @@ WAITS_FOR_DONOR = 2.0  # seconds between looks for one
 
 
 class Joining:
-    """Mutable state: who was asked whether it lives, and the claim."""
+    """A simulated newcomer's way to a stage.
+
+    Mutable state: who was asked whether it lives, and the claim.
+    """
 
     def __init__(self, peer: SwarmPeer) -> None:
         self._peer = peer

@@ -19,7 +19,10 @@ RESENT_AFTER = 0.2  # seconds and a round trip more, of a message that TCP sends
 
 
 class ModelledNetwork:
-    """Mutable state: whether it is cut in two, and since when."""
+    """Carries messages between simulated peers, with latency, bandwidth and loss.
+
+    Mutable state: whether it is cut in two, and since when.
+    """
 
     def __init__(
         self, queue: EventQueue, network: SwarmNetwork, measures: SwarmMeasures, rng: random.Random

@@ -51,7 +51,10 @@ class Passing:
 
 
 class ModelledPipeline:
-    """Mutable state: what was admitted and sent, what is on its way here, and what router and deadline learned."""
+    """Takes microbatches through a simulated peer and to the next stage.
+
+    Mutable state: what was admitted and sent, what is on its way here, and what router and deadline learned.
+    """
 
     def __init__(self, peer: SwarmPeer, stage: int, rng: random.Random) -> None:
         world, run = peer.world, peer.world.scenario.run

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class Partnering:
-    """Mutable state: the pairing, the tempo, the exchange under way, and how long answers take."""
+    """Finds partners and ends rounds for a simulated peer.
+
+    Mutable state: the pairing, the tempo, the exchange under way, and how long answers take.
+    """
 
     def __init__(self, peer: SwarmPeer, opinion: Opinion, rng: random.Random) -> None:
         run = peer.world.scenario.run

@@ -40,7 +40,10 @@ class RoutingWindow:
 
 
 class SwarmMeasures:
-    """Mutable state: counts since the warm-up, the time-lapse, and the digest of the event log."""
+    """Counts what happens in a simulated swarm.
+
+    Mutable state: counts since the warm-up, the time-lapse, and the digest of the event log.
+    """
 
     def __init__(self, warm_up: float, keeps_events: bool = False) -> None:
         self.warm_up = warm_up  # seconds

@@ -34,7 +34,10 @@ RUN_ID = "simulated"
 
 
 class SwarmPeer:
-    """Mutable state: all that changes in a peer's life."""
+    """One simulated peer with its view, device and stage.
+
+    Mutable state: all that changes in a peer's life.
+    """
 
     def __init__(self, world: SwarmWorld, number: int, kind: PeerKind, rng: random.Random) -> None:
         self.world = world

@@ -29,7 +29,10 @@ SPREAD_SAMPLE = 256  # replicas of a stage
 
 
 class SwarmWorld:
-    """Mutable state: all peers that ever were, those that live, and how many serve each stage."""
+    """A simulated swarm: its peers, their links, and the clock.
+
+    Mutable state: all peers that ever were, those that live, and how many serve each stage.
+    """
 
     def __init__(self, scenario: SwarmScenario, keeps_events: bool = False) -> None:
         run = scenario.run

@@ -41,7 +41,9 @@ WORK_SECONDS: Mapping[Priority, float] = {
 
 @dataclass
 class SimulatedSwarm:
-    """Mutable state: the living nodes and their tasks, by peer number, and the event log of all of them.
+    """A whole swarm of real nodes in one process, over the in-memory network.
+
+    Mutable state: the living nodes and their tasks, by peer number, and the event log of all of them.
 
     `seconds(stage, priority)` is what a piece of work takes on a peer of speed 1.
     With `directory` each node keeps its state in a folder of its own there and can come back after a kill.

@@ -24,7 +24,9 @@ TOLD_SECONDS = 60.0
 
 
 class Feed:
-    """Mutable state: the microbatches being made, where those taken end, and how long training waited.
+    """Prepares microbatches ahead of training in a thread of its own.
+
+    Mutable state: the microbatches being made, where those taken end, and how long training waited.
 
     A node keeps its feed while it serves other stages. `begin` makes it ready, from where training was.
     """

@@ -58,7 +58,10 @@ class Month:
 
 
 class Keeper:
-    """Mutable state: the policy's, and the last verdict."""
+    """Applies the volunteer's limits to a running node: looks every few seconds and pauses or slows it.
+
+    Mutable state: the policy's, and the last verdict.
+    """
 
     def __init__(
         self, limits: VolunteerLimits, senses: Senses, month: Month, duty: Duty, rest: Rest, events: Events

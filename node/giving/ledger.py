@@ -23,7 +23,10 @@ MOST_OWING = 256
 
 @dataclass
 class Had:
-    """Mutable state: what was had from one peer, and the name that it goes by."""
+    """What this node has had from one peer.
+
+    Mutable state: what was had from one peer, and the name that it goes by.
+    """
 
     tokens: int = 0
     rounds: int = 0
@@ -31,7 +34,10 @@ class Had:
 
 
 class ContributionLedger:
-    """Mutable state: what was had from each peer, the receipts of others, and who owes this node one."""
+    """Keeps account of work done for this node and by it, and the signed receipts for it.
+
+    Mutable state: what was had from each peer, the receipts of others, and who owes this node one.
+    """
 
     def __init__(self) -> None:
         self.had = dict[PeerId, Had]()

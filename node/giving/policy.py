@@ -60,7 +60,10 @@ class DutyShare:
 
 
 class Policy:
-    """Mutable state: the share that the temperature allows, and whether it is too hot to run at all."""
+    """Judges by the volunteer's limits whether the node may run now, and at what share of the device.
+
+    Mutable state: the share that the temperature allows, and whether it is too hot to run at all.
+    """
 
     def __init__(self, limits: VolunteerLimits) -> None:
         self._limits = limits

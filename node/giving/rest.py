@@ -11,7 +11,9 @@ Asker = Literal["volunteer", "limits"]
 
 
 class Rest:
-    """Mutable state: the reasons, in words; `asked` is set while there are any, `over` while there are none, and the
+    """The reasons for which a node rests at present; it trains while there are none.
+
+    Mutable state: the reasons, in words; `asked` is set while there are any, `over` while there are none, and the
     node rests while it `lasts`.
     """
 

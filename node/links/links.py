@@ -58,7 +58,9 @@ class Transfer:
 
 @dataclass
 class LinkEstimate:
-    """Mutable state: running estimates of one direction of one link. Times are seconds on the caller's clock.
+    """Estimates round trip and bandwidth of one direction of a link.
+
+    Mutable state: running estimates of one direction of one link. Times are seconds on the caller's clock.
 
     Real traffic is measured as it goes by: nothing here raises, whatever is noted and in whatever order.
     """
@@ -178,7 +180,10 @@ def _within(seconds: float, most: float) -> float:
 
 
 class Links:
-    """Mutable state: an estimate for each of the last `MOST_PEERS` peers, least recently used first."""
+    """The link estimates to the peers that were used most recently.
+
+    Mutable state: an estimate for each of the last `MOST_PEERS` peers, least recently used first.
+    """
 
     def __init__(self, most: int = MOST_PEERS) -> None:
         self._most = most

@@ -32,7 +32,10 @@ MOST_PROBERS = 256  # that are remembered; who was forgotten gets a fresh window
 
 
 class Visitor:
-    """Mutable state: how many answers were nonsense. What is measured goes to `links`."""
+    """Measures the link to one peer by a round trip and a bounded transfer.
+
+    Mutable state: how many answers were nonsense. What is measured goes to `links`.
+    """
 
     def __init__(self, rpc: Rpc, links: Links, rng: random.Random) -> None:
         self._rpc = rpc
@@ -109,7 +112,10 @@ class _Window:
 
 
 class ProbeAllowance:
-    """Mutable state: what each of the last probers has asked for in its window."""
+    """Limits how often other peers may have this node answer their probes.
+
+    Mutable state: what each of the last probers has asked for in its window.
+    """
 
     def __init__(self) -> None:
         self._windows = PeerTable[_Window](MOST_PROBERS)

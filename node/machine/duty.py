@@ -6,7 +6,9 @@ CREDIT_SECONDS = 0.2  # of idle time before a piece of work count as rest
 
 
 class Duty:
-    """Mutable state: the share of the time that may be computed in, above 0 and at most 1, and when what was computed
+    """Keeps a device's share of computing time at what was set, by resting after each piece of work.
+
+    Mutable state: the share of the time that may be computed in, above 0 and at most 1, and when what was computed
     has been rested for. One thread works by it, others set the share.
     """
 

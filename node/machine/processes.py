@@ -62,7 +62,10 @@ class Child:
 
 
 class Children:
-    """Mutable state: the processes started, in order."""
+    """Child processes that are started and ended together.
+
+    Mutable state: the processes started, in order.
+    """
 
     def __init__(self) -> None:
         self.all: list[Child] = []

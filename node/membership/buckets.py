@@ -30,7 +30,10 @@ def level_of(replicas: float, level: int) -> int:
 
 @dataclass
 class StageSize:
-    """Mutable state: what the last sample showed of a stage, and how many looks there were."""
+    """Estimates the size of a stage from a sample of its records and says which of them to read next.
+
+    Mutable state: what the last sample showed of a stage, and how many looks there were.
+    """
 
     estimate: float = 0.0  # replicas
     level: int = 0  # at which a replica should announce itself

@@ -75,7 +75,9 @@ def surveyed(found: Iterable[Peer]) -> list[Peer]:
 
 
 class Capacities:
-    """Mutable state: microbatches per second of each stage, serving replicas of each, and where each peer is.
+    """What each stage can do together, recomputed as peers are added and moved.
+
+    Mutable state: microbatches per second of each stage, serving replicas of each, and where each peer is.
 
     `work` is what a microbatch costs at each stage, in any unit: at another stage a peer does in proportion. One
     whose speed is not known counts as the median of those that are, one that says more than `MOST_CAPACITY` of it as

@@ -40,7 +40,10 @@ RETRY_SECONDS = 60.0
 
 
 class DataSupply:
-    """Mutable state: the data once they were opened, their feed, and the position that the checkpoint had."""
+    """Opens the data and tokenizer that a node trains on and keeps them while it serves other stages.
+
+    Mutable state: the data once they were opened, their feed, and the position that the checkpoint had.
+    """
 
     def __init__(
         self,

@@ -119,7 +119,9 @@ class Membership:
 
 
 class Discovery:
-    """Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved, how far the
+    """Keeps this node's record in the DHT fresh, and its view of the stages that matter to it.
+
+    Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved, how far the
     wall clock is ahead of elapsed time.
     """
 
@@ -268,7 +270,10 @@ class Discovery:
 
 
 class Renewal:
-    """Mutable state: whether it runs. Without it the record ends after its lifetime, in seconds."""
+    """Renews one record in the DHT until told to stop.
+
+    Mutable state: whether it runs. Without it the record ends after its lifetime, in seconds.
+    """
 
     def __init__(
         self, name: str, put: Callable[[], Awaitable[object]], lifetime: float, supervisor: Supervisor

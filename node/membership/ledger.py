@@ -34,7 +34,10 @@ ACQUAINTED_SECONDS = 3_600.0  # since the first of them: then it counts for itse
 
 @dataclass
 class _Offences:
-    """Mutable state: whether each of the last meetings was an offence, and the quarantines so far."""
+    """How one peer's recent meetings went.
+
+    Mutable state: whether each of the last meetings was an offence, and the quarantines so far.
+    """
 
     meetings: deque[bool] = field(default_factory=lambda: deque(maxlen=MEETINGS))
     until: float = float("-inf")
@@ -43,7 +46,9 @@ class _Offences:
 
 @dataclass
 class _Proofs:
-    """Mutable state: whether each of the last checked pieces of work was wrong, how many agreed since one was, and
+    """How one peer's recently checked work turned out.
+
+    Mutable state: whether each of the last checked pieces of work was wrong, how many agreed since one was, and
     when the first one of these did, in elapsed seconds.
     """
 
@@ -53,7 +58,9 @@ class _Proofs:
 
 
 class Ledger:
-    """Mutable state: a record of each peer that ever offended, and of each that proved its work.
+    """Remembers who offended and whose work was checked, and leaves offenders alone for a while.
+
+    Mutable state: a record of each peer that ever offended, and of each that proved its work.
 
     Times are elapsed seconds, so that a clock which is set right frees nobody and locks nobody away.
     """

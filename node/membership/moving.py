@@ -43,7 +43,9 @@ MOST_READ = 256  # records of one look: anybody can put something under the key
 
 
 class Mover:
-    """Mutable state: how long the same stage has been short, the claim of this node, which it renews, when each
+    """Decides when this node moves to another stage, and holds the claim that announces it.
+
+    Mutable state: how long the same stage has been short, the claim of this node, which it renews, when each
     network claimed to move, and who was seen lately and when: a mover has withdrawn its record when it is needed.
     """
 
@@ -227,7 +229,9 @@ def pause_before_look(peers: int, lifetime: float) -> float:
 
 
 class OwnersPlan:
-    """Mutable state: the newest plan that was valid when it was read, its bytes, and what was ignored.
+    """Reads the placement plan that the run's owner has signed and passes it on.
+
+    Mutable state: the newest plan that was valid when it was read, its bytes, and what was ignored.
 
     What is forged, over or malformed is ignored: a warning tells of the first, `ignored` counts all.
     """

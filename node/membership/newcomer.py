@@ -42,7 +42,9 @@ VISITS_DEADLINE = 10.0
 
 
 class Newcomer:
-    """Mutable state: the view of all stages, the links measured on the way, and the claim of this node.
+    """Chooses the stage that a newcomer takes, and announces that until it serves.
+
+    Mutable state: the view of all stages, the links measured on the way, and the claim of this node.
 
     The claim is renewed until `let_go`: whoever looks while this node still makes its parts must see it.
     """

@@ -30,7 +30,10 @@ COPIES = 3  # in the DHT: peers that hold records leave, and a record lives for 
 
 
 class Revoking:
-    """Mutable state: whether this peer itself has been told to go."""
+    """Keeps the list of revoked tokens and peers up to date and acts on it.
+
+    Mutable state: whether this peer itself has been told to go.
+    """
 
     def __init__(
         self,

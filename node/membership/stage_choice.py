@@ -106,7 +106,10 @@ class Volumes:
 
 
 class LinkTable:
-    """Mutable state: round trip and bandwidth between peers, both directions alike, as reported by either."""
+    """Link estimates between any two peers, as they report them.
+
+    Mutable state: round trip and bandwidth between peers, both directions alike, as reported by either.
+    """
 
     def __init__(self) -> None:
         self._round_trips: dict[frozenset[str], float] = {}

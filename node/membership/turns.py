@@ -14,7 +14,10 @@ FREE = 2  # choices that anybody may have of them
 
 
 class Turns:
-    """Mutable state: the last choices, and how many of them are whose."""
+    """Shares out choices of one kind, so that nobody gets more than a small multiple of a fair share.
+
+    Mutable state: the last choices, and how many of them are whose.
+    """
 
     def __init__(self) -> None:
         self._last: deque[PeerId] = deque()

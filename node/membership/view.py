@@ -67,7 +67,9 @@ class _Suspicion:
 
 
 class View:
-    """Mutable state: the last announcement of each peer, where it is, how large stages are, which failed, the ledger.
+    """What this node knows of the other members: their records, by stage, and whom it leaves alone.
+
+    Mutable state: the last announcement of each peer, where it is, how large stages are, which failed, the ledger.
 
     Of a large stage it holds a random sample: `most` replicas, those whose records last longest.
     """

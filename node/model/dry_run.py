@@ -60,7 +60,9 @@ def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
 
 
 class Rehearsal:
-    """Mutable state: what one and two sequences took, in each mode that was tried, and what whole microbatches did.
+    """Measures the memory of a training step before the replica serves, and finds the largest that fits.
+
+    Mutable state: what one and two sequences took, in each mode that was tried, and what whole microbatches did.
 
     `room` tells what may still be taken of the device's memory. Called by the compute thread.
     """

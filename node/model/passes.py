@@ -27,7 +27,10 @@ Learned: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # the loss, and i
 
 
 class Passes:
-    """Mutable state: how passes are computed from now on; float32 with nothing recomputed until that is told."""
+    """Runs forward and backward passes of microbatches through one stage.
+
+    Mutable state: how passes are computed from now on; float32 with nothing recomputed until that is told.
+    """
 
     def __init__(self, stage: Stage, device: torch.device, slow_weights: Mapping[str, torch.Tensor]) -> None:
         """`slow_weights` are φ by the names of the stage's parameters: views, which follow it as it changes."""

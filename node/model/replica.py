@@ -50,7 +50,10 @@ Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parame
 
 
 class Replica:
-    """Mutable state: θ, φ, δ, AdamW's moments, what is owed to partners, accumulated gradients, step and round."""
+    """One copy of a stage: its weights and everything that training changes.
+
+    Mutable state: θ, φ, δ, AdamW's moments, what is owed to partners, accumulated gradients, step and round.
+    """
 
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest

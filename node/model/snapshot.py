@@ -53,7 +53,10 @@ class HostCopier:
 
 
 class CudaCopier(HostCopier):
-    """Mutable state: its stream, and the ends of the parts that were launched last."""
+    """Copies a replica's state from a GPU to the host on a stream of its own, while training goes on.
+
+    Mutable state: its stream, and the ends of the parts that were launched last.
+    """
 
     entries = 2**22  # 16 MiB: a third of a millisecond on PCIe 5, and few launches
     rooms = 2
@@ -103,7 +106,10 @@ def copier_of(device: torch.device) -> HostCopier:
 
 
 class Snapshots:
-    """Mutable state: the copy that is being made, the last whole one, and memory for the next."""
+    """Makes consistent copies of a replica's state while it trains.
+
+    Mutable state: the copy that is being made, the last whole one, and memory for the next.
+    """
 
     def __init__(self, live: Callable[[], StageState], copier: HostCopier) -> None:
         """`live` gives the state itself, which changes."""

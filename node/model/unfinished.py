@@ -42,7 +42,10 @@ class Rows:
 
 @dataclass
 class Unfinished:
-    """Mutable state: what is to be done of a microbatch, and what the parts that are over gave, in order."""
+    """The parts of a microbatch whose backward pass was interrupted, so that it can be resumed.
+
+    Mutable state: what is to be done of a microbatch, and what the parts that are over gave, in order.
+    """
 
     inputs: torch.Tensor  # as the caller gave them; compared by identity
     to_do: deque[Rows]
@@ -65,7 +68,9 @@ class Unfinished:
 
 
 class Accumulation:
-    """Mutable state: the numbers of the parameters whose gradients took something in since the present part began.
+    """Notes which gradients a part of a backward pass has already added to, by hooks on the parameters.
+
+    Mutable state: the numbers of the parameters whose gradients took something in since the present part began.
 
     Watches the parameters of one stage for as long as that lives, and does not make it live longer: autograd's hooks
     hold numbers alone, since Python's collector does not see a parameter that a hook of its own refers to.

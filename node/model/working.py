@@ -27,7 +27,9 @@ class _Master:
 
 
 class WorkingWeights:
-    """Mutable state: the copies, which stand in the layers until `withdraw`, and whether θ has changed since.
+    """Keeps bf16 copies of a stage's matrices for multiplication, made anew when θ changes.
+
+    Mutable state: the copies, which stand in the layers until `withdraw`, and whether θ has changed since.
 
     Called by the compute thread.
     """

@@ -57,7 +57,10 @@ def judged(answers: Mapping[PeerId, torch.Tensor]) -> Comparison:
 
 
 class Checks:
-    """Mutable state: how many checks are under way. What they find is in the ledger."""
+    """Sends a random sample of microbatches to a second replica and compares the answers.
+
+    Mutable state: how many checks are under way. What they find is in the ledger.
+    """
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context

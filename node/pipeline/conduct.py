@@ -31,7 +31,9 @@ TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica 
 
 
 class Norms:
-    """Mutable state: the last `HISTORY` norms.
+    """The usual norm of recent gradients, and what is far beyond it.
+
+    Mutable state: the last `HISTORY` norms.
 
     The median holds while fewer than half of them lie. What is out of proportion enters as the most that is not, so
     that a scale that has changed for good is accepted after half a history.
@@ -50,7 +52,10 @@ class Norms:
 
 
 class Conduct:
-    """Mutable state: the norms of past gradients. Offences are in the ledger."""
+    """Screens the gradients that next-stage peers return, and backs off from peers that return bad ones.
+
+    Mutable state: the norms of past gradients. Offences are in the ledger.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -22,7 +22,9 @@ T = TypeVar("T")
 
 
 class Passage:
-    """Mutable state: what it waits for, how often it got on, and who decides whether it counts.
+    """One microbatch on its way through this stage: counted once, and given up only while it leaves no trace.
+
+    Mutable state: what it waits for, how often it got on, and who decides whether it counts.
 
     It counts from the moment at which the work begins that adds to the stage's gradients. Before, it can be given up
     without a trace; after, it is finished whoever waits. The compute thread decides the one, the loop the other.
@@ -96,7 +98,10 @@ Work: TypeAlias = Callable[[Passage], Coroutine[Any, Any, Answer[Gradient]]]
 
 @dataclass
 class _Delivery:
-    """Mutable state: how many deliveries wait for the answer."""
+    """One microbatch's answer, shared by all deliveries of it.
+
+    Mutable state: how many deliveries wait for the answer.
+    """
 
     passage: Passage
     task: asyncio.Task[Answer[Gradient]]
@@ -104,7 +109,10 @@ class _Delivery:
 
 
 class Deliveries:
-    """Mutable state: the answers in progress, and the last ones that were given."""
+    """Computes each microbatch once, however often it is delivered, and remembers the answer for a while.
+
+    Mutable state: the answers in progress, and the last ones that were given.
+    """
 
     def __init__(self, supervisor: Supervisor, keep: int, new_passage: Callable[[], Passage]) -> None:
         """`keep` is how many are held in all, unless more are in progress."""

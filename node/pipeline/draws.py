@@ -20,7 +20,10 @@ TOLD_SECONDS = 60.0
 
 
 class Draws:
-    """Mutable state: the microbatches drawn ahead for the next step, those dropped, and when drawing began."""
+    """Draws the microbatches of stage 0 from its data, and replacements for those that are dropped.
+
+    Mutable state: the microbatches drawn ahead for the next step, those dropped, and when drawing began.
+    """
 
     def __init__(
         self, context: Context, pipeline: Pipeline, feed: Feed, life: str, max_seconds: float
@@ -112,7 +115,10 @@ class Draws:
 
 
 class Dropped:
-    """Mutable state: how many in a row, how many since people were told, and when that was."""
+    """Spaces out replacements for dropped microbatches and says when to report them.
+
+    Mutable state: how many in a row, how many since people were told, and when that was.
+    """
 
     def __init__(self) -> None:
         self._in_a_row = 0

@@ -32,7 +32,9 @@ class Decision(Enum):
 
 
 class MicrobatchAdmission:
-    """Mutable state: the ids admitted to the current step, those of them done, those ahead of it, and the queue.
+    """Decides which microbatches belong to the current inner step, which may run ahead, and which wait.
+
+    Mutable state: the ids admitted to the current step, those of them done, those ahead of it, and the queue.
 
     `ahead` is how many of the next step's may run forward, at most a batch; `in_flight` how many of both may have run
     forward and not backward.
@@ -145,7 +147,9 @@ def _first(waiting: dict[str, None]) -> str:
 
 
 class Gate:
-    """Mutable state: the admission, a future for each microbatch that waits for its forward or its backward pass,
+    """Holds each microbatch until the inner step that it belongs to may take it.
+
+    Mutable state: the admission, a future for each microbatch that waits for its forward or its backward pass,
     and whether the gate is held or everything passes since no step will come any more.
     """
 
@@ -291,7 +295,10 @@ def _release(turn: asyncio.Future[None] | None) -> None:
 
 
 class Window:
-    """Mutable state: the last answer times. `most` is what the memory allows."""
+    """How many microbatches to keep in flight, so that waiting for their answers costs no time.
+
+    Mutable state: the last answer times. `most` is what the memory allows.
+    """
 
     def __init__(self, batch: int, most: int) -> None:
         self._most = most

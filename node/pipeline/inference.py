@@ -54,7 +54,9 @@ class Memory:
 
 
 class Memories:
-    """Mutable state: what is kept of answers in the making, the longest unused first.
+    """Keeps the key-value caches of answers that are being generated, within a bound.
+
+    Mutable state: what is kept of answers in the making, the longest unused first.
 
     It lives on the event loop, and who works with a memory takes it out: two requests never share one.
     """

@@ -29,7 +29,9 @@ NO_ROOM_SECONDS = 1.0  # before an own microbatch that memory had no room for is
 
 
 class Pipeline:
-    """Mutable state: the losses of this step, whether peers are served, and in a ring the own microbatches that are
+    """Takes microbatches through this stage and onward, and their gradients back.
+
+    Mutable state: the losses of this step, whether peers are served, and in a ring the own microbatches that are
     under way, with whether the head has learned from them.
     """
 

@@ -43,7 +43,10 @@ class _Measured:
 
 
 class Router:
-    """Mutable state: the last answer times and the load of each peer, and who got the last microbatches."""
+    """Chooses the next-stage peer for a microbatch at random, weighted by measured answer times.
+
+    Mutable state: the last answer times and the load of each peer, and who got the last microbatches.
+    """
 
     def __init__(
         self,

@@ -55,7 +55,10 @@ class Home:
 
 
 class StageClient:
-    """Mutable state: what the router, the deadline and the record of conduct learned; whether this node leaves."""
+    """Sends microbatches to peers of the next stage and tries another peer when one fails.
+
+    Mutable state: what the router, the deadline and the record of conduct learned; whether this node leaves.
+    """
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context

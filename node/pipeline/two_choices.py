@@ -23,7 +23,9 @@ LATE = 3.0  # times what an answer takes: who has had one for so long does not g
 
 
 class TwoChoices:
-    """Mutable state: which microbatches of this sender each peer has, and how long the question takes.
+    """Of two candidate peers names the one that has less to do.
+
+    Mutable state: which microbatches of this sender each peer has, and how long the question takes.
 
     Times are seconds of one clock of the caller's.
     """

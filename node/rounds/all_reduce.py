@@ -57,7 +57,10 @@ class _Round:
 
 
 class AllReduce:
-    """Mutable state: who waits here for an all-reduce, and the parts being gathered here."""
+    """Averages over all live replicas of a stage: the DiLoCo baseline.
+
+    Mutable state: who waits here for an all-reduce, and the parts being gathered here.
+    """
 
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context

@@ -91,7 +91,9 @@ class TensorPool:
 
 
 class IncomingUpdate:
-    """Mutable state: ½z as far as it is known, what came compressed, and which pieces of which parts are there.
+    """Collects the partner's contribution to a round, piece by piece.
+
+    Mutable state: ½z as far as it is known, what came compressed, and which pieces of which parts are there.
 
     Its memory is taken when the first piece comes; it is on the CPU.
     """
@@ -191,7 +193,9 @@ class IncomingUpdate:
 
 
 class OutgoingUpdate:
-    """Mutable state: what was sent with losses, until the round is over, and what it allowed for.
+    """Encodes this replica's contribution to a round, piece by piece.
+
+    Mutable state: what was sent with losses, until the round is over, and what it allowed for.
 
     With a codec for near replicas, and `nearness` that knows of none, z goes in int8.
     """

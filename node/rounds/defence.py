@@ -102,7 +102,9 @@ def blocks_of(slices: Sequence[Slice]) -> list[slice]:
 
 
 class Defence:
-    """Mutable state: the history of distances and agreements, the scale of own progress.
+    """Bounds how far a partner's contribution can pull this replica, from what earlier ones were like.
+
+    Mutable state: the history of distances and agreements, the scale of own progress.
 
     `clip` is the radius in medians of past distances, above 0. Offences go into the ledger.
     """
@@ -165,7 +167,10 @@ class Defence:
 
 
 class PartnerHistory:
-    """Mutable state: of each of the last partners, the distances in units of own progress and the agreement."""
+    """Distances and agreement of recent partners.
+
+    Mutable state: of each of the last partners, the distances in units of own progress and the agreement.
+    """
 
     def __init__(self, expected: NDArray[np.float64]) -> None:
         self._expected = expected

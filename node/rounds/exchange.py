@@ -45,7 +45,10 @@ ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
 
 
 class PairExchange:
-    """Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ."""
+    """The exchange with one partner in one round.
+
+    Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ.
+    """
 
     def __init__(
         self, pair: Pair, offer: OutgoingUpdate, partners: IncomingUpdate, tasks: Supervisor
@@ -101,7 +104,9 @@ class PairExchange:
 
 
 class Exchange:
-    """Mutable state: the exchanges agreed or under way; the pairs that averaged lately; past exchange times.
+    """Makes the exchanges of rounds, answers partners' pieces and bounds the memory that they take.
+
+    Mutable state: the exchanges agreed or under way; the pairs that averaged lately; past exchange times.
 
     What they take in memory is bounded by the pairs that the matchmaker agrees to.
     """

@@ -26,7 +26,9 @@ class Assembled:
 
 
 class Assembly:
-    """Mutable state: who waits for the next all-reduce, who is not waited for, how many there have been.
+    """Takes the roll of who averages together in the next all-reduce.
+
+    Mutable state: who waits for the next all-reduce, who is not waited for, how many there have been.
 
     All members of an all-reduce are told the same, so that none of them averages one part with these and another
     part with those. Who is slower than the others by more than `seconds` is waited for once, and then not any more
@@ -109,7 +111,9 @@ class _Gather:
 
 
 class Gathers:
-    """Mutable state: the parts that wait here; of the present all-reduce who has not come in time, what is averaged.
+    """Gathers the members' parts of an all-reduce at their owner and gives back the mean.
+
+    Mutable state: the parts that wait here; of the present all-reduce who has not come in time, what is averaged.
 
     A member has at most `IN_FLIGHT` parts here, so an owner holds no more than that many times the group's size.
     """

@@ -16,7 +16,10 @@ from protocol.rpc import Reply, Rpc
 
 
 class Handshake:
-    """Mutable state: how long answers take."""
+    """Sends the calls by which two replicas agree on a round.
+
+    Mutable state: how long answers take.
+    """
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc

@@ -28,7 +28,9 @@ BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 
 
 class Matchmaker:
-    """Mutable state: the pairing, the last partners, the search for one, what it was told, the tempo, the standing.
+    """Finds the partner of each round and agrees with it when the round ends.
+
+    Mutable state: the pairing, the last partners, the search for one, what it was told, the tempo, the standing.
 
     Peers to `avoid` are not averaged with.
     `agreed` is called once for each pair of a round: when both know of it, at the earliest when the round begins.

@@ -168,7 +168,10 @@ class Refusal:
 
 
 class PartnerSearch:
-    """Mutable state: who has refused and until when, who is known to have a partner, whether to sit out."""
+    """Says which replica to ask next for a round, and whom not to ask again yet.
+
+    Mutable state: who has refused and until when, who is known to have a partner, whether to sit out.
+    """
 
     def __init__(self) -> None:
         self._refused: dict[PeerId, float] = {}  # until which inner step

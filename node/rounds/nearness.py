@@ -21,7 +21,10 @@ LOST = 0.5  # of the blocks unread: the stage is somewhere else than it was thou
 
 
 class Nearness:
-    """Mutable state: the distance to a partner that is expected, float32 [blocks]; None where nothing is known."""
+    """Estimates the distance between replicas block by block, from which codecs for near weights take their cells.
+
+    Mutable state: the distance to a partner that is expected, float32 [blocks]; None where nothing is known.
+    """
 
     def __init__(self, parameters: int) -> None:
         self._blocks = -(-parameters // BLOCK)

@@ -37,7 +37,10 @@ LEAST_AWAY = 60.0  # seconds; a shorter stop is an exchange or a resend that too
 
 
 class Tempo:
-    """Mutable state: the times of the last inner steps and ends of rounds, and when the present step began."""
+    """Times this replica's inner steps and rounds.
+
+    Mutable state: the times of the last inner steps and ends of rounds, and when the present step began.
+    """
 
     def __init__(self, now: float) -> None:
         self._steps: deque[float] = deque(maxlen=TIMED_STEPS)
@@ -128,7 +131,9 @@ class _Absence:
 
 
 class Standing:
-    """Mutable state: whether it began alone, its last inner step, speeds and rounds then, the last absence.
+    """Notices that this replica missed what others did while it was away or too slow.
+
+    Mutable state: whether it began alone, its last inner step, speeds and rounds then, the last absence.
 
     Times are the loop's, in seconds. `lifetime` is that of records: after it a view is fresh.
     """

@@ -52,7 +52,10 @@ SLOTS = tuple(Slot)
 
 
 class Pairing:
-    """Mutable state: the agreements, the proposal under way, who refused, and how the round ends alone."""
+    """The state machine of pairing: proposals in, proposals out, and the agreements that result.
+
+    Mutable state: the agreements, the proposal under way, who refused, and how the round ends alone.
+    """
 
     def __init__(self, me: PeerId, inner_steps: int, window: float, rng: random.Random) -> None:
         self.me = me

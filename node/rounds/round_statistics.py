@@ -48,7 +48,10 @@ class MeetingSample:
 
 
 class RoundStatistics:
-    """Mutable state: the spread as estimated and as predicted, the defence."""
+    """Estimates and predicts the spread of replicas, and applies the defence to each exchange.
+
+    Mutable state: the spread as estimated and as predicted, the defence.
+    """
 
     def __init__(self, context: Context, replica: Replica) -> None:
         outer = context.manifest.outer
@@ -156,7 +159,10 @@ def spread_from_variances(variances: Collection[tuple[float, float]], expected: 
 
 
 class SpreadModel:
-    """Mutable state: the last measurement of s², and Σ over the replicas as it should be now."""
+    """Predicts the spread of replicas from the noise of their rounds.
+
+    Mutable state: the last measurement of s², and Σ over the replicas as it should be now.
+    """
 
     def __init__(self, settings: OuterSettings) -> None:
         self._settings = settings

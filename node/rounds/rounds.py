@@ -28,7 +28,10 @@ from protocol.rpc import Answer, Request, Rpc
 
 
 class Rounds:
-    """Mutable state: the search for a partner, the exchanges, the spread as known."""
+    """Ends rounds: finds the partner, exchanges contributions, takes the outer step.
+
+    Mutable state: the search for a partner, the exchanges, the spread as known.
+    """
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         self._context = context

@@ -79,7 +79,9 @@ class _Donor:
 
 @dataclass
 class _Download:
-    """Mutable state: who told how far it is, the donors of them, who is left out for good, the pieces, whose each is
+    """The download of one stage's state: donors, pieces and what is still missing.
+
+    Mutable state: who told how far it is, the donors of them, who is left out for good, the pieces, whose each is
     and how far those were who gave any.
     """
 

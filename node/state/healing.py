@@ -24,7 +24,10 @@ REASONS: dict[LeftOut, str] = {
 
 
 class Healing:
-    """Mutable state: batches left out since that was last told, and when it was; when weights were last lost."""
+    """Reloads or downloads weights when this replica finds that it has lost its own.
+
+    Mutable state: batches left out since that was last told, and when it was; when weights were last lost.
+    """
 
     def __init__(
         self,

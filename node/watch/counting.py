@@ -81,7 +81,10 @@ def _ratio(part: float, whole: float) -> float:
 
 
 class Tally(dict[PeerId, int]):
-    """Mutable state: the counts of at most `MAX_COUNTED` peers, and in `others` what those let go had together."""
+    """Counts things by peer, for a bounded number of peers.
+
+    Mutable state: the counts of at most `MAX_COUNTED` peers, and in `others` what those let go had together.
+    """
 
     def __init__(self) -> None:
         super().__init__()

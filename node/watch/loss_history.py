@@ -27,7 +27,10 @@ class _Bucket:
 
 
 class LossHistory:
-    """Mutable state: buckets of steps one after another, each of about as many steps, at most an hour old."""
+    """Keeps the training loss of the last hour in a bounded number of buckets.
+
+    Mutable state: buckets of steps one after another, each of about as many steps, at most an hour old.
+    """
 
     def __init__(self) -> None:
         self._buckets: list[_Bucket] = []

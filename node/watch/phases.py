@@ -15,7 +15,9 @@ LEAST_SHOWN = 0.1  # seconds: what took less is not in the summary
 
 
 class Phases:
-    """Mutable state: the phases over and their seconds, the one at hand, and when something was told last.
+    """Reports the phases of a start: each as it begins, while it lasts, and all in one line at the end.
+
+    Mutable state: the phases over and their seconds, the one at hand, and when something was told last.
 
     Called by one thread at a time: the one that imports, then the event loop's.
     """

@@ -52,7 +52,10 @@ def idle_shares(
 
 
 class TimeUse(Trace):
-    """Mutable state: the spans of the last minute, from any thread, the bytes of frames, and what has begun."""
+    """Accounts for a node's time over the last minute: computing, or waiting and for what.
+
+    Mutable state: the spans of the last minute, from any thread, the bytes of frames, and what has begun.
+    """
 
     def __init__(self, inner: Trace = NO_TRACE, clock: Callable[[], float] = time.monotonic) -> None:
         self._inner = inner

@@ -102,7 +102,9 @@ NO_TRACE = Trace()
 
 
 class TraceFile(Trace):
-    """Mutable state: events not yet written, the rows so far, and the file, which its own thread writes.
+    """Writes spans to a trace file in Chrome's format from a thread of its own.
+
+    Mutable state: events not yet written, the rows so far, and the file, which its own thread writes.
 
     Raises `StateError` when the file cannot be written from the start. When it cannot be later, the volunteer is
     told once and tracing ends; training goes on.

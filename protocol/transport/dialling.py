@@ -27,7 +27,9 @@ LONGEST_PAUSE = 60.0
 
 
 class Dials:
-    """Mutable state: the addresses in peers' records, who could not be reached how often and rests until when, and
+    """Limits which addresses of other peers' records are dialled, how often, and when after a failure.
+
+    Mutable state: the addresses in peers' records, who could not be reached how often and rests until when, and
     what may still be dialled. Times are elapsed seconds.
     """
 

@@ -22,7 +22,10 @@ AIM = 0.98  # of the limit: the rest is for what is not seen, as new connections
 
 
 class Bucket:
-    """Mutable state: when all that was taken so far has been paid for, by the clock. A `rate` of 0 is no limit."""
+    """A token bucket over bytes in one direction.
+
+    Mutable state: when all that was taken so far has been paid for, by the clock. A `rate` of 0 is no limit.
+    """
 
     def __init__(self, rate: float, clock: Callable[[], float]) -> None:
         """`rate` in bytes per second."""
@@ -61,7 +64,10 @@ class _Way:
 
 
 class Meter:
-    """Mutable state: both directions, and whether the kernel's counts are known."""
+    """Measures and limits what all streams of a peer send and receive together.
+
+    Mutable state: both directions, and whether the kernel's counts are known.
+    """
 
     def __init__(
         self, upload: float = 0.0, download: float = 0.0, clock: Callable[[], float] = time.monotonic
