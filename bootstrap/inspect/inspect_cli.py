@@ -1,4 +1,4 @@
-"""`noloco status`, `links`, `diagnose` and `doctor`: looks at a running swarm, and at a node on this machine."""
+"""`noloco status`, `links`, `contributors`, `diagnose` and `doctor`: looks at a running swarm, and at a node here."""
 
 from __future__ import annotations
 
