@@ -221,7 +221,7 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
 
 
 def history_point(context: Context) -> HistoryPoint:
-    """The same in short, for those who begin to watch later."""
+    """A node's numbers in short, for those who begin to watch later."""
     counters, now = context.counters, context.view.elapsed()
     return HistoryPoint(
         time=round(context.transport.now(), 3),

@@ -143,7 +143,7 @@ class FirstState:
         return await self._trainer.download() or self._context.manifest.start is None
 
     async def _take_after_move(self) -> bool:
-        """The same, tried again, also where nobody is found at first: a lookup may fail."""
+        """Take the state after a move, again where nobody is found at first: a lookup may fail."""
         for attempt in range(DOWNLOADS):
             await asyncio.sleep(PAUSE_SECONDS if attempt else 0.0)
             await self._discovery.refresh()  # the node's view was that of its old stage

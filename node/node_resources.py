@@ -80,7 +80,7 @@ class NodeResources:
 
     @property
     def membership(self) -> Membership:
-        """Of the run, once it has been found."""
+        """The membership in the run, once it has been found."""
         return Membership(self.rpc, self.signed, self.view, self.links, self.events, self.supervisor)
 
     def time_given(self, *, is_first_stage: bool) -> float:

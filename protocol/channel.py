@@ -201,5 +201,5 @@ class Channel:
 def _limit(
     patience: Patience | None, due: Callable[[Patience], float]
 ) -> AbstractAsyncContextManager[None, bool | None]:
-    """As `until`; what nobody waits for has no limit."""
+    """Like `until`; what nobody waits for has no limit."""
     return nullcontext() if patience is None else until(lambda: due(patience))

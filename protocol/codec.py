@@ -219,7 +219,9 @@ def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
 
 
 def require_finite_values(encoded: Encoded) -> None:
-    """As `require_finite` of the decoded tensor. Raises `CodecError`, in blocks also for scales close to infinity."""
+    """Like `require_finite` of the decoded tensor. Raises `CodecError`, in blocks also for scales close to
+    infinity.
+    """
     if encoded.codec in BITS:
         return  # remainders are finite whatever they are
     if encoded.codec in _IN_BLOCKS:

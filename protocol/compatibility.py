@@ -22,7 +22,7 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Spoken:
-    """By a peer: the number of its protocol, and the version of its program."""
+    """What a peer says it speaks: the number of its protocol, and the version of its program."""
 
     protocol: int
     program: str

@@ -64,7 +64,7 @@ class NotSendable(CodecError):
 
 
 def unpacked_pieces(codec: str, values: int, raw: Tensor, entries: int) -> list[Encoded]:
-    """The same of a one-dimensional tensor in a codec for gossip, in pieces of so many entries, all whole blocks
+    """Unpacks a one-dimensional tensor of a codec for gossip, in pieces of so many entries, all whole blocks
     but the last. Raises `NotSendable`.
     """
     whole = unpacked(codec, [values], raw)

@@ -48,7 +48,7 @@ class Grid:
 
     @property
     def centroids(self) -> Floats:
-        """By code."""
+        """The centroids, by code."""
         return np.concatenate([self.magnitudes, -self.magnitudes])
 
     @property
@@ -99,7 +99,7 @@ def rotated(flat: Tensor, codec: str) -> tuple[Tensor, Tensor]:
 
 
 def rotated_there(flat: Tensor, codec: str) -> tuple[Tensor, Tensor, Tensor]:
-    """The same in torch's operations for another device, and whether all values can be sent. Does not wait.
+    """`rotated` in torch's operations for another device, and whether all values can be sent. Does not wait.
 
     Codes differ where a value is within rounding of a bound.
     """

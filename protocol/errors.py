@@ -28,7 +28,7 @@ class DataError(UserError):
 
 
 class NothingHeldOut(DataError):
-    """Of this text there is not one sequence that nobody trains on; who catches it knows what its user can do."""
+    """There is not one sequence of this text that nobody trains on; who catches it knows what its user can do."""
 
 
 class TokenizerError(UserError):

@@ -43,7 +43,7 @@ class Identity:
 
     @classmethod
     def from_seed(cls, *parts: object) -> Identity:
-        """The same key for the same parts, for simulations and tests; never for a real peer."""
+        """Derive a key from these parts, always the same one, for simulations and tests; never for a real peer."""
         return cls(hashlib.sha256(repr(parts).encode()).digest())
 
     @classmethod

@@ -92,7 +92,7 @@ def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: in
 
 
 def to_lattice_there(flat: Tensor, cells: Tensor, numbers: Tensor, bits: int) -> LatticePoints:
-    """The same in torch's operations, for another device; points differ where one is half way to the next."""
+    """`to_lattice` in torch's operations, for another device; points differ where one is half way to the next."""
     rotated = _rotated(flat)
     least = rotated.abs().amax(dim=1) / MOST_POINTS
     wanted = torch.maximum(cells.to(torch.float32), least).clamp_min(2.0 ** (-CELL_BIAS / CELL_STEPS))
@@ -146,7 +146,7 @@ def read_beside_there(own: Tensor, received: LatticePoints, numbers: Tensor) -> 
 
 
 def _to_lattice_here(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoints:
-    """The same in compiled loops."""
+    """`to_lattice` in compiled loops."""
     rows = _in_blocks(flat.float())
     blocks = len(rows)
     cell_bytes, checksums = torch.empty(blocks, dtype=torch.uint8), torch.empty(blocks, dtype=torch.int32)
@@ -230,7 +230,7 @@ def _on(device: torch.device, table: Callable[[], Tensor]) -> Tensor:
 
 @cache
 def _cell_table() -> Tensor:
-    """Of all bytes. Of numbers that no library computes: both ends have the same cell to the last bit."""
+    """The cell for each byte, from numbers that no library computes: both ends have the same cell to the last bit."""
     quarters = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
     exponents = [divmod(byte - CELL_BIAS, CELL_STEPS) for byte in range(256)]
     return torch.tensor([math.ldexp(quarters[rest], power) for power, rest in exponents], dtype=torch.float32)

@@ -143,12 +143,12 @@ class Model(Section):
 
     @property
     def table_parameters(self) -> int:
-        """Of the embedding, and of the head."""
+        """Parameters of the embedding, and of the head."""
         return self.vocab_size * self.hidden_size
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer."""
+        """Parameters of one decoder layer."""
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
         count = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden

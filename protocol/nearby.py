@@ -23,7 +23,7 @@ CHECKSUM_BYTES = 3
 
 
 def seed_of(pair: str, index: int) -> int:
-    """Of the dither for piece `index` of the contributions under a pair's name; both partners have the same."""
+    """Seed of the dither for piece `index` of the contributions under a pair's name; both partners have the same."""
     return int.from_bytes(hashlib.sha256(f"{pair} {index}".encode()).digest()[:4], "little")
 
 

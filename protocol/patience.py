@@ -18,7 +18,8 @@ MOST_ADVANCES = 1_024  # of one request; a peer that reports more of them is no 
 
 
 class Patience:
-    """Of one request. Mutable state: when it was asked and sent, when it last got on, the longest silence so far.
+    """How long one request may take. Mutable state: when it was asked and sent, when it last got on, the longest
+    silence so far.
 
     Without `stall` it ends `seconds` after it was made. With it, after `seconds` without a byte from the peer, or
     `stall` seconds in which the request did not get on, however often the peer says that it lives. `told` is called
@@ -63,6 +64,6 @@ class Patience:
         return min(max(self._sign, moved) + self.seconds, self._advanced + self._stall)
 
     def frame_due(self, began: float, moved: float) -> float:
-        """The same for a frame of which something has been sent, from `began` on."""
+        """When a frame of which something has been sent, from `began` on, is given up."""
         last = began if self._stall is None else max(began, moved)
         return max(self.due(moved), last + FRAME_SECONDS)

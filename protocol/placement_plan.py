@@ -70,7 +70,7 @@ class PlacementPlan(BaseModel):
         return {peer: stage_of[mark] for peer, mark in marks.items() if mark in stage_of}
 
     def sign(self, key: Identity) -> bytes:
-        """With the key of the run."""
+        """Sign the plan with the key of the run."""
         body: bytes = msgpack.packb(self.model_dump())
         sealed: bytes = msgpack.packb([body, key.sign(_DOMAIN + body)])
         return sealed

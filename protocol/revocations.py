@@ -27,7 +27,7 @@ def revoked_key(run_id: str) -> str:
 
 
 def mark_of(public_key: bytes) -> bytes:
-    """By which a list names a key."""
+    """The mark by which a list of revocations names a key."""
     return hashlib.sha256(public_key).digest()[:SERIAL_BYTES]
 
 

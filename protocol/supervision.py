@@ -30,7 +30,7 @@ PartState = Literal["running", "failed", "ended"]
 
 
 class Tell(Protocol):
-    """As `Events.warn`: a sentence for the volunteer, the name of the event, its fields for programs."""
+    """Like `Events.warn`: a sentence for the volunteer, the name of the event, its fields for programs."""
 
     def __call__(self, sentence: str, event: str, **fields: object) -> None: ...
 

@@ -10,7 +10,7 @@ DISTRIBUTION = "noloco-node"
 
 @cache
 def own_version() -> str:
-    """As its distribution says; empty for a copy that was not installed."""
+    """The version of the installed distribution; empty for a copy that was not installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:

@@ -133,7 +133,7 @@ def cost_of(
 
 
 def _tokens(manifest: Manifest) -> int:
-    """Of an inner step of one replica."""
+    """Tokens of an inner step of one replica."""
     return manifest.inner.microbatches * manifest.tokens_per_microbatch
 
 
@@ -169,7 +169,7 @@ def _link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
 
 
 def step_time(manifest: Manifest, device: Device, links: AssumedLinks, replicas: int) -> StepTime:
-    """Of one replica of each stage."""
+    """Seconds of a step with one replica of each stage."""
     tokens, microbatches = manifest.tokens_per_microbatch, manifest.inner.microbatches
     parts: list[tuple[float, int, Limit]] = []  # seconds for a microbatch
     blocked = 0.0

@@ -56,7 +56,7 @@ class AssumedLinks:
 
     @classmethod
     def between(cls, upload: float, download: float, latency: float) -> AssumedLinks:
-        """Of bytes per second."""
+        """A link of so many bytes per second each way."""
         return cls(min(upload, download) * 8e-6, latency, upload, download)
 
     def up(self) -> float:
@@ -322,7 +322,7 @@ def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
 
 
 def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
-    """By formula: "whole" microbatches with nothing computed twice, "smaller" ones, or "no"."""
+    """How a stage fits, by formula: "whole" microbatches with nothing computed twice, "smaller" ones, or "no"."""
     memory = device.memory * GB
     if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
         return "no"

@@ -83,7 +83,7 @@ class RunOptions:
         return self._adapted(manifest_from(contents))
 
     def _adapted(self, manifest: Manifest) -> Manifest:
-        """With the number of stages and steps that were asked for, validated again."""
+        """The manifest with the number of stages and steps that were asked for, validated again."""
         contents = manifest.model_dump()
         if self.stages is not None:
             contents["stages"] = self.stages

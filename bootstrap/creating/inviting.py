@@ -66,7 +66,7 @@ class Issuer:
 
 
 def write_delegate(directory: Path, file: Path, days: float) -> str:
-    """By what the delegate can be revoked. The file is readable by its owner only."""
+    """Write a delegate's key and return the mark to revoke it by. The file is readable by its owner only."""
     issuer, seed = Issuer.owner(directory), os.urandom(32)
     key, expires = Identity(seed), time.time() + days * DAY
     given = Delegation.sign(issuer.key, issuer.run_id, key.public_key, expires)

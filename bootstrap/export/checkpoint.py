@@ -94,7 +94,7 @@ def sha256_of(path: Path) -> str:
 
 
 def save_json(contents: Mapping[str, object], path: Path) -> None:
-    """As transformers writes config.json and its like. Raises `OSError`."""
+    """Write JSON as transformers writes config.json and its like. Raises `OSError`."""
     path.write_text(json.dumps(contents, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 

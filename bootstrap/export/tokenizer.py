@@ -50,7 +50,7 @@ class ModelTokenizer:
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
-        """Of a file with nothing that ends a text, which no run could have."""
+        """The tokenizer of a file with nothing that ends a text, which no run could have."""
         plain = tokenizers.Tokenizer.from_str(self._file.to_str())
         plain.no_truncation()
         plain.no_padding()
@@ -82,7 +82,9 @@ class ModelTokenizer:
         return total
 
     def _length(self, token: int) -> int:
-        """Of a token whose name has a character for each byte, but for what was added, whose name is its text."""
+        """Bytes of a token whose name has a character for each byte, but for what was added, whose name is its
+        text.
+        """
         added = self._added.get(token)
         return len(str(self._file.id_to_token(token))) if added is None else len(added.encode())
 
@@ -94,7 +96,9 @@ class ModelTokenizer:
         return len(self._file.decode(list(ids), skip_special_tokens=False).encode("utf-8", errors="replace"))
 
     def special_ids(self) -> dict[str, int | None]:
-        """As config.json and generation_config.json name them: what ends a text also fills up."""
+        """Ids of special tokens as config.json and generation_config.json name them: what ends a text also fills
+        up.
+        """
         return {"bos_token_id": self.begin, "eos_token_id": self.end, "pad_token_id": self.end}
 
     def save(self, directory: Path) -> None:
@@ -130,7 +134,9 @@ def tokenizer_of_run(manifest: Manifest, raw: bytes | None) -> ModelTokenizer:
 
 
 def fingerprint_of(manifest: Manifest, raw: bytes | None) -> str:
-    """By which the export's own file is known as the run's tokenizer; empty where bytes are tokens."""
+    """The fingerprint by which the export's own file is known as the run's tokenizer; empty where bytes are
+    tokens.
+    """
     return FileTokenizer(raw, manifest.data.end_of_text).fingerprint() if raw is not None else ""
 
 

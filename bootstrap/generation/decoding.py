@@ -41,7 +41,7 @@ class Decoding:
         return 1 if self.is_greedy else self.top_k
 
     def for_transformers(self) -> dict[str, float]:
-        """The same as keyword arguments of `generate`."""
+        """These settings as keyword arguments of transformers' `generate`."""
         if self.is_greedy:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}

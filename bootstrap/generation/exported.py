@@ -87,7 +87,7 @@ def tokenizer_in(directory: Path) -> ModelTokenizer:
 
 
 def _settings(path: Path) -> dict[str, object]:
-    """Of a file that may be missing or damaged, which then says nothing."""
+    """Settings of a file that may be missing or damaged, which then says nothing."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -96,7 +96,7 @@ def _settings(path: Path) -> dict[str, object]:
 
 
 def _name_of(token: object) -> str | None:
-    """Of a special token, which older files tell with its settings."""
+    """Name of a special token, which older files tell with its settings."""
     name = token.get("content") if isinstance(token, dict) else token
     return name if isinstance(name, str) else None
 

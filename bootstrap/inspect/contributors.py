@@ -22,7 +22,9 @@ DEADLINE = 10.0
 
 
 async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> list[Contribution]:
-    """Of present and former members, as far as somebody among those seen has a receipt, or signs one."""
+    """Contributions of present and former members, as far as somebody among those seen has a receipt, or signs
+    one.
+    """
     slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(peer: PeerId) -> list[Receipt]:

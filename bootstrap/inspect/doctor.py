@@ -102,7 +102,7 @@ def _driver() -> str:
 
 
 def _mtu(host: str = "192.0.2.1") -> CheckResult:
-    """Of the way towards `host`, as far as the kernel knows it; nothing is sent."""
+    """MTU of the way towards `host`, as far as the kernel knows it; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, 9))

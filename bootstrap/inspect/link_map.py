@@ -103,7 +103,8 @@ def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list
 
 
 def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
-    """As JSON: ms one way, Gbit/s, null where nobody has measured. The largest stage gives the bytes of a round.
+    """A scenario for `noloco plan` as JSON: ms one way, Gbit/s, null where nobody has measured. The largest stage
+    gives the bytes of a round.
 
     "throughput" is there only when all nodes tell theirs; it holds for the stages that they serve now.
     """

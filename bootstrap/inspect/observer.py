@@ -218,7 +218,7 @@ async def measure_spread(observer: Observer, among: Collection[PeerId] | None = 
 
 
 async def sampled_spreads(observer: Observer, rng: random.Random) -> dict[int, float]:
-    """The same by stage, on random entries of φ of all replicas that answer, at one moment.
+    """Spread by stage, on random entries of φ of all replicas that answer, at one moment.
 
     1,024 entries of each of up to `PIECES_SAMPLED` pieces, by a request each: within 5 % or so of the whole. Without
     stages of which no two replicas answer.

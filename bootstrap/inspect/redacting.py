@@ -39,7 +39,7 @@ class Redactor:
         )
 
     def of(self, value: object) -> object:
-        """The same, of texts in lists and mappings to any depth; keys count, too."""
+        """Redact texts in lists and mappings to any depth; keys count, too."""
         for text in _texts(value):
             self._peers.update(PEER.findall(text))
         return self._of(value)

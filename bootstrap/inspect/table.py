@@ -41,7 +41,7 @@ class Picture:
         return [sighting.stats for sighting in self.sightings if sighting.stats is not None]
 
     def spread(self) -> float | None:
-        """As it is on a sample of the weights; where none was taken, what the nodes expect of their last meetings."""
+        """Spread on a sample of the weights; where none was taken, what the nodes expect of their last meetings."""
         if self.sampled_spread is not None:
             return self.sampled_spread
         return _mean([stats.spread for stats in self.stats], power=2)

@@ -63,12 +63,12 @@ class Seen:
     version: str = ""
 
     def stats(self, stage: int | None = None) -> list[NodeStats]:
-        """Of the nodes that answer."""
+        """Statistics of the nodes that answer."""
         told = [s.stats for s in self.sightings if s.stats is not None]
         return [stats for stats in told if stage is None or stats.stage == stage]
 
     def serving(self, stage: int) -> list[NodeStats]:
-        """Of the replicas that take part in training."""
+        """The replicas of a stage that take part in training."""
         return [stats for stats in self.stats(stage) if stats.state == "serving"]
 
     @property
@@ -114,7 +114,7 @@ def _by_severity(found: Iterable[Finding]) -> list[Finding]:
 
 
 def tokens_per_second(seen: Seen) -> float:
-    """Of the whole run: what its first stage trains, 0 where a stage has nobody."""
+    """Tokens per second of the whole run: what its first stage trains, 0 where a stage has nobody."""
     return 0.0 if seen.empty else sum(stats.tokens_per_second for stats in seen.serving(0))
 
 

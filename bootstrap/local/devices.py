@@ -24,7 +24,7 @@ def devices_told(setting: str) -> tuple[tuple[str, ...], str]:
 
 
 def _checked(device: str) -> str:
-    """As `choose_device`, without taking memory of a GPU that this process computes nothing on."""
+    """Like `choose_device`, without taking memory of a GPU that this process computes nothing on."""
     if not device.startswith("cuda"):
         return choose_device(device)
     number = device.removeprefix("cuda").removeprefix(":") or "0"

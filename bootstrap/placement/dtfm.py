@@ -72,7 +72,7 @@ class DtfmProblem:
         )
 
     def coarse(self, generator: np.random.Generator) -> tuple[DtfmProblem, Integers] | None:
-        """The same among clusters of devices, and their members [C, m]; None where that is of no use.
+        """The problem among clusters of devices, and their members [C, m]; None where that is of no use.
 
         A device's sum over its group becomes a cluster's, each other cluster standing for its m members.
         """

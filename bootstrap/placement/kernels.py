@@ -123,7 +123,9 @@ EPSILON = 1e-12  # shares below this are rounding
 
 
 class PathSearch(NamedTuple):
-    """Of one shortest path: distances, what each was reached from (−1: a start), and which are final."""
+    """Memory for one search of a shortest path: distances, what each was reached from (−1: a start), and which are
+    final.
+    """
 
     row_distance: Floats
     column_distance: Floats
@@ -207,7 +209,7 @@ def nearest(search: PathSearch) -> tuple[int, int]:
 
 @compiled
 def send(flow: Floats, left: Floats, wanted: Floats, end: int, search: PathSearch) -> None:
-    """As much as the way to `end` takes: what its row has left, its column wants, its links can give back."""
+    """Send as much as the way to `end` takes: what its row has left, its column wants, its links can give back."""
     amount, j = wanted[end], end
     while search.from_column[search.from_row[j]] >= 0:
         i = search.from_row[j]

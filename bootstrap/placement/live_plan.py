@@ -53,7 +53,9 @@ class LiveSwarm:
         return np.array([peer.stage for peer in self.peers], np.int64)
 
     def scenario(self) -> Scenario:
-        """With the speeds that the nodes tell and the stages that they may serve. Raises `ScenarioError`."""
+        """The scenario with the speeds that the nodes tell and the stages that they may serve. Raises
+        `ScenarioError`.
+        """
         if len(self.peers) < max(2, self.manifest.stages):
             raise ScenarioError(
                 f"{len(self.peers)} nodes cannot fill {self.manifest.stages} stages: wait until more have joined."

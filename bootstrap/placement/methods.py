@@ -205,7 +205,7 @@ def ordered(problem: Problem, found: Iterator[Found]) -> Iterator[Found]:
 
 
 def in_best_order(problem: Problem, found: Found) -> Found:
-    """The same groups with the stages reordered, by single changes until none helps."""
+    """The groups with the stages reordered, by single changes until none helps."""
     order, best, evaluations = list(range(problem.stages)), found, 0
     improved = True
     while improved:
@@ -240,7 +240,9 @@ def neighbours(order: list[int]) -> Iterator[list[int]]:
 def genetic(
     problem: Problem, meter: BudgetMeter, generator: np.random.Generator, wasted_links: bool = True
 ) -> Iterator[Found]:
-    """With DT-FM's local search, which moves fast links out of groups, or else with Kernighan and Lin's."""
+    """The genetic search with DT-FM's local search, which moves fast links out of groups, or else with Kernighan
+    and Lin's.
+    """
     population: list[Found] = []
     for found in islice(random_placements(problem, meter, generator), POPULATION):
         population.append(found)

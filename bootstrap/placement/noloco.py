@@ -118,7 +118,7 @@ class NolocoProblem:
         return float(anneal_moves(self.model, state, best, least, temperature, steps, generator))
 
     def coarse(self, generator: np.random.Generator) -> tuple[NolocoProblem, Integers] | None:
-        """The same among clusters of devices, and their members [C, m]; None where that is of no use.
+        """The problem among clusters of devices, and their members [C, m]; None where that is of no use.
 
         A cluster has the links and throughput of its members together; only exchanges inside one are left out.
         """

@@ -32,7 +32,7 @@ Members = tuple[tuple[int, ...], ...]  # the devices of each cluster
 
 
 def by_device(contents: Mapping[str, object]) -> tuple[dict[str, object], Members]:
-    """The same scenario with links between devices, or between clusters, whose members come with it.
+    """The scenario with links between devices, or between clusters, whose members come with it.
 
     Raises `ScenarioError`.
     """

@@ -42,7 +42,7 @@ class Opinion:
         return contribution(self._theta, self.phi, SETTINGS)
 
     def end_round(self, partners: Any) -> None:
-        """With the partner's contribution, or alone."""
+        """End a round with the partner's contribution, or alone."""
         z = self.contribution()
         outer_step(self.phi, self._delta, z if partners is None else (z + partners) / 2, SETTINGS)
         self._train()
@@ -55,5 +55,5 @@ def spread_of(opinions: Sequence[Opinion]) -> float:
 
 
 def expected_spread(replicas: int) -> float:
-    """Of so many replicas, long after the start."""
+    """Expected spread of so many replicas, long after the start."""
     return math.sqrt(stationary_variance(SETTINGS, replicas))

@@ -28,7 +28,7 @@ REACH = 20.0  # peers of a bucket of the routing table: each hop divides what is
 
 
 def look_bytes(records: int) -> int:
-    """Of one search for a key, requests and answers."""
+    """Bytes of one search for a key, requests and answers."""
     return LOOK_BYTES + RECORD_BYTES * records * (COPIES if records >= WHOLE_FROM else ALL_COPIES)
 
 

@@ -82,7 +82,7 @@ class Joining:
         return surveyed(p for p in peers if self._asked.get(p.peer, True)), seconds
 
     def _settle(self, stage: int) -> Iterator[float]:
-        """As `Newcomer._settle`."""
+        """Like `Newcomer._settle`."""
         peer, world = self._peer, self._world
         self._claim(stage)
         for look in range(LOOKS):

@@ -39,7 +39,7 @@ class ModelledNetwork:
         self.round_trip = 2 * mean * (1 + self._jitter / 2)  # mean over pairs of peers
 
     def latency(self, one: SwarmPeer, other: SwarmPeer) -> float:
-        """Of one message, one way, in seconds."""
+        """Latency of one message, one way, in seconds."""
         seconds = self._latency[one.region][other.region]
         if one.dials_out and other.dials_out:
             seconds *= 2.0  # over a relay

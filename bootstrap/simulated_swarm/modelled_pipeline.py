@@ -105,7 +105,7 @@ class ModelledPipeline:
         self.arrive(Passing(self, f"{next(self._names)}", None, self._world.now))
 
     def hold(self) -> None:
-        """As `Gate.hold`: what waits goes elsewhere."""
+        """Like `Gate.hold`: what waits goes elsewhere."""
         if self.stage == 0:
             return
         self._held = True

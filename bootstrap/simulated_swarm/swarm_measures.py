@@ -79,7 +79,7 @@ class SwarmMeasures:
 
     @property
     def digest(self) -> str:
-        """Of all events: the same for the same scenario and seed."""
+        """Digest of all events: the same for the same scenario and seed."""
         return self._digest.hexdigest()
 
     # --- what happens -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from bootstrap.simulated_swarm.swarm_world import SwarmWorld
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Of sorted or unsorted values; None without any."""
+    """Quantile of sorted or unsorted values; None without any."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
@@ -26,7 +26,7 @@ def throughput_of(moments: Sequence[Moment], side: int | None = None) -> float |
 
 @dataclass(frozen=True)
 class SwarmOutcome:
-    """Of the time after the warm-up. None: there was nothing of the kind."""
+    """What came of a simulation, in the time after the warm-up. None: there was nothing of the kind."""
 
     scenario: str
     seed: int

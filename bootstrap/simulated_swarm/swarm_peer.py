@@ -75,7 +75,7 @@ class SwarmPeer:
         return self.pipelines.get(self.stage)
 
     def pipeline_at(self, stage: int) -> ModelledPipeline:
-        """Of a stage that it says, or said, to serve."""
+        """The pipeline of a stage that it says, or said, to serve."""
         known = self.pipelines.get(stage)
         if known is None:
             known = self.pipelines[stage] = ModelledPipeline(self, stage, self.rng)
@@ -178,7 +178,7 @@ class SwarmPeer:
         )
 
     def announce(self, state: State = "serving") -> None:
-        """As `Discovery.announce`."""
+        """Like `Discovery.announce`."""
         world, level = self.world, self.view.level(self.stage)
         now = world.now
         said = self.announcement(state).model_copy(update={"level": level})
@@ -192,7 +192,7 @@ class SwarmPeer:
         self._announced = now if stored else float("-inf")
 
     def look(self, stage: int, view: View | None = None) -> int:
-        """As `read_stage`; returns the bytes that it took."""
+        """Like `read_stage`; returns the bytes that it took."""
         look, nbytes = look_at(view or self.view, RUN_ID, stage, self.peer), 0
         key = next(look)
         while True:
@@ -205,7 +205,7 @@ class SwarmPeer:
                 return nbytes
 
     def discover(self) -> Iterator[float]:
-        """As `Discovery.run`: yields the seconds to wait."""
+        """Like `Discovery.run`: yields the seconds to wait."""
         world, stage = self.world, self.stage
         lifetime, stages = world.scenario.run.record_lifetime, len(world.serving)
         neighbours = [s for s in (stage - 1, stage, stage + 1) if 0 <= s < stages]

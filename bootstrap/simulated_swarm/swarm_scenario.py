@@ -169,7 +169,7 @@ def read_scenario(name: str) -> SwarmScenario:
 
 
 def changed(scenario: SwarmScenario, **settings: object) -> SwarmScenario:
-    """With other settings of the run, those that are not None. Raises `ScenarioError`."""
+    """The scenario with other settings of the run, those that are not None. Raises `ScenarioError`."""
     given = {name: value for name, value in settings.items() if value is not None}
     run = scenario.run.model_dump() | given
     return swarm_scenario(scenario.model_dump() | {"run": run}, f"The scenario {scenario.name}")

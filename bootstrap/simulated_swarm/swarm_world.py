@@ -172,7 +172,7 @@ class SwarmWorld:
             yield BIN
 
     def _spread(self) -> float | None:
-        """By what the theory expects, mean over the stages with three replicas and more."""
+        """Spread by what the theory expects of it, mean over the stages with three replicas and more."""
         by_stage: list[list[Opinion]] = [[] for _ in self.stages]
         for peer in self.alive.values():
             if peer.serves and peer.partnering is not None and len(by_stage[peer.stage]) < SPREAD_SAMPLE:

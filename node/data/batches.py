@@ -142,7 +142,7 @@ class TrainingData:
         yield from batches
 
     def trained_batches(self, tokens: int, sequences: int, limit: int) -> Iterator[Batch]:
-        """The same of the documents that are trained on."""
+        """Batches of the documents that are trained on."""
         return self._spread(self._documents.training((), 0, 0), tokens, sequences, limit)
 
     def _spread(

@@ -48,7 +48,7 @@ class Documents(Protocol):
 
     @property
     def identity(self) -> str:
-        """The same for the same documents, however they are stored."""
+        """A name for these documents that is the same however they are stored."""
 
     def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
         """The documents to train on in the order of (seed, epoch), from the `first` on: each of them once."""

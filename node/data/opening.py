@@ -67,7 +67,7 @@ def open_data(manifest: Manifest, plan: DataPlan, tokenizer: bytes | None) -> Tr
 
 
 def tokenised_by(tokenizer: Tokenizer, manifest: Manifest, plan: DataPlan) -> TrainingData:
-    """The same by a tokenizer that is known to do what the run's does."""
+    """Tokenise the documents by a tokenizer that is known to do what the run's does."""
     plan.require(manifest)
     return TrainingData(_documents(manifest, plan), tokenizer)
 

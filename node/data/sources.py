@@ -303,7 +303,7 @@ def _dataset_files(directory: Path) -> list[Path]:
 
 
 def _files_of_split(directory: Path) -> list[Path]:
-    """As Hugging Face's library assigns files to splits, by their names or by what README.md says."""
+    """Files by split as Hugging Face's library assigns them, by their names or by what README.md says."""
     datasets = optional("datasets", "data")
     try:
         files = datasets.load_dataset_builder(str(directory)).config.data_files

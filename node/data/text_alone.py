@@ -19,7 +19,7 @@ _BYTE = re.compile(
 
 
 def text_alone(settings: Settings, end_of_text: str) -> Settings:
-    """The same tokenizer for text alone; ids stay. It always gives the same ids, cuts nothing and adds nothing."""
+    """A tokenizer for text alone with the same ids. It always gives the same ids, cuts nothing and adds nothing."""
     hidden = hidden_names(settings, end_of_text)
     added = [
         token | {"content": hidden.get(token["content"], token["content"])}

@@ -82,7 +82,9 @@ class FileTokenizer:
         self.size = max(token for name, token in ids.items() if name not in unwritten) + 1
 
     def fingerprint(self) -> str:
-        """The same for all files that give the same ids under the same names, in whatever form they were written."""
+        """A name shared by all files that give the same ids under the same names, in whatever form they were
+        written.
+        """
         named = [[token] for token, name in self._names if name not in self._hidden]
         texts = [SAMPLE, *self._tokenizer.decode_batch(named, skip_special_tokens=False)]
         does = hashlib.sha256(json.dumps([self.end_of_text, self._names]).encode())

@@ -66,7 +66,7 @@ def are_others(listed: set[int], own: int, computes_here: bool) -> bool:
 
 
 def somebody(now: float) -> str:
-    """The same for people alone, at this wall-clock time."""
+    """Who is at the machine at this wall-clock time, in a sentence; empty when nobody is."""
     if sys.platform == "darwin":
         return "" if _mac_idle() >= IDLE_SECONDS else "Somebody is at the machine."
     for user in psutil.users():

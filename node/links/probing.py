@@ -93,7 +93,7 @@ class Visitor:
 
 
 def probe_digest(nonce: bytes, payload: Buffer) -> bytes:
-    """Of all that was sent: nobody can answer before it has arrived."""
+    """Digest of all that was sent: nobody can answer before it has arrived."""
     digest = blake2b(nonce, digest_size=16)
     digest.update(payload)
     return digest.digest()

@@ -26,7 +26,7 @@ def at_home(path: Path | str) -> Path:
 
 
 def paths_at_home(value: T) -> T:
-    """The same for a setting of whatever type: a path, several, or none."""
+    """Expand "~" in a setting of whatever type: a path, several, or none."""
     if isinstance(value, Path):
         return at_home(value)  # type: ignore[return-value]
     if isinstance(value, (list, tuple)):

@@ -16,7 +16,7 @@ class Hours:
 
     @classmethod
     def parse(cls, text: str) -> Hours:
-        """Of "22-07" or "22:30-07:15". Raises `ValueError`."""
+        """Read "22-07" or "22:30-07:15". Raises `ValueError`."""
         found = re.fullmatch(r"\s*(\d{1,2})(?::(\d\d))?\s*-\s*(\d{1,2})(?::(\d\d))?\s*", text)
         try:
             if found is None:
@@ -26,7 +26,7 @@ class Hours:
             raise ValueError(f"{text!r} are no hours: write them as 22-07 or 22:30-07:15") from None
 
     def covers(self, now: datetime) -> bool:
-        """By its own clock: local time, if that is what it is."""
+        """Whether `now`, by its own clock, lies within these hours: local time, if that is what it is."""
         moment = now.time()
         if self.start < self.end:
             return self.start <= moment < self.end

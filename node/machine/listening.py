@@ -22,7 +22,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def require_place(text: str, flag: str) -> tuple[str, int]:
-    """As `parse_listen`; raises `UserError` that names `flag`. An empty text, for nowhere, is ("", 0)."""
+    """Like `parse_listen`; raises `UserError` that names `flag`. An empty text, for nowhere, is ("", 0)."""
     try:
         return parse_listen(text) if text else ("", 0)
     except ValueError as problem:

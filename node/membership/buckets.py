@@ -74,7 +74,7 @@ class StageSize:
         return level, (start + self.looks * stride) % 2**level
 
     def _level_at(self, place: float) -> int:
-        """By the replicas of each; `place` is between 0 and 1."""
+        """A level drawn by the replicas of each; `place` is between 0 and 1."""
         levels = self._levels
         left = place * sum(self.shares[level] for level in levels)
         for level in levels:

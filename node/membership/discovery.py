@@ -72,7 +72,7 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
 
 
 async def read_whole_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
-    """The same of every bucket, up to `MOST_BUCKETS` of them: for those who look once, and for people."""
+    """Read every bucket of a stage, up to `MOST_BUCKETS` of them: for those who look once, and for people."""
     await read_stage(transport, run_id, stage, view)
     for level in [level for level in view.sizes[stage].shares if level]:
         for bucket in range(min(2**level, MOST_BUCKETS)):

@@ -143,7 +143,7 @@ class Shares:
 
     @cached_property
     def least(self) -> float:
-        """Of a peer."""
+        """The least share of a peer."""
         return min(self.of_peer.values(), default=1.0)
 
 

@@ -37,7 +37,7 @@ class Member:
 
     @cached_property
     def network(self) -> str:
-        """By the addresses that it announces."""
+        """The network that the peer is in, by the addresses that it announces."""
         return network_of(self.announcement.addresses)
 
 
@@ -202,7 +202,7 @@ class View:
             self._networks[peer] = network
 
     def group_of(self, peer: PeerId) -> Hashable:
-        """With whom it shares what its network gets: itself alone, once it is familiar."""
+        """The group with which it shares what its network gets: itself alone, once it is familiar."""
         return peer if self.ledger.is_familiar(peer, self.elapsed()) else self._networks.get(peer)
 
     def _group(self) -> Callable[[PeerId], Hashable]:
@@ -218,7 +218,7 @@ class View:
         return thinned(peers, self._group(), rng)
 
     def stage_of(self, peer: PeerId, now: float) -> int | None:
-        """By its current record, in whatever state; None without one."""
+        """The stage of a peer by its current record, in whatever state; None without one."""
         member = self._members.get(peer)
         return member.announcement.stage if member is not None and _is_current(member, now) else None
 

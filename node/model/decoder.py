@@ -47,7 +47,7 @@ class KeyValues:
 
 
 class Linear(nn.Linear):
-    """As torch's, with weights of any value: whoever makes a stage draws or loads them."""
+    """torch's `Linear` with weights of any value: whoever makes a stage draws or loads them."""
 
     def reset_parameters(self) -> None:
         """Draw nothing."""
@@ -199,7 +199,7 @@ def turned(heads: torch.Tensor, waves: Waves) -> torch.Tensor:
 
 
 def frequencies(model: Model, longest: int, tokens: int = 0) -> torch.Tensor:
-    """By how much one position turns each pair of values, float32 [D / 2]; of `tokens` where they are dynamic."""
+    """Angle by which one position turns each pair of values, float32 [D / 2]; of `tokens` where they are dynamic."""
     rope, size = model.rope, model.head_size
     theta, factor = model.rope_theta, rope.factor or 1.0
     if rope.type == "dynamic" and size > 2:  # NTK: the base grows with the length
@@ -231,7 +231,7 @@ def _between_pairs(model: Model, plain: torch.Tensor) -> torch.Tensor:
     known, size = model.rope.given(), model.head_size
 
     def place(turns: float) -> float:
-        """Of the pair that turns so often in the original positions."""
+        """Place of the pair that turns so often in the original positions."""
         length = known["original_max_position_embeddings"] / (turns * 2 * math.pi)
         return size * math.log(length) / (2 * math.log(model.rope_theta))
 

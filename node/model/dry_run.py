@@ -110,7 +110,7 @@ class Rehearsal:
         raise self._refusal(allowed, room)
 
     def _room_for_activations(self) -> Room:
-        """Of what is free now, without what rounds, checkpoints and messages will take of it."""
+        """Bytes that are free now, without what rounds, checkpoints and messages will take of them."""
         self._meter.begin()
         room = self._room()
         if self._replica.device.type != "cpu":
@@ -188,7 +188,9 @@ class Rehearsal:
         return lambda: (torch.ones(*shape, self._manifest.model.hidden_size), labels)
 
     def _refusal(self, allowed: list[Way], room: Room) -> ResourceError:
-        """With the bytes that the most sparing way took, where it could be tried."""
+        """The error for a stage that does not fit, with the bytes that the most sparing way took, where it could be
+        tried.
+        """
         candidates = [way for way in allowed if way.least == 1]
         costs = [self._cost(way) or self._formula(way) for way in candidates]
         needed = int(min(cost.peak for cost in costs if cost is not None) / usable_on(self._replica.device))
@@ -219,7 +221,9 @@ class MemoryMeter(abc.ABC):
 
 
 class CudaMeter(MemoryMeter):
-    """By torch's allocator, which every tensor on the device comes from: peaks with the gaps that it leaves."""
+    """Measures by torch's allocator, which every tensor on the device comes from: peaks with the gaps that it
+    leaves.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -243,7 +247,9 @@ class CudaMeter(MemoryMeter):
 
 
 class HostMeter(MemoryMeter):
-    """By the resident size of the process, whose peak the kernel keeps; where it does not, by samples of it."""
+    """Measures by the resident size of the process, whose peak the kernel keeps; where it does not, by samples of
+    it.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()

@@ -81,7 +81,7 @@ class StageState:
     residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
 
     def holding(self, tensors: Mapping[str, torch.Tensor]) -> StageState:
-        """The same counts with these tensors, by name."""
+        """A flat layout of the same counts that holds these tensors, by name."""
         return StageState(
             self.step, self.round, self.steps_in_round, self.updates, tensors["phi"], tensors["theta"],
             tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"),

@@ -108,7 +108,9 @@ def _logits(part: torch.Tensor, weight: torch.Tensor, vocabulary: int, into: tor
 
 
 def logits_bytes(tokens: int, vocabulary: int, precision: str) -> int:
-    """Of a chunk of so many tokens; in bf16, which is for devices, beside their float32 and the softmax."""
+    """Bytes of the logits of a chunk of so many tokens; in bf16, which is for devices, beside their float32 and the
+    softmax.
+    """
     on_host = precision == "fp32"
     rows = vocabulary if on_host else padded(vocabulary)
     return min(tokens, _chunk_tokens(rows, on_host)) * rows * (4 if on_host else 2 + 4 + 2)

@@ -38,7 +38,7 @@ class MicrobatchBytes:
     peak: int
 
     def of(self, in_flight: int) -> int:
-        """Of so many microbatches, one of which is computed."""
+        """Bytes of so many microbatches in flight, one of which is computed."""
         return (in_flight - 1) * self.kept + self.peak
 
 
@@ -109,7 +109,7 @@ def _messages(manifest: Manifest, stage: int) -> int:
 
 
 def forward_bytes(manifest: Manifest) -> int:
-    """Of a microbatch on its way to the next stage: activations and labels."""
+    """Bytes of a microbatch on its way to the next stage: activations and labels."""
     return (
         nbytes_of(manifest.wire.activations, _boundary(manifest))
         + manifest.tokens_per_microbatch * LABEL_BYTES
@@ -117,7 +117,7 @@ def forward_bytes(manifest: Manifest) -> int:
 
 
 def backward_bytes(manifest: Manifest) -> int:
-    """Of its gradient on the way back."""
+    """Bytes of its gradient on the way back."""
     return nbytes_of(manifest.wire.gradients, _boundary(manifest))
 
 

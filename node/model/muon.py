@@ -46,7 +46,9 @@ def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Muon:
-    """Of some matrices of one shape. Mutable state: their momentum, a part of AdamW's flat first moment."""
+    """The optimizer of some matrices of one shape. Mutable state: their momentum, a part of AdamW's flat first
+    moment.
+    """
 
     def __init__(
         self, inner: Inner, places: Sequence[Slice], flat: FlatParameters, momentum: torch.Tensor

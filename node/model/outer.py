@@ -128,7 +128,7 @@ def _outer_pass(phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor, weight
 def _outer_pass_in_place(
     phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor | None, a: float, b: float, c: float
 ) -> None:
-    """The same in a pass for each operation, and no memory."""
+    """The outer step in a pass for each operation, without further memory."""
     delta.mul_(a).add_(theta, alpha=b).add_(phi, alpha=c)
     if added is not None:
         delta.add_(added)

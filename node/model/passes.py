@@ -109,7 +109,7 @@ class Passes:
         return leaf.grad
 
     def backward_again(self, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-        """The same with the forward pass repeated, slice by slice: where its graph was not kept, or is spent."""
+        """`backward` with the forward pass repeated, slice by slice: where its graph was not kept, or is spent."""
         unfinished = self._begun(leaf)
         leaf, gradient = leaf.detach(), gradient.to(self._device)
         for part in unfinished.parts(self.execution.at_once):
@@ -152,7 +152,7 @@ class Passes:
         cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> Iterator[torch.Tensor]:
-        """The same, as many sequences at a time as training computes at once; a cache is of one sequence."""
+        """`evaluate` for as many sequences at a time as training computes at once; a cache is of one sequence."""
         for part in self._slices(inputs.to(self._device)):
             arguments = (part, is_back, cache, gives_logits)
             outputs = torch.func.functional_call(self.stage, self._slow_weights, arguments)
@@ -262,7 +262,7 @@ class Passes:
         self._is_spoiled = before
 
     def _slices(self, tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Of a microbatch's first dimension, as many sequences each as are computed at once."""
+        """Slices of a microbatch's first dimension, as many sequences each as are computed at once."""
         return torch.split(tensor, self.execution.at_once or max(1, len(tensor)))
 
 

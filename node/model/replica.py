@@ -279,7 +279,7 @@ class Replica:
         return [_on_host(source[bounds]) for source in sources]
 
     def read_saved_piece(self, index: int) -> tuple[StageState, list[torch.Tensor]] | None:
-        """The same from the last snapshot, where φ is still as it was then, with whose it is. From any thread."""
+        """A piece of the last snapshot, where φ is still as it was then, with whose it is. From any thread."""
         return self.snapshots.read(self.round, self.piece_bounds(index))
 
     def is_finite(self) -> bool:

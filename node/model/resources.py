@@ -51,7 +51,9 @@ def memory_of(device: torch.device, processes: int = 1) -> int:
 
 
 def room_on(device: torch.device, most: int = 0) -> Room:
-    """Of the device's own memory, the host's for a processor; `most` bytes are all that the volunteer gives."""
+    """What is free of the device's own memory, the host's for a processor; `most` bytes are all that the volunteer
+    gives.
+    """
     if device.type != "cuda":
         return host_room(most)
     free, total = torch.cuda.mem_get_info(device)

@@ -80,7 +80,7 @@ class Stage(nn.Module):
         cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> torch.Tensor:
-        """As `body`, with logits [sequences, tokens, vocabulary] at the end of the model if it `gives_logits`.
+        """Like `body`, with logits [sequences, tokens, vocabulary] at the end of the model if it `gives_logits`.
 
         In a ring the first stage makes them of what it gets from the last one, with `is_back`.
         """

@@ -83,7 +83,7 @@ class StageWork:
         return tokens_in if are_tokens else self._activations(inputs), labels.long()
 
     def _activations(self, encoded: Encoded) -> torch.Tensor:
-        """As float32, on a GPU made of their bytes there. Raises `Refused` for NaN and infinity.
+        """Activations as float32, on a GPU made of their bytes there. Raises `Refused` for NaN and infinity.
 
         That is looked for here, in scales where the codec has some: to ask the GPU would be to wait for it.
         """
@@ -123,7 +123,7 @@ class StageWork:
         return self._learn(load, self._passes.last_stage)
 
     def head(self, load: Load, learns: bool) -> PendingResult[LossAndAnswer]:
-        """As `last_stage`, in a ring at the first stage."""
+        """Like `last_stage`, in a ring at the first stage."""
         return self._learn(load, partial(self._passes.head, learns=learns))
 
     def _learn(
@@ -212,7 +212,7 @@ def _labels(labels: torch.Tensor) -> Encoded:
 
 
 def _arrived(codec: str, shape: Sequence[int], raw: torch.Tensor, what: str) -> Encoded:
-    """As `_encoded`, of what a device has encoded."""
+    """Like `_encoded`, of what a device has encoded."""
     try:
         return unpacked(codec, shape, raw)
     except NotSendable as refusal:
@@ -272,7 +272,7 @@ class DeviceTransfer:
         self._device = device
 
     def to_device(self, host: torch.Tensor) -> torch.Tensor:
-        """The same values on the device, for work launched from now on."""
+        """Copy values to the device, for work launched from now on."""
         return host.to(self._device)
 
     def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:

@@ -97,7 +97,9 @@ class StateDirectory:
         self._replace(self.path / "manifest.noloco", signed.to_bytes())
 
     def token(self) -> str:
-        """By which this node came into a private run; empty if it needed none. Raises `StateError` for no token."""
+        """The token by which this node came into a private run; empty if it needed none. Raises `StateError` for no
+        token.
+        """
         path = self.path / "token"
         if not path.exists():
             return ""
@@ -264,7 +266,7 @@ def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageS
 
 
 def _checksum_of(facts: dict[str, str]) -> int:
-    """The same over what stands beside the tensors: a step, a round or a position that nobody ever reached."""
+    """Checksum of what stands beside the tensors: a step, a round or a position that nobody ever reached."""
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 

@@ -34,7 +34,7 @@ class Rows:
         return self.stop - self.start
 
     def split(self, size: int) -> tuple[Rows, ...]:
-        """The same in parts of at most `size` sequences; 0 is all at once."""
+        """Split the work into parts of at most `size` sequences; 0 is all at once."""
         step = size or len(self)
         starts = range(self.start, self.stop, step)
         return tuple(Rows(start, min(start + step, self.stop), self.added) for start in starts)
@@ -118,7 +118,7 @@ class Accumulation:
 def backward(
     outputs: torch.Tensor, by_outputs: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """As `torch.autograd.backward` with gradients by `outputs`, which imports sympy to compare two shapes:
+    """Like `torch.autograd.backward` with gradients by `outputs`, which imports sympy to compare two shapes:
     37 MB of every node and a second of its start. Raises `ValueError` for another shape than the outputs'.
     """
     if by_outputs.shape != outputs.shape:

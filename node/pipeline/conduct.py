@@ -68,7 +68,7 @@ class Conduct:
         return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
 
     def in_proportion(self, gradient: torch.Tensor) -> torch.Tensor:
-        """As it is, or shortened to `USUAL` earlier ones.
+        """The gradient as it is, or shortened to `USUAL` earlier ones.
 
         Raises `CodecError` for one that is not finite, or far out of proportion to them.
         """

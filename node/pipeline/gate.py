@@ -181,7 +181,7 @@ class Gate:
 
     @property
     def gradients_in(self) -> int:
-        """Of the microbatches of this step, so many count already."""
+        """How many microbatches of this step count already."""
         return self._admission.counted
 
     def before(self, microbatch: str) -> int:

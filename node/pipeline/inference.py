@@ -117,7 +117,7 @@ class Leftover:
         self._pieces = 0  # of training work, seen so far
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `Compute.run`, when there is time for it."""
+        """Like `Compute.run`, when there is time for it."""
         async with self._turn:
             await self._afford()
             before = self._compute.serving.seconds()

@@ -138,7 +138,7 @@ class Pipeline:
     async def _train_for(
         self, request: Request[Forward], name: str, home: Home | None, passage: Passage
     ) -> Answer[Gradient]:
-        """As `train`; what the sender has had done is counted for receipts."""
+        """Like `train`; what the sender has had done is counted for receipts."""
         context, message = self._context, request.message
         loop, strike = asyncio.get_running_loop(), context.rpc.strike
 

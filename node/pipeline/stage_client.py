@@ -192,8 +192,8 @@ class StageClient:
     async def _ask(
         self, peer: PeerId, message: Forward | Return, parcel: list[Encoded], passage: Passage, others: bool
     ) -> tuple[float, torch.Tensor]:
-        """With `others` to ask the peer has the silence that is usual, else all that the manifest allows: asked again
-        over the same connection it would not be heard sooner.
+        """Ask one peer. With `others` to ask it has the silence that is usual, else all that the manifest allows:
+        asked again over the same connection it would not be heard sooner.
         """
         context, limit = self._context, self._context.manifest.limits.microbatch_deadline
         stages_behind = context.manifest.hops - 1 - context.stage

@@ -237,7 +237,7 @@ class OutgoingUpdate:
         return [self._encode(part, index) for index in indices]
 
     def encode_soon(self, part: Part, indices: Sequence[int]) -> PendingResult[list[list[Encoded]]]:
-        """As `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
+        """Like `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
         if self._codecs[part] in BITS:
             encoded = self.encode(part, indices)
             return self._copies.landing(lambda: encoded)
@@ -265,7 +265,7 @@ class OutgoingUpdate:
         return values
 
     def _sample(self, part: Part, index: int) -> list[Encoded]:
-        """Of φ, beside the first piece of z; for a codec for near replicas it has gone before."""
+        """The sample of φ that goes beside the first piece of z; for a codec for near replicas it has gone before."""
         if part != "z" or index > 0 or self._nearness is not None:
             return []
         return [self.encode_sample()]
@@ -289,7 +289,7 @@ class OutgoingUpdate:
         self.add_without_losses(bounds, target, factor)
 
     def add_with_losses(self, index: int, target: torch.Tensor, factor: float) -> torch.Tensor:
-        """The same, on the host, of those parts that a codec of one tensor has changed. Returns `target`."""
+        """Add, on the host, those parts as sent that a codec of one tensor has changed. Returns `target`."""
         for part, weight in self._weights.items():
             sent = self._sent.get((part, index))
             if sent is not None and sent.codec not in BITS:
@@ -297,7 +297,7 @@ class OutgoingUpdate:
         return target
 
     def add_near(self, indices: Sequence[int], target: torch.Tensor, factor: float) -> None:
-        """The same, on the replica's device, of pieces that follow one another and went to a near partner."""
+        """Add, on the replica's device, pieces as sent that follow one another and went to a near partner."""
         if any(
             ("z", index) not in self._sent or self._sent["z", index].codec not in BITS for index in indices
         ):
@@ -313,7 +313,7 @@ class OutgoingUpdate:
         target.add_(read, alpha=factor * self._weights["z"])
 
     def add_without_losses(self, bounds: slice, target: torch.Tensor, factor: float) -> None:
-        """The same, on the replica's device, of those parts that arrive as they are, over any bounds."""
+        """Add, on the replica's device, those parts that arrive as they are, over any bounds."""
         for part, weight in self._weights.items():
             if self._codecs[part] == LOSSLESS:
                 target.add_(self._exact(part, bounds), alpha=factor * weight)

@@ -200,7 +200,7 @@ class PartnerHistory:
 
 
 def _norms(squares: Blocks) -> Blocks:
-    """Of each block and, last, of the whole, from sums of squares."""
+    """Norms of each block and, last, of the whole, from sums of squares."""
     norms: Blocks = np.sqrt(np.append(squares, squares.sum()))
     return norms
 

@@ -228,7 +228,9 @@ class Exchange:
         await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
 
     async def _send_sample(self, swap: PairExchange) -> None:
-        """Of φ, while training goes on: how near the partner is decides what its contribution can be."""
+        """Send the sample of φ while training goes on: how near the partner is decides what its contribution can
+        be.
+        """
         sample = await self._context.compute.run(Priority.FORWARD, swap.offer.encode_sample)
         await self._send_bundle(swap, "sample", 0, [sample])
 

@@ -93,11 +93,11 @@ class Bounds:
         )
 
     def meeting(self, here: RoundProgress) -> Meeting:
-        """Of the round that is going on."""
+        """The meeting of the round that is going on."""
         return self._meeting(here.until, here.step_seconds)
 
     def meeting_after(self, begins_in: float, step_seconds: float) -> Meeting:
-        """Of a round that begins in so many seconds."""
+        """The meeting of a round that begins in so many seconds."""
         return self._meeting(lambda steps: begins_in + steps * step_seconds, step_seconds)
 
     def _meeting(self, ends_in: Callable[[int], float], step_seconds: float) -> Meeting:

@@ -176,7 +176,7 @@ class SpreadModel:
 
     @property
     def variance(self) -> float:
-        """Of φ over the replicas, per parameter."""
+        """Variance of φ over the replicas, per parameter."""
         return max(0.0, float(self._sigma[0, 0]))
 
     def round_ended(self, replicas: int, squared_difference: float | None, is_settled: bool) -> float | None:

@@ -100,7 +100,9 @@ class Rounds:
         self.matchmaker.behind = ""
 
     def download_ended(self, succeeded: bool) -> None:
-        """With success it belongs from there on; without, training goes on with what there is, for a while."""
+        """A download has ended. With success the replica belongs from there on; without, training goes on with what
+        there is, for a while.
+        """
         if succeeded:
             self.matchmaker.standing.downloaded()
         else:
@@ -203,7 +205,9 @@ class Rounds:
             self._exchange.forget(swap, averaged)
 
     def _work_outer_step(self, swap: PairExchange | None) -> MeetingSample | None:
-        """With what the partner gave, or alone. Returns what the meeting told, if there was one."""
+        """Take the outer step with what the partner gave, or alone. Returns what the meeting told, if there was
+        one.
+        """
         replica = self._replica
         if swap is None:
             replica.finish_round_alone()

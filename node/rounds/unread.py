@@ -18,7 +18,7 @@ WORD = 32  # bits of an entry
 
 @dataclass(frozen=True)
 class Reading:
-    """Of each block, [blocks]."""
+    """How each block was read, [blocks]."""
 
     found: torch.Tensor  # how far the partner is away: the root mean square of a value's difference
     unread: torch.Tensor  # bool

@@ -122,7 +122,7 @@ class Checkpoints:
             self._replica.snapshots.keep(checkpoint.state)
 
     async def try_to_save(self) -> None:
-        """The same; why it cannot be written is told."""
+        """Save; where that fails, why is told."""
         try:
             await self.save()
         except StateError as error:

@@ -63,7 +63,7 @@ class Sample:
 
 
 def sample_of(tensors: Sequence[torch.Tensor], positions: Sequence[int], step: int, round_: int) -> Sample:
-    """Of a piece's φ, or of φ, δ and AdamW's moments, each [entries]; the positions are within."""
+    """A sample of a piece's φ, or of φ, δ and AdamW's moments, each [entries]; the positions are within."""
     chosen = torch.tensor(positions)
     phi, *others = (tensor[chosen].double() for tensor in tensors)
     roots = (other.abs().sqrt() if place == 2 else other for place, other in enumerate(others))

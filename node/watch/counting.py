@@ -53,7 +53,7 @@ class Busy:
             return _ratio(self._seconds(now), now - self._start)
 
     def recent_fraction(self) -> float:
-        """The same over the last `WINDOW_SECONDS`, or since the start while that is less long ago."""
+        """The fraction over the last `WINDOW_SECONDS`, or since the start while that is less long ago."""
         with self._lock:
             now = self._clock()
             began = max(self._start, now - WINDOW_SECONDS)
@@ -101,5 +101,5 @@ class Tally(dict[PeerId, int]):
         self[peer] = self.get(peer, 0) + 1
 
     def largest(self, most: int) -> dict[str, int]:
-        """Of the peers with the largest counts, in that order."""
+        """The peers with the largest counts, in that order."""
         return dict(sorted(self.items(), key=lambda entry: (-entry[1], entry[0]))[:most])

@@ -127,7 +127,7 @@ def finite(value: float | None) -> float | None:
 
 
 def finite_only(value: object) -> object:
-    """The same with None in the place of NaN and infinity, at any depth."""
+    """A value with None in the place of NaN and infinity, at any depth."""
     if isinstance(value, float):
         return finite(value)
     if isinstance(value, dict):

@@ -106,7 +106,9 @@ def reached_at(transport: Transport) -> Report:
 
 
 def report_of(state: str, supervisor: Supervisor, transport: Transport) -> Report:
-    """Of a node or a seed peer: who it is, what it does, its parts, whether it has its network. In an event loop."""
+    """The report of a node or a seed peer: who it is, what it does, its parts, whether it has its network. In an
+    event loop.
+    """
     parts = parts_told(supervisor, asyncio.get_running_loop().time())
     return {"peer": transport.peer_id, "state": state, "parts": parts, **reached_at(transport)}
 

@@ -58,7 +58,8 @@ class LossHistory:
         return fmean(filter(math.isfinite, self._recent))
 
     def trend(self) -> LossTrend | None:
-        """Of the last quarter against the first, or against the lowest if it is higher than that for certain.
+        """The trend of the last quarter against the first, or against the lowest if it is higher than that for
+        certain.
 
         None while there is too little.
         """

@@ -120,7 +120,9 @@ class TimeUse(Trace):
         return idle_shares(spans, np.array([[self._since(now), now + 1e-9]]))
 
     def bytes_per_second(self, track: Track) -> float:
-        """Of the frames in the last minute; one that took long counts by the part of it in that minute."""
+        """Bytes per second of the frames in the last minute; one that took long counts by the part of it in that
+        minute.
+        """
         with self._lock:
             now, spans, sizes = self._clock(), list(self._spans[track]), list(self._bytes[track])
         since = self._since(now)

@@ -67,7 +67,7 @@ class Trace:
 
     @contextmanager
     def span(self, track: Track, name: str, **args: object) -> Iterator[None]:
-        """The same for what is done within a `with`."""
+        """A span for what is done within a `with`."""
         began = self.now()
         try:
             yield

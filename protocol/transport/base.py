@@ -67,7 +67,9 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def sign(self, data: bytes) -> bytes:
-        """With this peer's key; what is signed begins with a domain of its own, so that it means one thing alone."""
+        """Sign with this peer's key; what is signed begins with a domain of its own, so that it means one thing
+        alone.
+        """
 
     def moved(self) -> tuple[int, int]:
         """Bytes sent and received since this object was made, by an interface's count; 0 where nothing is sent."""

@@ -252,7 +252,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
         return self.accepts(record.key, subkey, record.value, record.expiration_time)
 
     def accepts(self, digest: bytes, subkey: object, packed: bytes, expires: float) -> bool:
-        """The same of a record in its parts."""
+        """Whether a record, given in its parts, may be stored here."""
         try:
             self.open(digest, subkey, packed, expires)
         except RecordError:

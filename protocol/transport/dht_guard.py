@@ -167,7 +167,9 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return self._show(await super().rpc_ping(request, context))
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-        """As hivemind's. Raises `Exceeded`, which the sender sees; what was stored before that stays."""
+        """Stores records as hivemind does. Raises `Exceeded`, which the sender sees; what was stored before that
+        stays.
+        """
         entries = [
             request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache
         ]  # fmt: skip
@@ -212,7 +214,8 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return bool(self.storage.store_subkey(wanted, subkey, value, expires))
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        """As hivemind's; records beyond `ANSWER_BYTES` or the allowance are left out. Raises `Exceeded`.
+        """Answers a search as hivemind does; records beyond `ANSWER_BYTES` or the allowance are left out. Raises
+        `Exceeded`.
 
         A stranger to a private run finds nothing and nobody.
         """
@@ -247,7 +250,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
     # --- what others answer
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Found | None:
-        """As hivemind's, with as many neighbours as it would name itself, under their own node ids."""
+        """Searches as hivemind does, with as many neighbours as it would name itself, under their own node ids."""
         found: Found | None = await super().call_find(peer, keys)
         if found is None:
             return None
@@ -258,7 +261,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return {node_id: peer for node_id, peer in named if node_id == node_id_of(peer)}
 
     def _validate_dictionary(self, key_bytes: bytes, dictionary: object) -> bool:
-        """Of an answer: who searches looks at each record, a few at a time."""
+        """Accepts the dictionary of an answer as it is: who searches looks at each record, a few at a time."""
         return isinstance(dictionary, DictionaryDHTValue)
 
     async def update_routing_table(

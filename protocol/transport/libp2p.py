@@ -108,7 +108,7 @@ class Libp2pTransport(Transport):
         return answered
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
-        """As `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
+        """Like `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")
@@ -200,7 +200,7 @@ class Libp2pTransport(Transport):
         return is_refused
 
     async def shut_out(self, peer: PeerId) -> None:
-        """As `Transport.shut_out`; nothing is done while that is being done. Raises nothing."""
+        """Like `Transport.shut_out`; nothing is done while that is being done. Raises nothing."""
         session = self._session
         if session is None or peer in self._shutting_out:
             return
@@ -234,7 +234,7 @@ class Libp2pTransport(Transport):
             raise TransportDown("p2pd did not start again") from None
 
     async def close(self) -> None:
-        """As `Transport.close`; takes 3 s at most, if p2pd is frozen."""
+        """Like `Transport.close`; takes 3 s at most, if p2pd is frozen."""
         self._session = None
         await self._supervisor.close()
         if self._latest is not None:

@@ -65,7 +65,7 @@ class Libp2pStream(Stream):
             raise PeerUnreachable(f"the stream from {self.remote} ended") from error
 
     async def write(self, *buffers: Buffer) -> None:
-        """As in `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
+        """Like `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
         async with self._lock:
             try:
                 for buffer in buffers:
@@ -226,12 +226,12 @@ class Session:
         return [address for place in places if _plain(address := f"{place}/p2p/{peer}")]
 
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """As `Transport.remotes`; raises as `P2pdControl`."""
+        """Like `Transport.remotes`; raises as `P2pdControl`."""
         found = await self.p2pd.control.remote_addresses(_LOCAL_DEADLINE)
         return {peer: [a for a in places if "p2p-circuit" not in a] for peer, places in found.items()}
 
     async def dial_back(self, peer: PeerId, port: int, here: Whereabouts, deadline: float) -> str:
-        """As `Transport.dial_back`, for where this peer is."""
+        """Like `Transport.dial_back`, for where this peer is."""
         try:
             for remote in (await self.remotes()).get(peer, []):
                 _, kind, host, *_ = remote.split("/")

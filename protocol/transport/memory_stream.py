@@ -247,7 +247,7 @@ class MemoryStream(Stream):
         return await self._incoming.get(size)
 
     async def write(self, *buffers: Buffer) -> None:
-        """As in `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
+        """Like `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
         async with self._lock:
             self._check_writable()
             loss = self._outgoing.link.write_loss

@@ -92,7 +92,7 @@ class Meter:
         return self._down.take(nbytes * HEADERS)
 
     def counted(self, sent: int, received: int) -> None:
-        """By the kernel, since the last call: what the estimates left out is paid for later."""
+        """Note what the kernel counted since the last call: what the estimates left out is paid for later."""
         self._is_counted = True
         self._up.count(sent)
         self._down.count(received)

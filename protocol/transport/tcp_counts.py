@@ -32,7 +32,9 @@ _AT_ONCE = 1 << 16
 
 
 class TcpCounts:
-    """Of one process. Mutable state: what each of its connections had moved when it was last seen."""
+    """Counts what the TCP connections of one process move. Mutable state: what each had moved when it was last
+    seen.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -56,7 +58,7 @@ class TcpCounts:
 
 
 def _inodes(pid: int) -> set[int]:
-    """Of the sockets that the process has open."""
+    """Inodes of the sockets that the process has open."""
     found = set()
     for entry in os.scandir(f"/proc/{pid}/fd"):
         try:
@@ -111,7 +113,7 @@ def _messages(packet: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The same of each attribute, rtnetlink(3)."""
+    """Type and payload of each attribute, rtnetlink(3)."""
     start = 0
     while start + 4 <= len(data):
         length, kind = struct.unpack_from("=HH", data, start)
