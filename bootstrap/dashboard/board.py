@@ -28,6 +28,7 @@ MOST_PICTURES = 300
 PICTURE_BYTES = 48 * 2**20  # of all pictures kept, compressed
 MOST_HAPPENINGS = 300
 MOST_GONE = 4_096
+MOST_SAMPLES = 20
 
 
 class Remark(NamedTuple):
@@ -45,6 +46,26 @@ class Happening(NamedTuple):
     kind: str  # joined, silent, back, moved, left
     peer: str
     stage: int
+
+
+class Sample(NamedTuple):
+    """A text that the weights of some moment wrote, with the prompt that it begins with."""
+
+    time: float
+    step: int
+    loss: float | None
+    text: str
+
+
+class Giver(NamedTuple):
+    """What others have signed for one peer."""
+
+    name: str
+    peer: str
+    tokens: int
+    share: float  # of all that is signed for
+    rounds: int
+    signers: int
 
 
 class Point(NamedTuple):
@@ -96,6 +117,8 @@ class BoardUpdate(TypedDict):
     now: Point
     points: list[Point]
     happenings: list[Happening]
+    samples: list[Sample]
+    givers: list[Giver] | None  # all of them, where they have changed
     pictures: tuple[int, float, float]  # how many are kept, and the times of the first and the last
 
 
@@ -131,6 +154,8 @@ class Board:
         self._rewritten = 0  # the version in which those changed
         self._pictures = Thinned[bytes](MOST_PICTURES, interval=2.0)
         self._happenings: deque[tuple[int, Happening]] = deque(maxlen=MOST_HAPPENINGS)
+        self._samples: deque[tuple[int, Sample]] = deque(maxlen=MOST_SAMPLES)
+        self._givers: tuple[int, list[Giver]] = (0, [])  # and the version in which they changed
         self._findings: Sequence[Finding] = ()
         self._remarks: list[Remark] = []
         self._now = Point(0.0, 0, None, 0.0, None, None, 0)
@@ -204,6 +229,16 @@ class Board:
         self.version += 1
         self._rewritten = self.version
 
+    def note_sample(self, sample: Sample) -> None:
+        self.version += 1
+        self._samples.append((self.version, sample))
+
+    def note_givers(self, givers: list[Giver]) -> None:
+        """All that are known, the most first."""
+        if givers != self._givers[1]:
+            self.version += 1
+            self._givers = self.version, givers
+
     def _tell(self, now: float, kind: str, row: Row) -> None:
         self.version += 1
         happening = Happening(round(now, 3), kind, row["id"], row["stage"])
@@ -254,6 +289,8 @@ class Board:
                 *(point for _, (when, point) in self._points.all() if when > since),
             ],
             happenings=[happening for when, happening in self._happenings if when > since],
+            samples=[sample for when, sample in self._samples if when > since],
+            givers=self._givers[1] if self._givers[0] > since else None,
             pictures=(len(kept), kept[0][0] if kept else 0.0, kept[-1][0] if kept else 0.0),
         )
 

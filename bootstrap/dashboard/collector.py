@@ -65,6 +65,10 @@ class Audience:
             if not self._watchers:
                 self._somebody.clear()
 
+    async def somebody(self) -> None:
+        """Wait until somebody watches."""
+        await self._somebody.wait()
+
     async def rest(self, watched: float, idle: float) -> None:
         """Wait `watched` seconds; while nobody watches, `idle`, or until somebody comes."""
         await asyncio.sleep(watched)

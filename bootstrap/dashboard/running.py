@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bootstrap.dashboard.board import Board, facts_of
 from bootstrap.dashboard.collector import Audience, Collector
+from bootstrap.dashboard.sampling import Givers, Texts
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Observer, visit
 from node.dashboard_process import PACKAGES
@@ -20,15 +21,23 @@ from protocol.supervision import Supervisor
 
 
 @asynccontextmanager
-async def watched(observer: Observer, audience: Audience | None = None) -> AsyncIterator[Board]:
+async def watched(
+    observer: Observer, audience: Audience | None = None, *, by_people: bool = False
+) -> AsyncIterator[Board]:
     """The board of the run that `observer` visits, kept up to date while the block runs.
 
-    Without an `audience` somebody watches all the time.
+    Without an `audience` somebody watches all the time. For an audience of people texts are sampled and receipts
+    added up, too.
     """
+    audience = audience or Audience(watchers=1)
     board = Board(facts_of(observer.manifest, observer.signed.run_id), Wording(observer.manifest.stages))
     supervisor = Supervisor()
-    collector = Collector(observer, board, supervisor, audience or Audience(watchers=1))
+    collector = Collector(observer, board, supervisor, audience)
     collector.start()
+    if by_people:
+        texts, givers = Texts(observer, board, audience), Givers(observer, board, audience)
+        supervisor.keep("sampling text", texts.run, "No text is shown.")
+        supervisor.keep("adding up receipts", givers.run, "Who gave how much is not shown.")
     try:
         yield board
     finally:
@@ -49,7 +58,7 @@ async def show_at(listening: socket.socket, join: Sequence[str]) -> None:
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     audience = Audience()
-    async with visit(join) as observer, watched(observer, audience) as board:
+    async with visit(join) as observer, watched(observer, audience, by_people=True) as board:
         await _show(board, listening, leaving, audience)
 
 

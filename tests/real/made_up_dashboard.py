@@ -11,15 +11,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from bootstrap.dashboard.board import Sample
 from bootstrap.dashboard.running import watched
+from bootstrap.dashboard.sampling import givers_of
 from bootstrap.dashboard.server import Pages, serve
 from node.machine.listening import address_of, listen_at
+from protocol.receipts import Contribution
 from protocol.supervision import Supervisor
 from tests.made_up_members import MadeUpSwarm
 from tests.swarm.micro import micro_manifest, until
 
 AGE = 1_500.0  # seconds that they have "trained" already
 LIFETIME = 600.0
+NAME = "<b>ada</b>"  # markup, which the page must show as text
+TEXT = "The <i>values</i> are the same as those of the list,\nand the first one is returned."
 
 
 async def main(members: int, stages: int, port: int = 0) -> None:
@@ -44,6 +49,8 @@ async def main(members: int, stages: int, port: int = 0) -> None:
     async with watched(await swarm.observer()) as board:
         loop.add_reader(sys.stdin, kill)
         await until(lambda: board.now.members >= members, seconds=300)
+        board.note_sample(Sample(board.now.time, 3_000, board.now.loss, TEXT))
+        board.note_givers(givers_of([Contribution(swarm.members[0].peer, NAME, 1_200_000, 60, 3)]))
         with listen_at("127.0.0.1", port, "--listen") as listening:
             print(address_of(listening), flush=True)
             await serve(Pages(board), listening, asyncio.Event())

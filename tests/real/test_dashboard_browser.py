@@ -27,6 +27,7 @@ INTERACTIVE_SECONDS = 2.0
 TRIES = 4
 KILLED_SECONDS = 15.0
 LIVE_SECONDS = 2.0
+TEXT_SECONDS = 120.0
 PATIENCE = 240.0
 NICE = ("nice", "-n", "10")  # training leaves the browser room
 HERE = "127.0.0.1"
@@ -136,6 +137,7 @@ def test_six_real_nodes_two_browsers_a_killed_node_and_the_replay(chromium: Brow
         assert min(longest_pause(seen, "#tiles", 6) for _ in range(TRIES)) < LIVE_SECONDS
     assert first.page.locator("#stages .flows path").count() > 0
     assert first.page.locator("#stages .pairs path").count() > 0
+    waits(lambda: text_of(first, "#samples blockquote").startswith("The "), TEXT_SECONDS)
     nodes[3].kill()
     for seen in (first, second):
         waits(lambda seen=seen: "silent" in text_of(seen, "#members"), KILLED_SECONDS)
@@ -179,6 +181,15 @@ def test_a_thousand_members(chromium: Browser, thousand: tuple[Any, str]) -> Non
     assert "1 silent" in text_of(seen, "#tiles")
     seen.page.fill("#find", "silent")
     waits(lambda: seen.page.locator("#members tbody tr").count() == 1, 2.0)
+    assert_well_behaved(seen)
+
+
+def test_texts_and_names_are_shown_as_text_and_never_as_markup(chromium: Browser, nine: str) -> None:
+    seen = chromium.open(nine, **DESKTOP)
+    waits(lambda: "<i>values</i>" in text_of(seen, "#samples"), 10.0)
+    assert "step 3,000" in text_of(seen, "#samples")
+    assert "<b>ada</b>" in text_of(seen, "#givers")
+    assert seen.page.locator("#samples i, #givers b").count() == 0
     assert_well_behaved(seen)
 
 

@@ -60,6 +60,23 @@ export function drawHappenings(target, happenings, moment) {
   }, () => {});
 }
 
+export function drawSamples(target, note, samples) {
+  text(note, samples.length ? "What the weights write now, a minute apart; the first words are given." : "No text yet: it takes a replica of each stage, and up to a minute.");
+  sync(target, [...samples].reverse(), (sample) => `${sample.time} ${sample.step}`, (sample) => {
+    const of = `step ${amount(sample.step)}${sample.loss === null ? "" : `, loss ${fixed(sample.loss, 3)}`}`;
+    return element("li", {}, element("p", { class: "quiet" }, element("time", {}, clock(sample.time)), ` ${of}`), element("blockquote", {}, sample.words));
+  }, () => {});
+}
+
+export function drawGivers(target, note, givers) {
+  text(note, givers.length ? "What members have signed for each other, in all lives of their nodes." : "Nobody has signed yet: receipts are there a minute after training has begun.");
+  const body = table(target, "Members by what others have signed for", ["name", "member", "tokens", "share", "rounds", "signed by"], [0, 1]);
+  sync(body, givers, (giver) => giver.peer, () => lineOf(6, [0, 1]), (line, giver) => {
+    line.cells[1].title = giver.peer;
+    cells(line, [giver.name || "–", end(giver.peer), amount(giver.tokens), `${Math.round(100 * giver.share)} %`, amount(giver.rounds), String(giver.signers)]);
+  });
+}
+
 function matches(row, wanted) {
   const stage = /^stage\s*(\d+)$/.exec(wanted);
   if (stage) return row.stage === Number(stage[1]);

@@ -2,6 +2,7 @@
 
 const MOST_POINTS = 2000;
 const MOST_HAPPENINGS = 300;
+const MOST_SAMPLES = 20;
 
 export const state = {
   run: { name: "", id: "", stages: 0, steps: 0, replay: false },
@@ -10,6 +11,8 @@ export const state = {
   now: null,
   points: [],
   happenings: [],
+  samples: [],
+  givers: [],
   pictures: [0, 0, 0],
   cursor: "",
   past: null, // the picture that is shown instead of the present
@@ -23,6 +26,8 @@ export function apply(change) {
     state.rows.clear();
     state.points = [];
     state.happenings = [];
+    state.samples = [];
+    state.givers = [];
   }
   for (const id of change.gone) state.rows.delete(id);
   for (const row of change.rows) state.rows.set(row.id, row);
@@ -32,6 +37,9 @@ export function apply(change) {
   for (const [time, kind, peer, stage] of change.happenings) state.happenings.push({ time, kind, peer, stage });
   state.happenings.sort((a, b) => a.time - b.time);
   state.happenings.splice(0, Math.max(0, state.happenings.length - MOST_HAPPENINGS));
+  for (const [time, step, loss, words] of change.samples) state.samples.push({ time, step, loss, words });
+  state.samples.splice(0, Math.max(0, state.samples.length - MOST_SAMPLES));
+  if (change.givers) state.givers = change.givers.map(([name, peer, tokens, share, rounds, signers]) => ({ name, peer, tokens, share, rounds, signers }));
   state.remarks = change.remarks.map(([level, text]) => ({ level, text }));
   state.now = named(change.now);
   state.pictures = change.pictures;

@@ -1,7 +1,7 @@
 // Wires the page: what changed is drawn, what was pressed is done.
 
 import { Chart } from "./chart.js";
-import { drawContributions, drawHappenings, drawLinks, drawMembers } from "./lists.js";
+import { drawContributions, drawGivers, drawHappenings, drawLinks, drawMembers, drawSamples } from "./lists.js";
 import { amount, begin, clock, duration, element, end, fixed, lookBack, shown, state, sync, text } from "./live.js";
 import { StageMap } from "./stages.js";
 
@@ -79,6 +79,10 @@ function draw() {
   text($("chosen"), row ? describe(row) : "Choose a member, here or in the table below, to see whom it works with.");
   drawCurves();
   drawContributions($("given"), rows);
+  if (!state.run.replay) {
+    drawSamples($("samples"), $("samples-note"), state.samples);
+    drawGivers($("givers"), $("givers-note"), state.givers);
+  }
   drawHappenings($("happenings"), state.happenings, state.past ? state.past.time : null);
   drawMembers($("members"), $("members-note"), rows, $("find").value, chosen, choose, now.time);
   drawMoment(now.time);
@@ -176,7 +180,7 @@ async function start() {
     return;
   }
   document.body.dataset.ready = "yes";
-  if (state.run.replay) return $("links").closest("section").remove(); // events tell nothing of links
+  if (state.run.replay) return ["links", "samples", "givers"].forEach((id) => $(id).closest("section").remove()); // events tell nothing of them
   await readLinks();
   setInterval(readLinks, 1000 * LINK_SECONDS);
 }
