@@ -90,13 +90,15 @@ def time_of_nodes(files: Sequence[Path], skip: float = 0.0) -> list[NodeTime]:
             for event in read_trace(path):
                 processes[int(event["pid"])].note(event)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StateError(f"{path} is not a trace of noloco-node: {error!r}.") from None
+            raise StateError(
+                f"{path} cannot be read as a trace of noloco-node ({error!r}). Name another file."
+            ) from None
         if len(processes) == count:
             raise StateError(f"There is no trace in {path}. Write one with noloco-node --trace {path}.")
     work = {pid: merged(process.spans[Track.COMPUTE]) for pid, process in processes.items()}
     begins = [spans[0, 0] for spans in work.values() if len(spans)]
     if not begins:
-        raise StateError("No node has computed anything in these traces.")
+        raise StateError("No node has computed anything in these traces. Trace a run for longer.")
     start = min(begins) + skip
     times = []
     for pid, process in processes.items():

@@ -60,6 +60,6 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
     revoking = Revoking(rpc, admission, view.peers, member.random(), view.forget, kept)
     member.supervisor.keep(
         "looking for revocations",
-        lambda: revoking.run(lambda sentence: end(NodeFailed(sentence))),
+        lambda: revoking.run(end),
         "Who is not to be in the run any more goes on here.",
     )

@@ -52,7 +52,9 @@ class Identity:
         try:
             raw = path.read_bytes()
         except OSError as error:
-            raise StateError(f"Cannot read the key file {path} ({error.strerror}).") from error
+            raise StateError(
+                f"Cannot read the key file {path} ({error.strerror}). Check its permissions."
+            ) from error
         seed = raw[len(_KEY_FILE_PREFIX) : len(_KEY_FILE_PREFIX) + 32]
         if len(seed) != 32 or raw != (identity := cls(seed))._contents():
             raise StateError(

@@ -260,7 +260,9 @@ class Manifest(Section):
         if self.stages > self.model.layers:
             raise ValueError(f"stages {self.stages} exceeds model.layers {self.model.layers}: lower it")
         if self.start is not None and len(self.start.digests) != self.stages:
-            raise ValueError(f"start.digests has {len(self.start.digests)} entries for {self.stages} stages")
+            raise ValueError(
+                f"start.digests has {len(self.start.digests)} entries for {self.stages} stages: give one for each"
+            )
         if self.is_ring and self.inner.staleness:
             raise ValueError(
                 "inner.staleness 1 cannot be had with model.tied_embeddings in several stages: a step would wait for "
@@ -365,7 +367,7 @@ def _parsed(text: str, where: str) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ManifestError(f"{where} is not valid TOML: {error}.") from None
+        raise ManifestError(f"{where} is not valid TOML: {error}. Correct that place.") from None
 
 
 def _named(contents: dict[str, object], where: str) -> Manifest:

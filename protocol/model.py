@@ -116,7 +116,9 @@ class Model(Section):
         }
         for name, is_too_much in has.items():
             if is_too_much:
-                raise ValueError(f'model.{name} has no meaning in this model of family "{self.family}"')
+                raise ValueError(
+                    f'model.{name} has no meaning in this model of family "{self.family}": remove it'
+                )
         return self
 
     @property

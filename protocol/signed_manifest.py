@@ -34,7 +34,8 @@ class SignedManifest:
         """Check the signature, then the contents. Raises `ManifestError`."""
         if len(raw) > MAX_MANIFEST_BYTES:
             raise ManifestError(
-                f"The manifest has {len(raw)} bytes; at most {MAX_MANIFEST_BYTES} are allowed."
+                f"The manifest has {len(raw):,} bytes; at most {MAX_MANIFEST_BYTES:,} are allowed. "
+                "Ask the run's owner for the file again."
             )
         try:
             public_key, body, signature = msgpack.unpackb(raw)
@@ -52,7 +53,9 @@ class SignedManifest:
         try:
             contents = msgpack.unpackb(body)
         except (ValueError, msgpack.UnpackException) as error:
-            raise ManifestError("The manifest's contents are not msgpack. Ask the run's owner.") from error
+            raise ManifestError(
+                "The manifest's contents cannot be read. Ask the run's owner for the file again."
+            ) from error
         return cls(manifest_from(contents), public_key, signature, body)
 
     def to_bytes(self) -> bytes:

@@ -91,7 +91,7 @@ def rate_of(text: str, mbit: float) -> float:
     try:
         return parse_rate(text) if text else mbit * 1.25e5
     except ValueError as error:
-        raise UserError(f"A link cannot be used: {error}.") from None
+        raise UserError(f"A link's speed cannot be used: {error}.") from None
 
 
 def refuse(problems: list[str], file: Path | None, as_json: bool) -> NoReturn:

@@ -30,7 +30,8 @@ def _checked(device: str) -> str:
     number = device.removeprefix("cuda").removeprefix(":") or "0"
     if not number.isdigit() or int(number) >= torch.cuda.device_count():
         raise UserError(
-            f"The device {device!r} cannot be used here: torch sees {torch.cuda.device_count()} GPUs."
+            f"The device {device!r} cannot be used here: torch sees {torch.cuda.device_count()} GPUs. "
+            "Try --device auto."
         )
     return device
 

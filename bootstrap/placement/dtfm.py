@@ -123,7 +123,7 @@ class DtfmCost:
 def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:
     """Raises `ScenarioError` when the devices are not exactly those that the stages need."""
     if scenario.members:
-        raise ScenarioError("the objective dtfm plans single devices, 1,024 at most; try noloco.")
+        raise ScenarioError("The objective dtfm plans single devices, 1,024 at most: use --objective noloco.")
     if scenario.devices < stages:
         raise ScenarioError(f"{scenario.devices} devices cannot fill {stages} stages: ask for fewer stages.")
     if stages * replicas != scenario.devices:
@@ -132,7 +132,9 @@ def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:
             f"{scenario.devices}. Change --stages or --replicas."
         )
     if stages > MAX_STAGES:
-        raise ScenarioError(f"--stages {stages}: the objective dtfm goes up to {MAX_STAGES}; try noloco.")
+        raise ScenarioError(
+            f"--stages {stages}: the objective dtfm goes up to {MAX_STAGES}. Use --objective noloco."
+        )
     parallel = 2 * scenario.transfer(scenario.data_parallel_bytes / replicas)
     pipeline = 2 * scenario.transfer(scenario.pipeline_bytes)
     return DtfmProblem(parallel, pipeline, stages, replicas)

@@ -86,14 +86,14 @@ def read_scenario(file: Path) -> Scenario:
     except UnicodeDecodeError:
         raise ScenarioError(f"{file} is not a text file. Give --scenario a JSON file.") from None
     except (ValueError, RecursionError) as error:
-        raise ScenarioError(f"{file} is not JSON: {str(error)[:100]}.") from None
+        raise ScenarioError(f"{file} is not JSON: {str(error)[:100]}. Correct that place.") from None
     return scenario_from(contents)
 
 
 def scenario_from(contents: object) -> Scenario:
     """A scenario from what stands in its file. Raises `ScenarioError` that names what is wrong, and where."""
     if not isinstance(contents, dict):
-        raise ScenarioError("A scenario is a JSON object with latency_ms and bandwidth_gbps.")
+        raise ScenarioError("A scenario is a JSON object with latency_ms and bandwidth_gbps: give both.")
     members: Members = ()
     if "region_latency_ms" in contents:
         contents, members = by_device(contents)
@@ -135,7 +135,9 @@ def _links(contents: Mapping[str, object]) -> tuple[Floats, Floats, int]:
             f"latency_ms has {count} rows, bandwidth_gbps {len(bandwidth)}: give both one size."
         )
     if contents.get("devices", count) != count:
-        raise ScenarioError(f"devices is {_shown(contents['devices'])}, but latency_ms has {count} rows.")
+        raise ScenarioError(
+            f"devices is {_shown(contents['devices'])}, but latency_ms has {count} rows: correct one."
+        )
     for row, column in np.argwhere((bandwidth == 0) & ~np.eye(count, dtype=bool))[:1]:
         raise ScenarioError(
             f"bandwidth_gbps[{row}][{column}] is zero: these devices cannot reach each other. Leave one out, or "
@@ -149,7 +151,7 @@ def _links(contents: Mapping[str, object]) -> tuple[Floats, Floats, int]:
     if islands > 1:
         other = int(np.flatnonzero(island != island[0])[0])
         raise ScenarioError(
-            f"no chain of measured links leads from device 0 to device {other}: measure one, or leave one out."
+            f"No chain of measured links leads from device 0 to device {other}: measure one, or leave one out."
         )
     latency = complete_latency(latency)
     bandwidth = complete_bandwidth(bandwidth, latency)
@@ -250,7 +252,7 @@ def _coordinates(contents: Mapping[str, object], count: int) -> Floats | None:
 def _number(value: object, place: str, least: float = 0.0, above: bool = False) -> float:
     """A finite number of at least `least`, or above it. Raises `ScenarioError` that names the place."""
     if value is None:
-        raise ScenarioError(f"{place} is missing.")
+        raise ScenarioError(f"{place} is missing: give a number.")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ScenarioError(f"{place} is {_shown(value)}: give a number.")
     if not abs(value) <= 1e18:  # NaN, infinite, or beyond anything that is measured

@@ -276,7 +276,9 @@ async def found_stage(
     """
     stages = membership.signed.manifest.stages
     if config.stage >= stages:
-        raise JoinError(f"This run has stages 0 to {stages - 1}; --stage {config.stage} does not exist.")
+        raise JoinError(
+            f"This run has stages 0 to {stages - 1}; --stage {config.stage} does not exist. Choose one of them."
+        )
     for stage in range(stages):
         await read_stage(membership.transport, membership.run_id, stage, membership.view)
     if config.stage >= 0:

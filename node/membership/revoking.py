@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from node.membership.discovery import DHT_DEADLINE
 from protocol.admission import Admission
 from protocol.door import STRANGER
-from protocol.errors import NolocoError, RecordError, Refused
+from protocol.errors import NodeFailed, NolocoError, RecordError, Refused
 from protocol.ground import PeerId
 from protocol.messages.peers import GetRevoked, Hello, Revoked
 from protocol.records import MAX_LIFETIME
@@ -59,8 +59,8 @@ class Revoking:
         is_news = self._admission.revoked.issued > request.message.issued
         return Answer(Revoked(sealed=self._admission.sealed if is_news else b""))
 
-    async def run(self, ended: Callable[[str], None]) -> None:
-        """For ever. `ended` is called with a sentence once this peer itself may not be here any more."""
+    async def run(self, ended: Callable[[NodeFailed], None]) -> None:
+        """For ever. `ended` is called with the reason once this peer itself may not be here any more."""
         while True:
             try:
                 await self.look()
@@ -69,7 +69,11 @@ class Revoking:
             try:
                 self._admission.check(self._admission.me, self._admission.own)
             except RecordError as over:
-                ended(f"This node may not be in the run any more: {over}. Ask its owner for another token.")
+                ended(
+                    NodeFailed(
+                        f"This node may not be in the run any more: {over}. Ask its owner for another token."
+                    )
+                )
                 return
             await asyncio.sleep(PAUSE)
 

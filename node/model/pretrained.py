@@ -128,7 +128,7 @@ class Pretrained:
                 )
             if not isinstance(file, str) or Path(file).name != file:
                 raise CheckpointError(
-                    f"{INDEX} of {self.source} names {file!r}, which is not a file beside it."
+                    f"{INDEX} of {self.source} names {file!r}, which is not a file beside it. Get it again."
                 )
         return {name: places[name] for name in shapes}
 

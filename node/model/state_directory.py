@@ -219,7 +219,7 @@ class StateDirectory:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise StateError(f"Cannot read {path} ({error.strerror}).") from None
+            raise StateError(f"Cannot read {path} ({error.strerror}). Check its permissions.") from None
 
     def _json(self, name: str, kind: type[J]) -> J:
         """The contents of a small file; empty when it is missing, or damaged, which is told: it is learned again."""

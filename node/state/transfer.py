@@ -256,7 +256,9 @@ async def fetch_slow_weights(
         await all_of(*(work_off() for _ in range(PIECES_IN_FLIGHT)))
         if len({progress.round for progress in seen}) == 1:
             return flat, max(seen, key=lambda progress: progress.step)
-    raise JoinError(f"Peer {peer} is too quick for this link: its rounds end before its state is here.")
+    raise JoinError(
+        f"Peer {peer} is too quick for this link: its rounds end before its state is here. Try again."
+    )
 
 
 async def fetch_slow_piece(

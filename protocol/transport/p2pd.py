@@ -181,7 +181,7 @@ async def _end(p2p: P2P) -> None:
 def _listen_address(config: Libp2pConfig) -> str:
     """p2pd shares a port with other programs without complaint; both would then miss connections."""
     if config.announce and not config.port:
-        raise UserError("An announced address leads to a fixed port of this machine; choose it with --port")
+        raise UserError("An announced address leads to a fixed port of this machine: choose it with --port.")
     address = require_port(config.host, config.port)
     return f"/ip{address.version}/{address}/tcp/{config.port}"
 

@@ -104,7 +104,7 @@ def test_a_signature_made_for_something_else_does_not_count() -> None:
 
 
 def test_an_oversized_manifest_is_not_even_parsed() -> None:
-    with pytest.raises(ManifestError, match=f"at most {MAX_MANIFEST_BYTES}"):
+    with pytest.raises(ManifestError, match=f"at most {MAX_MANIFEST_BYTES:,}"):
         SignedManifest.from_bytes(bytes(MAX_MANIFEST_BYTES + 1))
 
 

@@ -105,7 +105,7 @@ def test_clusters_are_of_one_region_and_cost_what_their_devices_do(fewer: Callab
 
 def test_dtfm_and_lists_of_stages_are_for_single_devices(fewer: Callable[[], None]) -> None:
     fewer()
-    with pytest.raises(ScenarioError, match="try noloco"):
+    with pytest.raises(ScenarioError, match="use --objective noloco"):
         dtfm_problem(scenario_from(regional(480, 1)), 8, 60)
     with pytest.raises(ScenarioError, match="may_serve"):
         scenario_from(regional(480, 1) | {"may_serve": [[0]] * 480})

@@ -127,7 +127,7 @@ def test_facts_of_the_devices_are_read() -> None:
         (contents(site_uplink_gbps={"mars": 1}), "'mars', which is not among regions"),
         (
             contents(bandwidth_gbps=[[0, 1, None, None], [1, 0, None, None], [None, None, 0, 1], [None, None, 1, 0]]),
-            "no chain of measured links leads from device 0 to device 2",
+            "No chain of measured links leads from device 0 to device 2",
         ),
         ([], "JSON object"),
         ("text", "JSON object"),
