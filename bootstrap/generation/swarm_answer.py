@@ -15,6 +15,7 @@ from protocol.errors import DeadlineExceeded, JoinError, NolocoError, PeerUnreac
 from protocol.ground import PeerId
 from protocol.messages.training import Predict
 
+MOST_LOGIT = 1e30  # of either sign: the likeliest token's, over any temperature in use, stays finite
 FORGIVEN = 5  # times that the route may forget what it has seen; then all tokens go each time, unasked
 
 
@@ -58,12 +59,14 @@ class SwarmAnswer:
         """[vocabulary]; −∞ where they were not asked for."""
         values = await self._predict(sequence, top)
         vocabulary = self._observer.manifest.model.vocab_size
-        if len(values) == 1 and values[0].shape == (vocabulary,):
-            return values[0]
-        if len(values) != 2 or values[0].dim() != 1 or values[0].shape != values[1].shape:
-            raise JoinError(f"The route {short(self._route)} sends malformed logits. Run the command again.")
         logits = torch.full((vocabulary,), -torch.inf)
-        logits[values[1].long().clamp(0, vocabulary - 1)] = values[0]
+        if len(values) == 1 and values[0].shape == logits.shape:
+            logits = values[0].float()
+        elif len(values) == 2 and values[0].dim() == 1 and values[0].shape == values[1].shape:
+            logits[values[1].long().clamp(0, vocabulary - 1)] = values[0].float()
+        # NaN is the largest to `max`, and −∞ all of no logits: from neither can a token be drawn
+        if not abs(float(logits.max())) <= MOST_LOGIT:
+            raise JoinError(f"The route {short(self._route)} sends malformed logits. Run the command again.")
         return logits
 
     async def _predict(self, sequence: list[int], top: int) -> list[torch.Tensor]:
