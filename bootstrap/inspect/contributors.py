@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from bootstrap.display import plain_table
 from bootstrap.inspect.observer import ASKED_AT_ONCE, Observer, Sighting, visit
+from node.machine.processes import in_background
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import GetReceipts
@@ -24,6 +25,9 @@ DEADLINE = 10.0
 async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> list[Contribution]:
     """Contributions of present and former members, as far as somebody among those seen has a receipt, or signs
     one.
+
+    Who does not answer within `DEADLINE` seconds is left out. Signatures are checked in a thread: a member may send
+    256 of them.
     """
     slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
@@ -36,7 +40,8 @@ async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> li
             return list(reply.receipts)
 
     told = await all_of(*(ask(sighting.member.peer) for sighting in sightings))
-    return added_up(observer.signed.run_id, [receipt for receipts in told for receipt in receipts])
+    receipts = [receipt for receipts in told for receipt in receipts]
+    return await in_background("receipts", added_up, observer.signed.run_id, receipts)
 
 
 async def show_contributors(join: Sequence[str], as_json: bool) -> None:
