@@ -53,6 +53,7 @@ class Sample(NamedTuple):
 
     time: float
     step: int
+    round: int  # of the weights
     loss: float | None
     text: str
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
+from statistics import median
 
 from bootstrap.dashboard.board import Board, Giver, Sample
 from bootstrap.dashboard.collector import Audience
@@ -14,7 +15,7 @@ from bootstrap.generation.decoding import Decoding
 from bootstrap.generation.swarm_answer import SwarmAnswer
 from bootstrap.generation.writing import first_tokens
 from bootstrap.inspect.contributors import contributions
-from bootstrap.inspect.observer import Observer
+from bootstrap.inspect.observer import Observer, Sighting
 from protocol.errors import NolocoError, legible
 from protocol.ground import PeerId
 from protocol.receipts import Contribution
@@ -22,7 +23,7 @@ from protocol.receipts import Contribution
 logger = logging.getLogger(__name__)
 
 SECONDS = 60.0  # between two texts, and between two sums of receipts
-RETRY_SECONDS = 10.0  # where there was none
+LOOK_SECONDS = 2.0  # between two looks for somebody to ask, while there is nobody
 ANSWER_SECONDS = 60.0  # that a text may take in all
 PROMPT = "The "
 TOKENS = 48
@@ -30,13 +31,17 @@ MOST_LIKELY = 50  # tokens to choose from: the others' logits do not travel
 TEMPERATURE = 0.8
 MOST_CHARACTERS = 600
 MOST_GIVERS = 100
+MOST_ASKED = (
+    64  # members, for their receipts: 256 of each at most, and 0.3 ms of the processor for each of those
+)
 NAME_CHARACTERS = 64
 
 
 class Texts:
-    """Has one random route of a running swarm go on with a few words. Mutable state: the tokenizer, once it is here.
+    """Has one random route of a swarm go on with a few words. Mutable state: the tokenizer, once it is here.
 
-    A route that fails leaves nothing behind: another one is tried later.
+    A route that fails leaves nothing behind: another one is tried a minute later. While a stage has nobody that
+    answers, nobody is asked.
     """
 
     def __init__(self, observer: Observer, board: Board, audience: Audience) -> None:
@@ -47,29 +52,26 @@ class Texts:
         self._rng = random.Random(observer.transport.peer_id)
 
     async def run(self) -> None:
-        """For ever: a text a minute while somebody watches."""
+        """For ever: a text a minute while somebody watches, each within `ANSWER_SECONDS` or not at all."""
         while True:
             await self._audience.somebody()
-            await asyncio.sleep(SECONDS if await self._has_sampled() else RETRY_SECONDS)
+            if route := self._route():
+                try:
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        self._board.note_sample(await self._sample(route))
+                except (NolocoError, TimeoutError) as failure:
+                    logger.debug("No text was written: %s", failure)
+            await asyncio.sleep(SECONDS if route else LOOK_SECONDS)
 
-    async def _has_sampled(self) -> bool:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await self._sample()
-        except (NolocoError, TimeoutError) as failure:
-            logger.debug("No text was written: %s", failure)
-            return False
-
-    async def _sample(self) -> bool:
-        route = self._route()
-        if not route:
-            return False
+    async def _sample(self, route: Sequence[PeerId]) -> Sample:
+        """Raises `NolocoError` when the route fails, and when nobody gives the run's tokenizer."""
         manifest = self._observer.manifest
         if self._tokenizer is None:
             self._tokenizer = tokenizer_of_run(manifest, await tokenizer_file(self._observer, ""))
         tokenizer = self._tokenizer
         prompt = first_tokens(tokenizer, PROMPT, tokenizer.context)
-        step = max((row["step"] for row in self._board.rows()), default=0)
+        # of the replicas that write: what others tell of themselves is no matter here
+        step = round(median(row["step"] for row in self._board.rows() if row["id"] in route))
         choice = Decoding(
             TOKENS, TEMPERATURE, min(MOST_LIKELY, manifest.model.vocab_size), seed=self._rng.getrandbits(31)
         )
@@ -77,31 +79,56 @@ class Texts:
         tokens = [token async for token in answer.tokens(prompt, choice, tokenizer.end)]
         text = tokenizer.text_of(prompt + tokens)
         now = self._observer.transport.now()
-        self._board.note_sample(Sample(now, step, self._board.now.loss, harmless(text, MOST_CHARACTERS)))
-        return True
+        return Sample(
+            now, step, max(answer.rounds, default=0), self._board.now.loss, harmless(text, MOST_CHARACTERS)
+        )
 
     def _route(self) -> Sequence[PeerId]:
-        """A replica of each stage that serves, drawn at random; empty where a stage has none."""
+        """A replica of each stage that has its weights and answers, drawn at random; empty where a stage has none."""
         view, now = self._observer.view, self._observer.transport.now()
-        serving = [view.serving(stage, now) for stage in range(self._observer.manifest.stages)]
-        return [self._rng.choice(peers) for peers in serving] if all(serving) else ()
+        answering = {seen.member.peer for seen in answering_at(self._board)}
+        there = [
+            [peer for peer in view.holding(stage, now) if peer in answering]
+            for stage in range(self._observer.manifest.stages)
+        ]
+        return [self._rng.choice(peers) for peers in there] if all(there) else ()
 
 
 class Givers:
-    """Adds up, once a minute while somebody watches, what members have signed for each other."""
+    """Adds up, once a minute while somebody watches, what members have signed for each other.
+
+    Of more than `MOST_ASKED` members that many are asked, the same ones each time, so that no sum jumps. Mutable
+    state: who they are.
+    """
 
     def __init__(self, observer: Observer, board: Board, audience: Audience) -> None:
         self._observer = observer
         self._board = board
         self._audience = audience
+        self._rng = random.Random(observer.transport.peer_id)
+        self._chosen: list[PeerId] = []
 
     async def run(self) -> None:
         """For ever. Members that do not answer are left out."""
         while True:
             await self._audience.somebody()
-            found = await contributions(self._observer, self._board.sightings())
-            self._board.note_givers(givers_of(found))
-            await asyncio.sleep(SECONDS if found else RETRY_SECONDS)
+            if asked := self._asked():
+                found = await contributions(self._observer, asked)
+                self._board.note_givers(givers_of(found))
+            await asyncio.sleep(SECONDS if asked else LOOK_SECONDS)
+
+    def _asked(self) -> list[Sighting]:
+        there = {seen.member.peer: seen for seen in answering_at(self._board)}
+        self._chosen = [peer for peer in self._chosen if peer in there]
+        others = [peer for peer in there if peer not in self._chosen]
+        free = MOST_ASKED - len(self._chosen)
+        self._chosen += self._rng.sample(others, min(free, len(others)))
+        return [there[peer] for peer in self._chosen]
+
+
+def answering_at(board: Board) -> list[Sighting]:
+    """Members that have answered and are not silent."""
+    return [seen for seen in board.sightings() if seen.stats is not None]
 
 
 def givers_of(found: Sequence[Contribution]) -> list[Giver]:

@@ -49,7 +49,7 @@ async def main(members: int, stages: int, port: int = 0) -> None:
     async with watched(await swarm.observer()) as board:
         loop.add_reader(sys.stdin, kill)
         await until(lambda: board.now.members >= members, seconds=300)
-        board.note_sample(Sample(board.now.time, 3_000, board.now.loss, TEXT))
+        board.note_sample(Sample(board.now.time, 3_000, 60, board.now.loss, TEXT))
         board.note_givers(givers_of([Contribution(swarm.members[0].peer, NAME, 1_200_000, 60, 3)]))
         with listen_at("127.0.0.1", port, "--listen") as listening:
             print(address_of(listening), flush=True)

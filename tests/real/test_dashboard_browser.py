@@ -187,7 +187,7 @@ def test_a_thousand_members(chromium: Browser, thousand: tuple[Any, str]) -> Non
 def test_texts_and_names_are_shown_as_text_and_never_as_markup(chromium: Browser, nine: str) -> None:
     seen = chromium.open(nine, **DESKTOP)
     waits(lambda: "<i>values</i>" in text_of(seen, "#samples"), 10.0)
-    assert "step 3,000" in text_of(seen, "#samples")
+    assert "step 3,000, round 60, loss " in text_of(seen, "#samples")
     assert "<b>ada</b>" in text_of(seen, "#givers")
     assert seen.page.locator("#samples i, #givers b").count() == 0
     assert_well_behaved(seen)

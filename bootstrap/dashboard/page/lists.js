@@ -60,10 +60,11 @@ export function drawHappenings(target, happenings, moment) {
   }, () => {});
 }
 
-export function drawSamples(target, note, samples) {
-  text(note, samples.length ? "What the weights write now, a minute apart; the first words are given." : "No text yet: it takes a replica of each stage, and up to a minute.");
-  sync(target, [...samples].reverse(), (sample) => `${sample.time} ${sample.step}`, (sample) => {
-    const of = `step ${amount(sample.step)}${sample.loss === null ? "" : `, loss ${fixed(sample.loss, 3)}`}`;
+export function drawSamples(target, note, samples, moment) {
+  const written = samples.filter((sample) => moment === null || sample.time <= moment).reverse();
+  text(note, written.length ? "What the weights wrote, a minute apart, the latest first; the first words are given." : "None yet: it takes a replica of each stage, and up to a minute.");
+  sync(target, written, (sample) => `${sample.time} ${sample.step}`, (sample) => {
+    const of = `step ${amount(sample.step)}, round ${amount(sample.round)}${sample.loss === null ? "" : `, loss ${fixed(sample.loss, 3)}`}`;
     return element("li", {}, element("p", { class: "quiet" }, element("time", {}, clock(sample.time)), ` ${of}`), element("blockquote", {}, sample.words));
   }, () => {});
 }

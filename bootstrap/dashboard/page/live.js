@@ -37,7 +37,7 @@ export function apply(change) {
   for (const [time, kind, peer, stage] of change.happenings) state.happenings.push({ time, kind, peer, stage });
   state.happenings.sort((a, b) => a.time - b.time);
   state.happenings.splice(0, Math.max(0, state.happenings.length - MOST_HAPPENINGS));
-  for (const [time, step, loss, words] of change.samples) state.samples.push({ time, step, loss, words });
+  for (const [time, step, round, loss, words] of change.samples) state.samples.push({ time, step, round, loss, words });
   state.samples.splice(0, Math.max(0, state.samples.length - MOST_SAMPLES));
   if (change.givers) state.givers = change.givers.map(([name, peer, tokens, share, rounds, signers]) => ({ name, peer, tokens, share, rounds, signers }));
   state.remarks = change.remarks.map(([level, text]) => ({ level, text }));

@@ -80,7 +80,7 @@ function draw() {
   drawCurves();
   drawContributions($("given"), rows);
   if (!state.run.replay) {
-    drawSamples($("samples"), $("samples-note"), state.samples);
+    drawSamples($("samples"), $("samples-note"), state.samples, state.past ? state.past.time : null);
     drawGivers($("givers"), $("givers-note"), state.givers);
   }
   drawHappenings($("happenings"), state.happenings, state.past ? state.past.time : null);
