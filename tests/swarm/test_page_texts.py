@@ -43,31 +43,22 @@ def samples_of(board: Board) -> list[Sample]:
 
 
 @pytest.mark.long
-def test_while_somebody_watches_the_weights_write_a_text_a_minute_and_receipts_are_added_up() -> None:
+def test_real_weights_write_a_text_and_real_receipts_are_added_up() -> None:
     async def main() -> None:
-        swarm = await training(2, inner__total_steps=FOREVER)
+        swarm = await training(1, inner__total_steps=FOREVER)
         audience = Audience()
         async with watched(await observer_of(swarm), audience, by_people=True) as board:
-            await until(lambda: board.now.members == len(swarm.nodes))
-            await asyncio.sleep(30.0)
-            assert not samples_of(board)
-            assert board.change_since(0)["givers"] == []
+            await until(lambda: board.now.loss is not None)
             with audience.watching():
-                await asyncio.sleep(MINUTES * SECONDS)
-                assert MINUTES - 1 <= len(samples_of(board)) <= MINUTES + 1
-            steps = [sample.step for sample in samples_of(board)]
-            assert steps == sorted(set(steps))
-            for sample in samples_of(board):
-                assert sample.text.startswith(PROMPT)
-                assert sample.text != PROMPT
-                assert sample.loss is not None
-            givers = board.change_since(0)["givers"]
+                await until(lambda: bool(samples_of(board) and board.change_since(0)["givers"]), 20.0)
+            [sample], givers = samples_of(board), board.change_since(0)["givers"]
+            assert sample.text.startswith(PROMPT)
+            assert sample.text != PROMPT
+            assert sample.step > 0
+            assert sample.loss is not None
             assert givers
             assert {giver.peer for giver in givers} <= {peer_of(node) for node in swarm.nodes.values()}
             assert sum(giver.share for giver in givers) == pytest.approx(1.0)
-            count = len(samples_of(board))
-            await asyncio.sleep(2 * SECONDS)
-            assert len(samples_of(board)) <= count + 1  # one may have been under way
         await swarm.leave()
 
     run_swarm(main())
