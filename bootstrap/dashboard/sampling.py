@@ -31,9 +31,8 @@ MOST_LIKELY = 50  # tokens to choose from: the others' logits do not travel
 TEMPERATURE = 0.8
 MOST_CHARACTERS = 600
 MOST_GIVERS = 100
-MOST_ASKED = (
-    64  # members, for their receipts: 256 of each at most, and 0.3 ms of the processor for each of those
-)
+# members that are asked for receipts: each has 256 at most, and to check one takes 0.3 ms of the processor
+MOST_ASKED = 64
 NAME_CHARACTERS = 64
 
 
