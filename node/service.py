@@ -23,11 +23,12 @@ from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
 from node.model.dry_run import rehearse
 from node.model.execution import choose_execution, described
+from node.model.oom_fallback import OomFallback
 from node.model.replica import Replica
 from node.model.resources import room_on
-from node.model.sparing import Sparing
-from node.model.stage_work import StageWork, copies_of
+from node.model.stage_work import StageWork
 from node.model.state_directory import Checkpoint
+from node.model.transfer import transfer_for
 from node.node_resources import CLOSING_SECONDS, HISTORY_SECONDS, NodeResources
 from node.pipeline.draws import Draws
 from node.pipeline.inference import Inference
@@ -160,15 +161,14 @@ class Service:
         self, member: NodeResources, context: Context, replica: Replica, seconds_left: float
     ) -> None:
         self.public_state: State = "joining"
-        self.context = context
-        self.replica = replica
+        self.context, self.replica = context, replica
         self._member = member
         self._since = member.transport.now()
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
         self._background = context.supervisor.group()  # of those parts that run for ever
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
-        sparing = Sparing(replica, member.config.recompute, context.events)
-        work = StageWork(context.manifest, replica.passes, copies_of(replica.device), sparing)
+        fallback = OomFallback(replica, member.config.recompute, context.events)
+        work = StageWork(context.manifest, replica.passes, transfer_for(replica.device), fallback)
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
         self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)

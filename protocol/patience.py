@@ -17,6 +17,10 @@ FRAME_SECONDS = 10.0
 MOST_ADVANCES = 1_024  # of one request; a peer that reports more of them is no longer believed
 
 
+def ignore(progress: Progress) -> None:
+    """Do nothing with what a peer says of its progress."""
+
+
 class Patience:
     """How long one request may take. Mutable state: when it was asked and sent, when it last got on, the longest
     silence so far.
@@ -27,7 +31,7 @@ class Patience:
     """
 
     def __init__(
-        self, seconds: float, stall: float | None = None, told: Callable[[Progress], None] = lambda _: None
+        self, seconds: float, stall: float | None = None, told: Callable[[Progress], None] = ignore
     ) -> None:
         self.seconds = seconds
         self._stall = stall

@@ -5,6 +5,7 @@ Seconds of a microbatch, forward and backward, are in the environment as PACED_S
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 
 from node import cli, service
-from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
+from node.model.stage_work import LossAndAnswer, StageWork
+from node.model.transfer import Pending
 
 T = TypeVar("T")
 
@@ -29,18 +31,20 @@ def _paced(seconds: float, work: Callable[[], T]) -> T:
 
 
 class PacedStageWork(StageWork):
-    def forward(self, load: Load) -> tuple[torch.Tensor, torch.Tensor, PendingResult[Any]]:
-        return _paced(FORWARD_SHARE * SECONDS, lambda: super(PacedStageWork, self).forward(load))
+    def forward(
+        self, inputs: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Pending[Any]]:
+        return _paced(FORWARD_SHARE * SECONDS, lambda: super(PacedStageWork, self).forward(inputs, labels))
 
     def backward(
-        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
-    ) -> PendingResult[Any]:
+        self, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor, loss: float = math.nan
+    ) -> Pending[LossAndAnswer]:
         work = super().backward
-        return _paced((1 - FORWARD_SHARE) * SECONDS, lambda: work(leaf, outputs, gradient))
+        return _paced((1 - FORWARD_SHARE) * SECONDS, lambda: work(leaf, outputs, gradient, loss))
 
-    def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
         """Both passes in one piece."""
-        return _paced(SECONDS, lambda: super(PacedStageWork, self).last_stage(load))
+        return _paced(SECONDS, lambda: super(PacedStageWork, self).last_stage(inputs, labels))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from node.model.execution import Execution, Way, by_formula, choose, executed, u
 from node.model.memory_model import MicrobatchBytes, Precision, memory_of_buffers, memory_of_state, sliced
 from node.model.replica import Replica
 from node.model.resources import is_out_of_memory, room_on, too_little
-from node.model.stage_work import Load, StageWork, copies_of
+from node.model.stage_work import StageWork
+from node.model.transfer import transfer_for
 from protocol.errors import ResourceError
 
 _RESET_PEAK = "5"  # proc_pid_clear_refs(5)
@@ -52,7 +53,7 @@ def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
     if device.type == "cuda" and most_memory:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, most_memory / total), device)
-    work = StageWork(replica.manifest, replica.passes, copies_of(device))
+    work = StageWork(replica.manifest, replica.passes, transfer_for(device))
     rehearsal = Rehearsal(
         replica, work, meter_of(device), lambda: room_on(device, most_memory), chosen.precision
     )
@@ -166,26 +167,25 @@ class Rehearsal:
             self._replica.forget_gradients()
 
     def _pass(self, sequences: int) -> MicrobatchBytes:
-        manifest, load = self._manifest, self._load(sequences, is_first=self._replica.stage.is_first)
+        manifest = self._manifest
+        inputs, labels = self._batch(sequences, is_first=self._replica.stage.is_first)
         if self._stage == manifest.hops - 1:
-            self._work.last_stage(load).fetch()
+            self._work.last_stage(inputs, labels).wait()
             return MicrobatchBytes(0, self._meter.peak())
-        leaf, outputs, parcel = self._work.forward(load)
-        parcel.fetch()
+        leaf, outputs, parcel = self._work.forward(inputs, labels)
+        parcel.wait()
         kept = self._meter.held()
         if self._stage == manifest.head_stage:  # in a ring the microbatch comes back before its backward pass
-            self._work.head(self._load(sequences, is_first=False), learns=True).fetch()
+            self._work.head(*self._batch(sequences, is_first=False), learns=True).wait()
         shape = (sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
-        self._work.backward(leaf, outputs, torch.ones(shape)).fetch()
+        self._work.backward(leaf, outputs, torch.ones(shape)).wait()
         return MicrobatchBytes(kept, self._meter.peak())
 
-    def _load(self, sequences: int, is_first: bool) -> Load:
-        """Any tokens, as a peer would send them. Ones, since zeros take no memory until they are written to."""
+    def _batch(self, sequences: int, is_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels as a peer sends them. Ones, since zeros take no memory until they are written to."""
         shape = (sequences, self._manifest.data.sequence_tokens)
         labels = torch.zeros(shape, dtype=torch.long)
-        if is_first:
-            return lambda: (labels, labels)
-        return lambda: (torch.ones(*shape, self._manifest.model.hidden_size), labels)
+        return labels if is_first else torch.ones(*shape, self._manifest.model.hidden_size), labels
 
     def _refusal(self, allowed: list[Way], room: Room) -> ResourceError:
         """The error for a stage that does not fit, with the bytes that the most sparing way took, where it could be

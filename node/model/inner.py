@@ -95,7 +95,7 @@ class InnerOptimizer:
         """
         try:
             for part in self._parts:
-                retried(lambda part=part: self._step(part, rate))  # type: ignore[misc]
+                retried(self._step, part, rate)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -117,7 +117,7 @@ class Replica:
         if self.passes.is_spoiled:
             return math.nan, "memory"
         try:
-            norm = retried(lambda: norm_of(gradients))
+            norm = retried(norm_of, gradients)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

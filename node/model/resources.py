@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import psutil
 import torch
@@ -17,6 +17,7 @@ from node.model.stage import parameter_count
 from protocol.errors import OutOfMemory, ResourceError
 from protocol.manifest import Manifest
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
@@ -166,12 +167,12 @@ def free_caches() -> None:
         torch.cuda.empty_cache()
 
 
-def retried(work: Callable[[], T]) -> T:
-    """`work()`, once more with caches emptied when memory runs out: it must change nothing when it fails so."""
+def retried(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `work`, once more with caches emptied when memory runs out: failing so, it must change nothing."""
     try:
-        return work()
+        return work(*args, **kwargs)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
     free_caches()
-    return work()
+    return work(*args, **kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from functools import partial
 
 from node.context import Context
 from node.data.batches import Batch
@@ -91,7 +90,7 @@ class Draws:
         """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
         for attempt in itertools.count():
             try:
-                await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, partial(_same, batch))
+                await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, batch)
             except Refused as refusal:
                 if refusal.code not in CONTENT:
                     raise
@@ -141,7 +140,3 @@ class Dropped:
         self._told, count = now, self._untold
         self._untold = 0
         return count
-
-
-def _same(batch: Batch) -> Batch:
-    return batch

@@ -147,20 +147,26 @@ def _first(waiting: dict[str, None]) -> str:
 
 
 class Gate:
-    """Holds each microbatch until the inner step that it belongs to may take it.
-
-    Mutable state: the admission, a future for each microbatch that waits for its forward or its backward pass,
-    and whether the gate is held or everything passes since no step will come any more.
-    """
+    """Holds each microbatch until the inner step that it belongs to may take it."""
 
     def __init__(self, batch: int, staleness: int, in_flight: int) -> None:
         self._admission = MicrobatchAdmission(batch, QUEUE_BATCHES * batch, staleness * batch, in_flight)
-        self._turns: dict[str, asyncio.Future[None]] = {}
-        self._backward_turns: dict[str, asyncio.Future[None]] = {}
-        self._draining = False
+        self._turns: dict[
+            str, asyncio.Future[None]
+        ] = {}  # by place, of those that wait for their forward pass
+        self._backward_turns: dict[str, asyncio.Future[None]] = {}  # and for their backward pass
+        self._draining = False  # everything passes, since no step will come any more
         self._complete = asyncio.Event()
         self._idle = asyncio.Event()
         self._held = False
+
+    def __repr__(self) -> str:
+        admission = self._admission
+        state = ", draining" if self._draining else ", held" if self._held else ""
+        return (
+            f"<Gate: {admission.counted} of {admission.batch} gradients in, {admission.running} running, "
+            f"{admission.waiting} waiting{state}>"
+        )
 
     @property
     def waiting(self) -> int:

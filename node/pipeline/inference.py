@@ -20,6 +20,7 @@ from node.model.compute import Compute, Priority
 from node.model.decoder import KeyValues
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
+from node.pipeline.incoming import IncomingTensors
 from protocol.codec import Encoded, encode
 from protocol.errors import Refused, WireError
 from protocol.ground import PeerId
@@ -147,6 +148,7 @@ class Inference:
         self._context = context
         self._replica = replica
         self._work = work
+        self._incoming = IncomingTensors(context.manifest, replica.stage, work.transfer)
         self._leftover = Leftover(context.compute)
         self._memories = Memories()
         manifest = context.manifest
@@ -159,16 +161,11 @@ class Inference:
 
     async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
         """Loss of the slow weights on a microbatch, along the route that the caller chose."""
-        context, work, message = self._context, self._work, request.message
-        is_back = _comes_back(context, message)
-
-        def decoded() -> tuple[torch.Tensor, torch.Tensor]:
-            return work.decoded(request, is_back, may_be_short=True)
-
-        if context.is_last or is_back:
-            loss_sum, tokens = await self._leftover.run(work.evaluate_last, decoded, is_back)
+        context, message = self._context, request.message
+        if context.is_last or _comes_back(context, message):
+            loss_sum, tokens = await self._leftover.run(self._evaluate_last, request)
             return Answer(Evaluated(loss_sum=loss_sum, tokens=tokens))
-        parcel = await self._leftover.run(work.evaluate, decoded)
+        parcel = await self._leftover.run(self._evaluate, request)
         return Answer((await _onward(context, message, message.stage, message.route, parcel))[0])
 
     async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:
@@ -189,6 +186,13 @@ class Inference:
         return _answer([memory.round, *predicted.rounds], tensors)
 
     # --- on the compute thread ----------------------------------------------------------------
+
+    def _evaluate_last(self, request: Request[Evaluate]) -> tuple[float, int]:
+        is_back = _comes_back(self._context, request.message)
+        return self._work.evaluate_last(*self._incoming.read(request, is_back, may_be_short=True), is_back)
+
+    def _evaluate(self, request: Request[Evaluate]) -> list[Encoded]:
+        return self._work.evaluate(*self._incoming.read(request, may_be_short=True))
 
     def _advance(self, request: Request[Predict], memory: Memory | None) -> tuple[list[torch.Tensor], Memory]:
         """The outputs over the new tokens, on the last stage the logits; and what to keep for the next token."""

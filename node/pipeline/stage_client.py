@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 
@@ -16,7 +16,7 @@ from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.pipeline.checks import Checks
 from node.pipeline.conduct import CONTENT, Conduct
-from node.pipeline.deliveries import Passage
+from node.pipeline.microbatch import Microbatch, Origin
 from node.pipeline.routing import FixedRouter, Router
 from node.pipeline.two_choices import TwoChoices
 from protocol.codec import Encoded
@@ -30,8 +30,9 @@ from protocol.errors import (
     WireError,
 )
 from protocol.ground import PeerId
+from protocol.messages import Progress
 from protocol.messages.training import Forward, GetBacklog, Return
-from protocol.patience import Patience
+from protocol.patience import Patience, ignore
 from protocol.supervision import all_of
 
 logger = logging.getLogger(__name__)
@@ -46,14 +47,6 @@ STALLED = 10.0
 ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the content
 
 
-@dataclass(frozen=True)
-class Home:
-    """Where a microbatch comes from: the peer that drew its sequences, and the name that it gave them."""
-
-    peer: PeerId
-    draw: str
-
-
 class StageClient:
     """Sends microbatches to peers of the next stage and tries another peer when one fails.
 
@@ -63,7 +56,7 @@ class StageClient:
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
         self._next = context.manifest.stage_after(context.stage)
-        self._goes_home = self._next == 0
+        self._returns_to_origin = self._next == 0
         self._conduct = Conduct(context)
         if context.manifest.routing == "fixed":
             self._router: Router = FixedRouter(rng, self._own_place)
@@ -84,13 +77,11 @@ class StageClient:
         """Send what others can still take; do not wait for peers that may never come."""
         self._leaving = True
 
-    async def send(
-        self, microbatch: str, parcel: list[Encoded], passage: Passage, home: Home | None = None
-    ) -> tuple[float, torch.Tensor]:
+    async def send(self, microbatch: Microbatch, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
         """To random peers of the next stage until one answers; returns its loss and the gradient.
 
-        `microbatch` names these very activations. Each failure costs one resend to another peer. With no live peer
-        this waits for one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
+        The parcel has activations and labels. Each failure costs one resend to another peer. With no live peer this
+        waits for one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
         """
         context, tried = self._context, set[PeerId]()
         refusals: dict[PeerId, Refused] = {}  # for its content
@@ -98,7 +89,7 @@ class StageClient:
         while True:
             peers = self._conduct.trusted(context.view.serving(self._next, context.transport.now()))
             waited = context.view.elapsed() - waiting_since
-            peer = await self._choose(peers, tried | refusals.keys(), home, waited)
+            peer = await self._choose(peers, tried | refusals.keys(), microbatch.origin, waited)
             if peer is None:
                 if refusals and refusals.keys() >= set(peers):
                     raise next(iter(refusals.values()))
@@ -107,9 +98,9 @@ class StageClient:
                 tried.clear()
                 continue
             asked, others = context.view.elapsed(), set(peers) - tried - {peer}
-            passage.goes_onward()
+            microbatch.mark_onward()
             try:
-                answer = await self._ask(peer, self._message(microbatch, home), parcel, passage, bool(others))
+                answer = await self._ask(peer, microbatch, parcel, bool(others), microbatch.note_onward)
             except Refused as refusal:
                 logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
                 tried.add(peer)
@@ -131,36 +122,33 @@ class StageClient:
                 for overruled in refusals:
                     self._conduct.offended(overruled)
                 self._tell_served_again()
-                self._compare(microbatch, parcel, home, peer, answer[1], peers)
+                self._compare(microbatch, parcel, peer, answer[1], peers)
                 return answer
 
     def _compare(
         self,
-        microbatch: str,
+        microbatch: Microbatch,
         parcel: list[Encoded],
-        home: Home | None,
         peer: PeerId,
         gradient: torch.Tensor,
         peers: list[PeerId],
     ) -> None:
-        """Perhaps let others compute the microbatch, too. What comes home, or goes to one alone, has no others."""
-        if self._goes_home or self._context.manifest.routing != "random":
+        """Perhaps let others compute the microbatch, too. What returns, or goes to one alone, has no others."""
+        if self._returns_to_origin or self._context.manifest.routing != "random":
             return
 
         async def ask(other: PeerId) -> torch.Tensor:
-            _, answer = await self._ask(
-                other, self._message(microbatch, home), parcel, Passage(), others=True
-            )
+            _, answer = await self._ask(other, microbatch, parcel, others=True)
             return answer
 
         self._checks.consider(peer, gradient, peers, lambda: self._router.is_full(peer, peers), ask)
 
     async def _choose(
-        self, peers: list[PeerId], exclude: set[PeerId], home: Home | None, waited: float
+        self, peers: list[PeerId], exclude: set[PeerId], origin: Origin | None, waited: float
     ) -> PeerId | None:
-        if self._goes_home and home is not None and home.peer not in exclude:
-            return home.peer
-        if self._goes_home or self._context.manifest.routing != "random":
+        if self._returns_to_origin and origin is not None and origin.peer not in exclude:
+            return origin.peer
+        if self._returns_to_origin or self._context.manifest.routing != "random":
             return self._router.choose(peers, exclude, waited)
         candidates = self._choices.candidates(peers, exclude, waited)
         if len(candidates) < 2:
@@ -190,7 +178,12 @@ class StageClient:
         return answer.seconds if answer is not None else None
 
     async def _ask(
-        self, peer: PeerId, message: Forward | Return, parcel: list[Encoded], passage: Passage, others: bool
+        self,
+        peer: PeerId,
+        microbatch: Microbatch,
+        parcel: list[Encoded],
+        others: bool,
+        note_progress: Callable[[Progress], None] = ignore,
     ) -> tuple[float, torch.Tensor]:
         """Ask one peer. With `others` to ask it has the silence that is usual, else all that the manifest allows:
         asked again over the same connection it would not be heard sooner.
@@ -201,12 +194,13 @@ class StageClient:
             self._deadline.seconds() if others else limit,
             # the stage before waits longer, so that it does not resend first
             STALLED * limit * stages_behind,
-            passage.note_onward,
+            note_progress,
         )
         began = context.view.elapsed()
         self._router.turns.taken(peer)
         self._choices.sent(peer, began)
         try:
+            message: Forward | Return = self._message(microbatch)
             reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)
         except BaseException:
             self._router.turns.given_back(peer)
@@ -224,17 +218,18 @@ class StageClient:
         seconds = context.view.elapsed() - began
         self._router.note(peer, seconds, reply.seconds * (1 + reply.queue))
         context.counters.sent.note(peer)
-        if not self._goes_home:
+        if not self._returns_to_origin:
             context.ledger.note_tokens(peer, context.manifest.tokens_per_microbatch)
         if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
             context.ledger.note_given(peer)
         return reply.loss, gradient
 
-    def _message(self, microbatch: str, home: Home | None) -> Forward | Return:
-        peer, draw = (home.peer, home.draw) if home is not None else ("", "")
-        if self._goes_home:
-            return Return(microbatch=microbatch, home=peer, draw=draw)
-        return Forward(microbatch=microbatch, stage=self._next, home=peer, draw=draw)
+    def _message(self, microbatch: Microbatch) -> Forward | Return:
+        origin, name = microbatch.origin, microbatch.onward_name
+        peer, draw = (origin.peer, origin.draw) if origin is not None else ("", "")
+        if self._returns_to_origin:
+            return Return(microbatch=name, home=peer, draw=draw)
+        return Forward(microbatch=name, stage=self._next, home=peer, draw=draw)
 
     def _note_failure(self, peer: PeerId, failure: NolocoError, asked: float) -> None:
         context = self._context

@@ -24,7 +24,7 @@ import torch
 
 from node.model.outer import OuterSettings
 from node.model.replica import EVERYTHING, Replica
-from node.model.stage_work import DeviceTransfer, PendingResult
+from node.model.transfer import Deferred, DeviceTransfer, Here, Pending
 from node.rounds.nearness import Nearness
 from protocol.codec import Encoded, add_scaled, as_read, encode, require_finite
 from protocol.device_codec import packed, unpacked_pieces
@@ -205,12 +205,12 @@ class OutgoingUpdate:
         replica: Replica,
         weights: Mapping[Part, float],
         wire: Wire,
-        copies: DeviceTransfer,
+        transfer: DeviceTransfer,
         nearness: Nearness | None = None,
         pair: str = "",
     ) -> None:
         self._replica = replica
-        self._copies = copies
+        self._transfer = transfer
         self._weights = weights
         self._codecs: dict[Part, str] = {"z": wire.gossip, "phi": wire.gossip, "progress": wire.progress}
         self._nearness = nearness
@@ -236,26 +236,23 @@ class OutgoingUpdate:
             return [[sent] for group in self._replica.in_groups(indices) for sent in self._encode_near(group)]
         return [self._encode(part, index) for index in indices]
 
-    def encode_soon(self, part: Part, indices: Sequence[int]) -> PendingResult[list[list[Encoded]]]:
+    def encode_soon(self, part: Part, indices: Sequence[int]) -> Pending[list[list[Encoded]]]:
         """Like `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
-        if self._codecs[part] in BITS:
-            encoded = self.encode(part, indices)
-            return self._copies.landing(lambda: encoded)
-        if not self._copies.encodes_there:
-            return self._copies.landing(lambda: self.encode(part, indices))
+        if self._codecs[part] in BITS or not self._transfer.encodes_there:
+            return Here(self.encode(part, indices))
         bounds = self._replica.bounds_of(indices)
         codec, count = self._codecs[part], bounds.stop - bounds.start
-        fetch = self._copies.to_host(packed(self._told(part, bounds), codec).raw)
+        raw = self._transfer.to_host(packed(self._told(part, bounds), codec).raw)
 
         def arrived() -> list[list[Encoded]]:
-            pieces = unpacked_pieces(codec, count, fetch(), self._replica.piece_parameters)
+            pieces = unpacked_pieces(codec, count, raw.wait(), self._replica.piece_parameters)
             if codec != LOSSLESS:
                 self._sent.update(
                     {(part, index): piece for index, piece in zip(indices, pieces, strict=True)}
                 )
             return [[piece, *self._sample(part, index)] for index, piece in zip(indices, pieces, strict=True)]
 
-        return self._copies.landing(arrived)
+        return self._transfer.hand_over(Deferred(arrived))
 
     def _told(self, part: Part, bounds: slice) -> torch.Tensor:
         """What is encoded: the part, and what of it is owed."""

@@ -14,7 +14,7 @@ from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, PIECES_AT_ONCE, Replica
-from node.model.stage_work import copies_of
+from node.model.transfer import transfer_for
 from node.rounds.contribution import (
     LOSSLESS,
     IncomingUpdate,
@@ -117,7 +117,7 @@ class Exchange:
         self._deadline = AdaptiveDeadline(context.manifest.limits.gossip_deadline, LEAST_DEADLINE)
         self._weights = weights_of(context.manifest.outer.overlap, replica.settings)
         self._buffers = TensorPool(replica.parameters)
-        self._copies = copies_of(replica.device)
+        self._transfer = transfer_for(replica.device)
         self._nearness = Nearness(replica.parameters) if context.manifest.wire.gossip in BITS else None
         self._swaps: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
@@ -131,7 +131,7 @@ class Exchange:
         if swap is None:
             wire = self._context.manifest.wire
             offer = OutgoingUpdate(
-                self._replica, self._weights, wire, self._copies, self._nearness, pair.name
+                self._replica, self._weights, wire, self._transfer, self._nearness, pair.name
             )
             partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
             swap = self._swaps[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
@@ -239,7 +239,7 @@ class Exchange:
             # with forward passes, not behind all of them: a busy stage would never send anything
             priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
             pending = await self._context.compute.run(priority, swap.offer.encode_soon, part, indices)
-            pieces = await pending.landed()
+            pieces = await pending.result()
             rest = deque(_bundles(indices, pieces))
             while rest and not swap.urgent.is_set():
                 await self._send_politely(swap, part, *rest[0])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from node import cli, service
-from node.model.stage_work import Load, LossAndAnswer, PendingResult, StageWork
+from node.model.stage_work import LossAndAnswer, StageWork
+from node.model.transfer import Pending
 
 SECONDS = 15.0
 
@@ -13,9 +16,9 @@ SECONDS = 15.0
 class SlowStageWork(StageWork):
     """Slow in training alone: the dry step before it takes as long as ever."""
 
-    def last_stage(self, load: Load) -> PendingResult[LossAndAnswer]:
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
         time.sleep(SECONDS)
-        return super().last_stage(load)
+        return super().last_stage(inputs, labels)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from protocol.codec import encode
 from protocol.manifest import Manifest
 from protocol.messages.training import Contribute
 from tests.swarm.micro import run_swarm
-from tests.unit.test_copies import EncodingCopies
+from tests.unit.test_device_transfer import EncodingTransfer
 from tests.unit.two_ends import OVERLAPS, PIECE, agree, mean_delta, mean_phi, two_ends, whole_round
 
 pytestmark = pytest.mark.usefixtures("small_pieces")
@@ -76,7 +76,7 @@ def test_a_step_in_one_launch_is_that_in_pieces(
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main(Replica))
-    monkeypatch.setattr("node.rounds.exchange.copies_of", EncodingCopies)
+    monkeypatch.setattr("node.rounds.exchange.transfer_for", EncodingTransfer)
     run_swarm(main(AtOnce))
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=2e-7)

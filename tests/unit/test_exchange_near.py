@@ -16,7 +16,7 @@ from protocol.errors import CodecError
 from protocol.kernels import BLOCK
 from protocol.near_codecs import BITS
 from tests.swarm.micro import run_swarm
-from tests.unit.test_copies import EncodingCopies
+from tests.unit.test_device_transfer import EncodingTransfer
 from tests.unit.test_exchange import AtOnce
 from tests.unit.two_ends import End, mean_delta, mean_phi, two_ends, whole_round
 
@@ -165,7 +165,7 @@ def test_a_step_in_one_launch_is_that_in_pieces(monkeypatch: pytest.MonkeyPatch)
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main(Replica))
-    monkeypatch.setattr("node.rounds.exchange.copies_of", EncodingCopies)
+    monkeypatch.setattr("node.rounds.exchange.transfer_for", EncodingTransfer)
     run_swarm(main(AtOnce))
     one, other = results
     assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)

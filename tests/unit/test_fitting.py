@@ -20,7 +20,9 @@ from node.model.memory_model import (
 )
 from node.model.replica import Replica
 from node.model.resources import GIB
-from node.model.stage_work import StageWork, copies_of
+from node.model.stage_work import StageWork
+from node.model.transfer import DeviceTransfer, transfer_for
+from node.pipeline.incoming import IncomingTensors
 from protocol.codec import encode
 from protocol.errors import Refused, ResourceError
 from protocol.manifest import Manifest, load_preset
@@ -94,8 +96,8 @@ def test_slices_keep_nothing_but_the_inputs() -> None:
     manifest = small()
     replica = Replica(manifest, 0)
     replica.passes.execute(Execution(at_once=2))
-    work = StageWork(manifest, replica.passes, copies_of(torch.device("cpu")))
-    _, kept, _ = work.forward(lambda: batch(manifest))
+    work = StageWork(manifest, replica.passes, transfer_for(torch.device("cpu")))
+    _, kept, _ = work.forward(*batch(manifest))
     assert kept.numel() == 0
     assert not kept.requires_grad
 
@@ -103,23 +105,24 @@ def test_slices_keep_nothing_but_the_inputs() -> None:
 def test_evaluation_in_slices_is_the_same() -> None:
     manifest = small().model_copy(update={"stages": 1})
     replica = Replica(manifest, 0)
-    work = StageWork(manifest, replica.passes, copies_of(torch.device("cpu")))
-    whole = work.evaluate_last(lambda: batch(manifest))
+    work = StageWork(manifest, replica.passes, transfer_for(torch.device("cpu")))
+    whole = work.evaluate_last(*batch(manifest))
     replica.passes.execute(Execution(at_once=2))
-    assert work.evaluate_last(lambda: batch(manifest)) == (pytest.approx(whole[0], rel=1e-6), whole[1])
+    assert work.evaluate_last(*batch(manifest)) == (pytest.approx(whole[0], rel=1e-6), whole[1])
 
 
 def test_a_microbatch_of_more_sequences_than_the_run_has_is_refused() -> None:
     """Memory is there for as many as the manifest says."""
     manifest = small()
-    work = StageWork(manifest, Replica(manifest, 1).passes, copies_of(torch.device("cpu")))
+    stage = Replica(manifest, 1).stage
+    incoming = IncomingTensors(manifest, stage, DeviceTransfer(torch.device("cpu")))
     shape = (manifest.inner.sequences + 1, manifest.data.sequence_tokens)
     labels = torch.zeros(shape, dtype=torch.int32)
     request: Any = SimpleNamespace(
         encoded=lambda: [encode(torch.zeros(*shape, 64), "fp32"), encode(labels, "int32")]
     )
     with pytest.raises(Refused, match="at most 5 sequences"):
-        work.decoded(request)
+        incoming.read(request)
 
 
 # --- which way ----------------------------------------------------------------------------------
@@ -200,7 +203,7 @@ def rehearsal_with(
         return together * (per_sequence // 3 if execution.recomputes else per_sequence)
 
     meter = Told(replica, bytes_of)
-    work = StageWork(manifest, replica.passes, copies_of(torch.device("cpu")))
+    work = StageWork(manifest, replica.passes, transfer_for(torch.device("cpu")))
     counting = CountingWork(work, meter)
     later = memory_of_buffers(manifest, stage).total
     made: Any = counting
@@ -215,17 +218,17 @@ class CountingWork:
     def __init__(self, work: StageWork, meter: Told) -> None:
         self._work, self._meter, self.heads = work, meter, 0
 
-    def forward(self, load: Any) -> Any:
-        self._meter.sequences = len(load()[1])
-        return self._work.forward(load)
+    def forward(self, inputs: Any, labels: Any) -> Any:
+        self._meter.sequences = len(labels)
+        return self._work.forward(inputs, labels)
 
-    def last_stage(self, load: Any) -> Any:
-        self._meter.sequences = len(load()[1])
-        return self._work.last_stage(load)
+    def last_stage(self, inputs: Any, labels: Any) -> Any:
+        self._meter.sequences = len(labels)
+        return self._work.last_stage(inputs, labels)
 
-    def head(self, load: Any, learns: bool) -> Any:
+    def head(self, inputs: Any, labels: Any, learns: bool) -> Any:
         self.heads += 1
-        return self._work.head(load, learns)
+        return self._work.head(inputs, labels, learns)
 
     def backward(self, *arguments: Any) -> Any:
         return self._work.backward(*arguments)
@@ -295,10 +298,10 @@ def test_running_out_of_memory_in_the_dry_step_is_no_death() -> None:
     work: Any = rehearsal._work
     compute = work.last_stage
 
-    def failing(load: Any) -> Any:
-        if len(load()[1]) == 5 and not rehearsal._replica.passes.execution.at_once:
+    def failing(inputs: Any, labels: Any) -> Any:
+        if len(labels) == 5 and not rehearsal._replica.passes.execution.at_once:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
-        return compute(load)
+        return compute(inputs, labels)
 
     work.last_stage = failing
     assert rehearsal.run("auto", compiles=False).execution.at_once == 3

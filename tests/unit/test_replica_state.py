@@ -11,7 +11,7 @@ import torch
 import node.model.replica
 from node.model.flat import StageState
 from node.model.replica import Replica, digest_of
-from node.model.stage_work import copies_of
+from node.model.transfer import transfer_for
 from node.rounds.contribution import OutgoingUpdate
 from protocol.errors import CodecError, Refused
 from tests.unit.replicas import MICROBATCHES, batch, carry, manifest_cut, replicas_of, train_step
@@ -72,7 +72,7 @@ def test_weights_that_are_not_finite_are_given_to_nobody(poison: float) -> None:
             replica.read_piece(0, moments)
     for wire in ({}, {"gossip": "fp16"}, {"gossip": "bf16"}, {"gossip": "int8"}):
         offer = OutgoingUpdate(
-            replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire), copies_of(CPU)
+            replica, {"z": 1.0}, replica.manifest.wire.model_copy(update=wire), transfer_for(CPU)
         )
         with pytest.raises(CodecError):
             offer.encode("z", [0])

@@ -11,7 +11,7 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TypeVar
+from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -21,11 +21,46 @@ from node.model.resources import free_caches, is_out_of_memory, retried
 from node.watch.events import Events
 from protocol.errors import OutOfMemory
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Forwarded: TypeAlias = tuple[torch.Tensor, torch.Tensor]  # leaf, and outputs with their graph
+# of leaf, outputs and their gradient, and of leaf and gradient alone; both return the gradient by the inputs
+Backward: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor | None]
+Again: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
-class Sparing:
-    """That of a replica in service. Mutable state: the graphs that wait for their backward passes.
+class MemoryPolicy(Protocol):
+    """What happens when memory runs out in a pass."""
+
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """A pass that keeps no graph."""
+
+    def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
+        """A pass whose graph is kept until its backward pass."""
+
+    def backward(
+        self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor | None:
+        """The pass that takes the graph; `again` makes a new one."""
+
+
+class NoFallback:
+    """Leaves it to the caller: what a pass raises is raised."""
+
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return work(*args, **kwargs)
+
+    def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
+        return work(inputs)
+
+    def backward(
+        self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor | None:
+        return work(leaf, outputs, gradient)
+
+
+class OomFallback:
+    """Makes a serving replica's passes smaller when memory runs out, and repeats them.
 
     What is given up is told on the loop that runs when this is made.
     """
@@ -38,37 +73,47 @@ class Sparing:
         self._may_recompute = recompute != "off"
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self._graphs: list[weakref.ref[torch.Tensor]] = []
+        self._graphs: list[weakref.ref[torch.Tensor]] = []  # that wait for their backward passes
         self._is_exhausted = False
 
-    def holds(self, outputs: torch.Tensor) -> None:
-        """The graph behind these outputs is kept until nobody refers to them any more."""
-        self._graphs = [graph for graph in self._graphs if graph() is not None]
-        self._graphs.append(weakref.ref(outputs))
-
-    def run(self, work: Callable[[], T], keeps_graph: bool = False) -> T:
+    def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A pass, again and again until it fits; `Passes` goes on where one that failed halfway had ended.
 
-        Raises `OutOfMemory` when nothing makes it fit; and if it `keeps_graph`, when those of others must go first.
+        Raises `OutOfMemory` when nothing makes it fit.
         """
         while True:
             try:
-                return retried(work)
+                return retried(work, *args, **kwargs)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-            if keeps_graph and (held := self._held()):
+            self._make_smaller()
+
+    def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
+        """Like `run`. Raises `OutOfMemory` also while graphs of others are held: these must go first."""
+        while True:
+            try:
+                leaf, outputs = retried(work, inputs)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            else:
+                self._track_graph(outputs)
+                return leaf, outputs
+            if held := self._held():
                 self._change(self._with_fewer_in_flight(held))
                 raise OutOfMemory("the memory is taken by the microbatches that are in flight")
             self._make_smaller()
 
-    def backward(self, work: Callable[[], T], again: Callable[[], T]) -> T:
+    def backward(
+        self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
+    ) -> torch.Tensor | None:
         """`work` takes the graph, so that it cannot be repeated: `again` makes a new one, as small as can be.
 
-        What is in the gradients already `again` does not add.
+        What is in the gradients already `again` does not add. Raises `OutOfMemory` when that does not fit either.
         """
         try:
-            return work()
+            return work(leaf, outputs, gradient)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -77,7 +122,7 @@ class Sparing:
         smaller = self._with_fewer_in_flight(self._held() - 1) or self._with_smaller_passes()
         self._passes.execute(replace(usual, at_once=1, recomputes=usual.recomputes or self._may_recompute))
         try:
-            return again()
+            return again(leaf, gradient)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -85,6 +130,12 @@ class Sparing:
         finally:
             self._passes.execute(usual)
             self._change(smaller)
+
+    def _track_graph(self, outputs: torch.Tensor) -> None:
+        """The graph behind these outputs, if there is one, is kept until nobody refers to them any more."""
+        self._graphs = [graph for graph in self._graphs if graph() is not None]
+        if outputs.requires_grad:
+            self._graphs.append(weakref.ref(outputs))
 
     def _held(self) -> int:
         return sum(graph() is not None for graph in self._graphs)

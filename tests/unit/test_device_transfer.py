@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -12,7 +11,9 @@ import torch
 
 from node.model.dry_run import rehearse
 from node.model.replica import Replica
-from node.model.stage_work import CudaTransfer, DeviceTransfer, PendingResult, StageWork, copies_of
+from node.model.stage_work import StageWork
+from node.model.transfer import CudaTransfer, Deferred, DeviceTransfer, Pending, transfer_for
+from node.pipeline.incoming import IncomingTensors
 from node.serving import choose_device
 from protocol.codec import Encoded, as_read, encode
 from protocol.errors import NonFinite, Refused
@@ -25,17 +26,17 @@ T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
-class LateCopies(DeviceTransfer):
-    """A device that is behind: what is copied to the host is read when it is fetched, in another thread."""
+class LateTransfer(DeviceTransfer):
+    """A device that is behind: what is copied to the host is read when it is awaited, in another thread."""
 
-    def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Callable[[], torch.Tensor]:
-        return lambda: tensor.detach().to("cpu", dtype)
+    def to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Pending[torch.Tensor]:
+        return Deferred(lambda: tensor.detach().to("cpu", dtype))
 
-    def landing(self, fetch: Callable[[], T]) -> PendingResult[T]:
-        return PendingResult(fetch, at_once=False)
+    def hand_over(self, result: Pending[T]) -> Pending[T]:
+        return result
 
 
-class EncodingCopies(LateCopies):
+class EncodingTransfer(LateTransfer):
     """As a GPU: what is sent and received is encoded and decoded where it was computed."""
 
     encodes_there = True
@@ -48,22 +49,20 @@ def manifest(codec: str) -> Manifest:
 
 
 async def microbatches(
-    codec: str, copies: DeviceTransfer, device: str = "cpu"
+    codec: str, transfer: DeviceTransfer, device: str = "cpu"
 ) -> tuple[list[float], list[torch.Tensor]]:
     """Two of them through two stages: losses, and the parameter gradients of both stages."""
     torch.manual_seed(0)
     replicas = [Replica(manifest(codec), stage, device) for stage in (0, 1)]
-    first, second = (StageWork(manifest(codec), replica.passes, copies) for replica in replicas)
+    first, second = (StageWork(manifest(codec), replica.passes, transfer) for replica in replicas)
     generator, losses = torch.Generator().manual_seed(2), []
     for _ in range(2):
         tokens = torch.randint(0, 256, (2, 33), generator=generator)
         inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        leaf, outputs, activations = first.forward(lambda i=inputs, n=labels: (i, n))  # type: ignore[misc]
-        sent = await activations.landed()
-        received = as_read(sent[0]).float(), as_read(sent[1]).long()
-        loss, answer = await second.last_stage(lambda r=received: r).landed()  # type: ignore[misc]
-        by_inputs = await first.backward(leaf, outputs, as_read(answer[0])).landed()
-        assert by_inputs == []
+        leaf, outputs, activations = first.forward(inputs, labels)
+        sent = await activations.result()
+        loss, answer = await second.last_stage(as_read(sent[0]).float(), as_read(sent[1]).long()).result()
+        assert await first.backward(leaf, outputs, as_read(answer[0]), loss).result() == (loss, [])
         losses.append(loss)
     return losses, [replica.flat.gradients.cpu() for replica in replicas]
 
@@ -71,7 +70,7 @@ async def microbatches(
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "eden4"])
 def test_results_that_arrive_later_are_the_same(codec: str) -> None:
     losses, gradients = run_virtual(microbatches(codec, DeviceTransfer(CPU)))
-    later, late_gradients = run_virtual(microbatches(codec, LateCopies(CPU)))
+    later, late_gradients = run_virtual(microbatches(codec, LateTransfer(CPU)))
     assert later == losses
     for one, other in zip(gradients, late_gradients, strict=True):
         assert torch.equal(one, other)
@@ -81,7 +80,7 @@ def test_results_that_arrive_later_are_the_same(codec: str) -> None:
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8"])
 def test_what_a_device_encodes_and_decodes_is_the_same(codec: str) -> None:
     losses, gradients = run_virtual(microbatches(codec, DeviceTransfer(CPU)))
-    there, gradients_there = run_virtual(microbatches(codec, EncodingCopies(CPU)))
+    there, gradients_there = run_virtual(microbatches(codec, EncodingTransfer(CPU)))
     assert there == losses
     for one, other in zip(gradients, gradients_there, strict=True):
         assert torch.equal(one, other)
@@ -89,14 +88,14 @@ def test_what_a_device_encodes_and_decodes_is_the_same(codec: str) -> None:
 
 def test_what_a_device_rotates_is_the_same_but_for_values_at_a_bound() -> None:
     losses, gradients = run_virtual(microbatches("eden4", DeviceTransfer(CPU)))
-    there, gradients_there = run_virtual(microbatches("eden4", EncodingCopies(CPU)))
+    there, gradients_there = run_virtual(microbatches("eden4", EncodingTransfer(CPU)))
     assert there == pytest.approx(losses, abs=1e-4)
     for one, other in zip(gradients, gradients_there, strict=True):
         assert torch.nn.functional.cosine_similarity(one, other, dim=0) > 0.9999
 
 
-def second_stage(copies: DeviceTransfer, codec: str) -> StageWork:
-    return StageWork(manifest(codec), Replica(manifest(codec), 1).passes, copies)
+def at_second_stage(transfer: DeviceTransfer, codec: str) -> IncomingTensors:
+    return IncomingTensors(manifest(codec), Replica(manifest(codec), 1).stage, transfer)
 
 
 def asked(activations: torch.Tensor, codec: str) -> Request[Message]:
@@ -115,8 +114,8 @@ def test_received_activations_are_read_the_same_on_a_device(codec: str) -> None:
     if codec == "int32":  # no codec that a run has for them, and no mistake either
         activations = activations.to(torch.int32)
     (here, labels), (there, labels_there) = (
-        second_stage(copies(CPU), codec if codec != "int32" else "fp32").decoded(asked(activations, codec))
-        for copies in (DeviceTransfer, EncodingCopies)
+        at_second_stage(transfer(CPU), codec if codec != "int32" else "fp32").read(asked(activations, codec))
+        for transfer in (DeviceTransfer, EncodingTransfer)
     )
     assert torch.equal(labels, labels_there)
     assert here.dtype == there.dtype == torch.float32
@@ -124,33 +123,33 @@ def test_received_activations_are_read_the_same_on_a_device(codec: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("copies", [DeviceTransfer, EncodingCopies])
+@pytest.mark.parametrize("transfer", [DeviceTransfer, EncodingTransfer])
 def test_received_activations_that_are_not_finite_are_refused(
-    copies: type[DeviceTransfer], bad: float
+    transfer: type[DeviceTransfer], bad: float
 ) -> None:
     tiny = load_preset("tiny")
     activations = torch.zeros(1, tiny.data.sequence_tokens, tiny.model.hidden_size)
     activations[0, 3, 5] = bad
     for codec in ("fp32", "bf16"):
         with pytest.raises(Refused, match="NaN or infinity"):
-            second_stage(copies(CPU), codec).decoded(asked(activations, codec))
+            at_second_stage(transfer(CPU), codec).read(asked(activations, codec))
 
 
-@pytest.mark.parametrize("copies", [DeviceTransfer, EncodingCopies])
+@pytest.mark.parametrize("transfer", [DeviceTransfer, EncodingTransfer])
 @pytest.mark.parametrize(
     ("codec", "value", "overflows"),
     [("fp32", math.nan, ""), ("bf16", math.inf, ""), ("fp16", math.nan, ""), ("fp16", 1e5, "fp16"),
      ("int8", math.nan, ""), ("eden4", 1e36, "eden4")],
 )  # fmt: skip
 def test_what_cannot_be_sent_is_told_with_its_cause(
-    copies: type[DeviceTransfer], codec: str, value: float, overflows: str
+    transfer: type[DeviceTransfer], codec: str, value: float, overflows: str
 ) -> None:
     """An embedding of `value`, through no layer."""
     replica = Replica(manifest(codec), 0)
     replica.stage.layers.clear()
     with torch.no_grad():
         replica.stage.embed_tokens.weight.fill_(value)
-    work = StageWork(manifest(codec), replica.passes, copies(CPU))
+    work = StageWork(manifest(codec), replica.passes, transfer(CPU))
     tokens = torch.zeros(1, 8, dtype=torch.long)
     with pytest.raises(NonFinite) as refusal:
         run_virtual(sent(work, tokens))
@@ -158,7 +157,7 @@ def test_what_cannot_be_sent_is_told_with_its_cause(
 
 
 async def sent(work: StageWork, tokens: torch.Tensor) -> list[Encoded]:
-    return await work.forward(lambda: (tokens, tokens))[2].landed()
+    return await work.forward(tokens, tokens)[2].result()
 
 
 def test_without_memory_to_encode_there_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +166,7 @@ def test_without_memory_to_encode_there_it_is_done_here(monkeypatch: pytest.Monk
 
     expected, _ = run_virtual(microbatches("int8", DeviceTransfer(CPU)))
     monkeypatch.setattr("node.model.stage_work.packed", fails)
-    assert run_virtual(microbatches("int8", EncodingCopies(CPU)))[0] == expected
+    assert run_virtual(microbatches("int8", EncodingTransfer(CPU)))[0] == expected
 
 
 def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
@@ -175,11 +174,11 @@ def test_a_failure_on_the_way_is_raised_where_it_is_awaited() -> None:
         raise ValueError("lost")
 
     with pytest.raises(ValueError, match="lost"):
-        run_virtual(PendingResult(broken, at_once=False).landed())
+        run_virtual(Deferred(broken).result())
 
 
 def test_only_a_gpu_gets_streams() -> None:
-    assert type(copies_of(CPU)) is DeviceTransfer
+    assert type(transfer_for(CPU)) is DeviceTransfer
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
