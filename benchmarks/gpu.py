@@ -34,7 +34,7 @@ from reporting.report import Report, arguments_of, parser_of, run
 from stage import measure
 
 from bootstrap.traces import time_of_nodes
-from node.model.dry_run import rehearse
+from node.model.dry_run import dry_run
 from node.model.execution import choose_execution, described
 from node.model.memory_model import backward_bytes, forward_bytes
 from node.model.replica import Replica
@@ -68,7 +68,7 @@ def whole(preset: str, device: str, seconds: float) -> Row:
     execution = choose_execution(manifest, 0, where, room_on(where).free, compile="auto")
     replica = Replica(manifest, 0, device)
     replica.passes.execute(execution)
-    rehearse(replica, "auto", 0)
+    dry_run(replica, "auto", 0)
     rate = train_plainly(replica, seconds, WARM_UP_STEPS)
     return {"tokens_per_second": rate, "way": described(replica.passes.execution, manifest, 0)}
 

@@ -47,7 +47,7 @@ class Surroundings:
     replica: Callable[[Manifest, int, str], Replica] = Replica
     trace: Trace = NO_TRACE
     teller: Teller | None = None  # to people, about this node
-    rehearses: bool = False  # a dry step tells how much memory there is for what
+    makes_dry_run: bool = False  # a dry step tells how much memory there is for what
 
 
 @dataclass

@@ -21,7 +21,7 @@ from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
-from node.model.dry_run import rehearse
+from node.model.dry_run import dry_run
 from node.model.execution import choose_execution, described
 from node.model.oom_fallback import OomFallback
 from node.model.replica import Replica
@@ -30,9 +30,9 @@ from node.model.stage_work import StageWork
 from node.model.state_directory import Checkpoint
 from node.model.transfer import transfer_for
 from node.node_resources import CLOSING_SECONDS, HISTORY_SECONDS, NodeResources
-from node.pipeline.draws import Draws
 from node.pipeline.inference import Inference
 from node.pipeline.pipeline import Pipeline
+from node.pipeline.source import MicrobatchSource
 from node.receipts import Receipts
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
@@ -134,8 +134,8 @@ async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Re
         replica.passes.compiling = Compiling(_teller(member))
     replica.passes.execute(execution)
     told, measured = "", dict[str, int]()
-    if around.rehearses:
-        found = await compute.run(Priority.SERVE, rehearse, replica, config.recompute, config.most_memory)
+    if around.makes_dry_run:
+        found = await compute.run(Priority.SERVE, dry_run, replica, config.recompute, config.most_memory)
         told = f"; {found.described()}"
         measured = {"peak": found.cost.peak, "kept": found.cost.kept, "room": found.room}
     execution = replica.passes.execution  # the dry run may have changed it
@@ -173,8 +173,8 @@ class Service:
         self.rounds = Rounds(context, replica, member.random())
         self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
         life = f"{member.surroundings.rng.getrandbits(32):08x}"
-        draws = Draws(context, self._pipeline, feed, life, seconds_left) if feed is not None else None
-        self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, draws)
+        source = MicrobatchSource(context, self._pipeline, feed, life, seconds_left) if feed else None
+        self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, source)
         self._receipts = Receipts(member)
         self._serve(Inference(context, replica, work))
         self._discovery = self._make_discovery()

@@ -77,7 +77,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         rng=random.Random(int.from_bytes(identity.public_key[:8], "big") ^ random.getrandbits(64)),
         state=state,
         trace=trace,
-        rehearses=True,
+        makes_dry_run=True,
         teller=teller,
     )
     daemon = Node(config, surroundings)

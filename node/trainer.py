@@ -8,8 +8,8 @@ import logging
 from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import Replica
-from node.pipeline.draws import Draws
 from node.pipeline.pipeline import Pipeline
+from node.pipeline.source import MicrobatchSource
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
@@ -42,16 +42,16 @@ class Trainer:
         pipeline: Pipeline,
         rounds: Rounds,
         checkpoints: Checkpoints,
-        draws: Draws | None,
+        source: MicrobatchSource | None,
     ) -> None:
-        """With `draws` on stage 0 alone."""
+        """With a `source` on stage 0 alone."""
         self._context = context
         self._replica = replica
         self._pipeline = pipeline
         self._rounds = rounds
         self._checkpoints = checkpoints
         self._healing = Healing(context, replica, checkpoints, rounds.abandon, self.download)
-        self._draws = draws
+        self._source = source
         self._tasks = context.supervisor.group()
         self.stopping = asyncio.Event()  # set by `stop`
         self.downloading = ""  # how far a download is
@@ -64,28 +64,28 @@ class Trainer:
 
     async def run(self) -> bool:
         """Train until the run is complete (True) or `stop` was called (False)."""
-        if self._draws is None:
+        if self._source is None:
             return await self._train()
-        self._draws.begin()
+        self._source.begin()
         try:
             return await self._train()
         finally:
             await self._tasks.close()
-            await self._draws.close()
+            await self._source.close()
 
     async def _train(self) -> bool:
         self._began = asyncio.get_running_loop().time()
         await self._end_round()  # a restart may have come between the last inner step of one and its end
         while not self.stopping.is_set() and not self._finished_here():
             began = asyncio.get_running_loop().time()
-            draws: list[asyncio.Task[None]] = []
+            tasks: list[asyncio.Task[None]] = []
             try:
-                if self._draws is not None:
-                    await self._draws.take(draws, self._replica.step)
-                whole = await self._wait_for_batch(draws)
+                if self._source is not None:
+                    tasks = await self._source.start_step(self._replica.step)
+                whole = await self._wait_for_batch(tasks)
             except BaseException as reason:
-                await cancelled(draws)
-                await self._give_up_ahead()
+                await cancelled(tasks)
+                await self._cancel_ahead()
                 if not (isinstance(reason, TransportDown) and self.stopping.is_set()):
                     raise
                 logger.debug("Giving up the microbatches in flight: %s", reason)
@@ -95,34 +95,34 @@ class Trainer:
         is_complete = not self.stopping.is_set()
         if is_complete:
             self._pipeline.serving = False  # nobody would step any more
-        await self._give_up_ahead()
+        await self._cancel_ahead()
         await (self._last_rounds() if is_complete else self._pipeline.drain())
         return is_complete
 
-    async def _give_up_ahead(self) -> None:
-        if self._draws is not None:
-            await self._draws.give_up_ahead()
+    async def _cancel_ahead(self) -> None:
+        if self._source is not None:
+            await self._source.cancel_ahead()
 
-    async def _wait_for_batch(self, draws: list[asyncio.Task[None]]) -> bool:
+    async def _wait_for_batch(self, microbatches: list[asyncio.Task[None]]) -> bool:
         """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
         complete = self._tasks.start(self._pipeline.batch_complete())
         stopping = self._tasks.start(self.stopping.wait())
         doubt = self._tasks.start(self._in_doubt())
-        pending = list(draws)
+        pending = list(microbatches)
         try:
             while True:
-                waiting = [complete, doubt, *pending] if draws else [complete, doubt, stopping]
-                timeout = None if draws else IDLE_POLL_SECONDS
+                waiting = [complete, doubt, *pending] if microbatches else [complete, doubt, stopping]
+                timeout = None if microbatches else IDLE_POLL_SECONDS
                 await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-                for draw in [draw for draw in pending if draw.done()]:
-                    pending.remove(draw)
-                    draw.result()  # a failure here ends the node with its cause, it does not hang
+                for task in [task for task in pending if task.done()]:
+                    pending.remove(task)
+                    task.result()  # a failure here ends the node with its cause, it does not hang
                 if complete.done():
                     return True
                 if doubt.done():
                     await self._healing.is_well()
                     doubt = self._tasks.start(self._in_doubt())
-                if not draws and (stopping.done() or self._finished_here() or self._rounds.behind):
+                if not microbatches and (stopping.done() or self._finished_here() or self._rounds.behind):
                     await self._catch_up()
                     return False
         finally:
@@ -148,8 +148,8 @@ class Trainer:
         """One inner step with the batch that has been gathered since `began`."""
         context, replica = self._context, self._replica
         batch = context.manifest.inner.microbatches
-        if self._draws is not None:
-            self._draws.commit(replica.step + 1)
+        if self._source is not None:
+            self._source.commit(replica.step + 1)
         report = await context.compute.run(Priority.OPTIMIZER, replica.inner_step, batch)
         context.counters.tokens_stepped = context.counters.tokens
         await self._healing.step_done(report)
@@ -160,8 +160,8 @@ class Trainer:
         self._checkpoints.step_done()
         context.events.phases.end()
         context.throughput.mark(asyncio.get_running_loop().time(), context.compute.busy.seconds())
-        if self._draws is not None:
-            self._draws.tell()
+        if self._source is not None:
+            self._source.tell()
         context.events.emit(
             "step",
             step=replica.step,
@@ -178,7 +178,7 @@ class Trainer:
         Not at the first stage: it draws its whole batch again.
         """
         gradients = self._pipeline.gradients_in
-        if gradients and self._draws is None:
+        if gradients and self._source is None:
             await self._context.compute.run(Priority.OPTIMIZER, self._replica.inner_step, gradients)
             self._context.counters.tokens_stepped = self._context.counters.tokens
 
@@ -233,8 +233,8 @@ class Trainer:
     def _finished_here(self) -> bool:
         """Stage 0 ends with its steps or its time; a later stage when all of the stage before have ended."""
         context = self._context
-        if self._draws is not None:
-            return self._draws.out_of_time or self._replica.step >= context.manifest.inner.total_steps
+        if self._source is not None:
+            return self._source.out_of_time or self._replica.step >= context.manifest.inner.total_steps
         if self._pipeline.is_busy:
             return False
         before = context.view.members(context.stage - 1, context.transport.now())
@@ -256,7 +256,7 @@ class Trainer:
     async def _close(self) -> None:
         """Rounds with those that have finished, too; before that with those that have not, which would be alone."""
         clock = asyncio.get_running_loop().time
-        out_of_time = self._draws is not None and self._draws.out_of_time
+        out_of_time = self._source is not None and self._source.out_of_time
         until = clock() + (0.0 if out_of_time else min(LONGEST_WAIT, WAITED * (clock() - self._began)))
         closing = 0
         while closing < CLOSING_ROUNDS and not self.stopping.is_set():

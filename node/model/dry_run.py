@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from node.machine.limits import Room, give_back_freed_memory, size
-from node.model.execution import Execution, Way, by_formula, choose, executed, usable_on, ways
+from node.model.execution import Execution, ExecutionMode, by_formula, choose, execution_of, modes, usable_on
 from node.model.memory_model import MicrobatchBytes, Precision, memory_of_buffers, memory_of_state, sliced
 from node.model.replica import Replica
 from node.model.resources import is_out_of_memory, room_on, too_little
@@ -31,7 +31,7 @@ _SAMPLE_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class DryRunResult:
     """The way that was chosen, what a microbatch takes in it, and what there was for all in flight."""
 
     execution: Execution
@@ -44,7 +44,7 @@ class Rehearsed:
         return f"activations take {size(taken)} of the {size(self.room)} left for them, measured"
 
 
-def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
+def dry_run(replica: Replica, recompute: str, most_memory: int) -> DryRunResult:
     """Measure, and have the replica compute from now on in the fastest way that fits.
 
     `most_memory` is what the volunteer gives in all, 0 for no limit. Raises `ResourceError`.
@@ -54,13 +54,11 @@ def rehearse(replica: Replica, recompute: str, most_memory: int) -> Rehearsed:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, most_memory / total), device)
     work = StageWork(replica.manifest, replica.passes, transfer_for(device))
-    rehearsal = Rehearsal(
-        replica, work, meter_of(device), lambda: room_on(device, most_memory), chosen.precision
-    )
-    return rehearsal.run(recompute, chosen.compiles)
+    trial = DryRun(replica, work, meter_of(device), lambda: room_on(device, most_memory), chosen.precision)
+    return trial.run(recompute, chosen.compiles)
 
 
-class Rehearsal:
+class DryRun:
     """Measures the memory of a training step before the replica serves, and finds the largest that fits.
 
     Mutable state: what one and two sequences took, in each mode that was tried, and what whole microbatches did.
@@ -86,26 +84,26 @@ class Rehearsal:
         self._formula = by_formula(self._manifest, self._stage, precision)
         self._usable = 0
         self._probed: dict[bool, list[MicrobatchBytes]] = {}
-        self._whole: dict[Way, MicrobatchBytes | None] = {}
+        self._whole: dict[ExecutionMode, MicrobatchBytes | None] = {}
 
-    def run(self, recompute: str, compiles: bool) -> Rehearsed:
+    def run(self, recompute: str, compiles: bool) -> DryRunResult:
         """The fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
-        self._replica.rehearse_step()
-        allowed = list(ways(self._manifest, self._stage, recompute))
+        self._replica.dry_run_step()
+        allowed = list(modes(self._manifest, self._stage, recompute))
         room = self._room_for_activations()
         share = usable_on(self._replica.device)
         self._usable = int(room.free * share)
         while choice := choose(self._manifest, self._stage, allowed, self._cost, room.free, share):
             if choice.way in self._whole:
-                execution = executed(choice, self._precision, compiles)
+                execution = execution_of(choice, self._precision, compiles)
                 cost, passes = self._whole[choice.way], self._replica.passes
                 assert cost is not None
                 passes.compiling = replace(passes.compiling, whole_bytes=int(cost.peak / share))
                 passes.execute(execution)
                 if compiles:  # now, while nobody waits
                     self._measured(execution, self._manifest.inner.sequences)
-                return Rehearsed(execution, cost, room.free)
-            execution = executed(choice, self._precision, compiles=False)  # compiled it takes rather less
+                return DryRunResult(execution, cost, room.free)
+            execution = execution_of(choice, self._precision, compiles=False)  # compiled it takes rather less
             self._whole[choice.way] = self._measured(execution, self._manifest.inner.sequences)
             room = self._room_for_activations()
         raise self._refusal(allowed, room)
@@ -125,7 +123,7 @@ class Rehearsal:
         """What one and two sequences take in this mode, where the formula gives reason to hope."""
         costs = list[MicrobatchBytes]()
         for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
-            if self._formula(Way(recomputes, sequences, 1)).peak > self._usable:
+            if self._formula(ExecutionMode(recomputes, sequences, 1)).peak > self._usable:
                 break
             execution = Execution(self._precision, recomputes)
             if sequences == 1:
@@ -136,7 +134,7 @@ class Rehearsal:
             costs.append(cost)
         return costs
 
-    def _cost(self, way: Way) -> MicrobatchBytes | None:
+    def _cost(self, way: ExecutionMode) -> MicrobatchBytes | None:
         """Measured for whole microbatches that were computed, else from one and two sequences."""
         if way in self._whole:
             return self._whole[way]
@@ -187,7 +185,7 @@ class Rehearsal:
         labels = torch.zeros(shape, dtype=torch.long)
         return labels if is_first else torch.ones(*shape, self._manifest.model.hidden_size), labels
 
-    def _refusal(self, allowed: list[Way], room: Room) -> ResourceError:
+    def _refusal(self, allowed: list[ExecutionMode], room: Room) -> ResourceError:
         """The error for a stage that does not fit, with the bytes that the most sparing way took, where it could be
         tried.
         """

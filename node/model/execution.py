@@ -59,7 +59,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Way:
+class ExecutionMode:
     """`at_once` sequences are computed together, of a whole microbatch where it is 0."""
 
     recomputes: bool
@@ -69,27 +69,27 @@ class Way:
 
 @dataclass(frozen=True)
 class Choice:
-    way: Way
+    way: ExecutionMode
     in_flight: int
 
 
-CostOf: TypeAlias = Callable[[Way], MicrobatchBytes | None]  # None: it cannot be had
+CostOf: TypeAlias = Callable[[ExecutionMode], MicrobatchBytes | None]  # None: it cannot be had
 
 
-def ways(manifest: Manifest, stage: int, recompute: str = "auto") -> Iterator[Way]:
+def modes(manifest: Manifest, stage: int, recompute: str = "auto") -> Iterator[ExecutionMode]:
     """All ways that the volunteer's `recompute` ("auto", "on", "off") allows, the fastest first."""
     least = least_in_flight(manifest, stage)
     again = {"auto": (False, True), "on": (True,), "off": (False,)}[recompute]
     slices = slices_of(manifest.inner.sequences)
     if stage == manifest.hops - 1:
-        yield from (Way(recomputes, at_once, 1) for recomputes in again for at_once in (0, *slices))
+        yield from (ExecutionMode(recomputes, at_once, 1) for recomputes in again for at_once in (0, *slices))
         return
-    yield from (Way(recomputes, 0, least) for recomputes in again)
+    yield from (ExecutionMode(recomputes, 0, least) for recomputes in again)
     if recompute == "off":  # slices run forward twice
-        yield Way(False, 0, 1)
+        yield ExecutionMode(False, 0, 1)
         return
-    yield from (Way(recomputes, at_once, least) for recomputes in again for at_once in slices)
-    yield from (Way(True, at_once, 1) for at_once in (0, *slices))
+    yield from (ExecutionMode(recomputes, at_once, least) for recomputes in again for at_once in slices)
+    yield from (ExecutionMode(True, at_once, 1) for at_once in (0, *slices))
 
 
 def slices_of(sequences: int) -> list[int]:
@@ -102,14 +102,19 @@ def usable_on(device: torch.device) -> float:
 
 
 def choose(
-    manifest: Manifest, stage: int, ways: Sequence[Way], cost_of: CostOf, room: int, share: float = USABLE
+    manifest: Manifest,
+    stage: int,
+    modes: Sequence[ExecutionMode],
+    cost_of: CostOf,
+    room: int,
+    share: float = USABLE,
 ) -> Choice | None:
     """The first way of which enough microbatches fit into that `share` of `room` bytes, and as many of them as do.
 
     None if none.
     """
     usable, most = int(room * share), most_in_flight(manifest, stage)
-    for way in ways:
+    for way in modes:
         cost = cost_of(way)
         if cost is None or cost.peak > usable:
             continue
@@ -119,10 +124,12 @@ def choose(
     return None
 
 
-def by_formula(manifest: Manifest, stage: int, precision: Precision) -> Callable[[Way], MicrobatchBytes]:
+def by_formula(
+    manifest: Manifest, stage: int, precision: Precision
+) -> Callable[[ExecutionMode], MicrobatchBytes]:
     """What each way costs before anything was measured."""
 
-    def cost_of(way: Way) -> MicrobatchBytes:
+    def cost_of(way: ExecutionMode) -> MicrobatchBytes:
         sequences = way.at_once or manifest.inner.sequences
         cost = estimated(manifest, stage, sequences, way.recomputes, precision)
         return sliced(manifest, stage, cost.peak) if way.at_once else cost
@@ -135,7 +142,7 @@ def least_activations(
 ) -> int:
     """Bytes that must be left for activations, or no way fits, by formula."""
     cost_of = by_formula(manifest, stage, precision)
-    return int(min(cost_of(way).peak for way in ways(manifest, stage, recompute) if way.least == 1) / USABLE)
+    return int(min(cost_of(way).peak for way in modes(manifest, stage, recompute) if way.least == 1) / USABLE)
 
 
 def choose_precision(device: torch.device, wish: str) -> Precision:
@@ -177,12 +184,12 @@ def choose_execution(
     room = free_bytes - memory_of_state(manifest, stage, chosen)
     if device.type == "cpu":
         room -= memory_of_buffers(manifest, stage).total
-    allowed = list(ways(manifest, stage, recompute))
+    allowed = list(modes(manifest, stage, recompute))
     choice = choose(manifest, stage, allowed, by_formula(manifest, stage, chosen), room, usable_on(device))
-    return executed(choice or Choice(allowed[-1], 1), chosen, compiles)
+    return execution_of(choice or Choice(allowed[-1], 1), chosen, compiles)
 
 
-def executed(choice: Choice, precision: Precision, compiles: bool) -> Execution:
+def execution_of(choice: Choice, precision: Precision, compiles: bool) -> Execution:
     return Execution(precision, choice.way.recomputes, compiles, choice.in_flight, choice.way.at_once)
 
 

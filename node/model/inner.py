@@ -103,7 +103,7 @@ class InnerOptimizer:
         self.updates += 1
         return True
 
-    def rehearse(self) -> None:
+    def dry_run(self) -> None:
         """Take all the memory that updates will; with gradients of zero it changes nothing."""
         for part in self._parts:
             self._step(part, 0.0)

@@ -131,10 +131,10 @@ class Replica:
         self.flat.gradients.zero_()
         self.passes.gradients_forgotten()
 
-    def rehearse_step(self) -> None:
+    def dry_run_step(self) -> None:
         """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
         self.flat.gradients.zero_()
-        self.optimizer.rehearse()
+        self.optimizer.dry_run()
         if self.steps_at_once:
             fused_on(self.device)
         if self.settings.kept_apart:

@@ -13,9 +13,9 @@ from node.model.memory_model import REMEMBERED_BATCHES
 from node.model.replica import Replica
 from node.model.stage_work import LossAndAnswer, StageWork
 from node.model.transfer import Pending
-from node.pipeline.conduct import Complaints, Conduct
 from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate, Window
+from node.pipeline.gradient_screen import StageDiagnostics
 from node.pipeline.incoming import IncomingTensors
 from node.pipeline.microbatch import (
     DrawnMicrobatch,
@@ -50,8 +50,7 @@ class Pipeline:
         self._onward = StageClient(context, rng)
         self._window = Window(inner.microbatches, in_flight)
         self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
-        self._complaints = Complaints(context, replica)
-        self._conduct = Conduct(context)  # of the stage before
+        self._diagnostics = StageDiagnostics(context, replica)
         self._losses: list[float] = []  # of this step
         self._own: dict[str, Microbatch] = {}  # in a ring, those drawn here that are under way
         self.serving = True  # peers, too
@@ -69,7 +68,7 @@ class Pipeline:
             counters.loss = loss = sum(self._losses) / len(self._losses)
             counters.losses.note(self._context.view.elapsed(), loss)
         self._losses.clear()
-        self._complaints.note_step()
+        self._diagnostics.note_step()
         self._context.counters.queue = self._gate.waiting
         self._gate.next_step()
 
@@ -240,7 +239,7 @@ class Pipeline:
 
     def _report(self, error: BaseException) -> None:
         if isinstance(error, NonFinite):
-            self._complaints.note(error)
+            self._diagnostics.note(error)
             if not error.overflows:
                 self.doubt.set()
 

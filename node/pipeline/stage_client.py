@@ -15,7 +15,7 @@ import torch
 from node.context import Context
 from node.links.links import AdaptiveDeadline
 from node.pipeline.checks import Checks
-from node.pipeline.conduct import CONTENT, Conduct
+from node.pipeline.gradient_screen import CONTENT, GradientScreen
 from node.pipeline.microbatch import Microbatch, Origin
 from node.pipeline.routing import FixedRouter, Router
 from node.pipeline.two_choices import TwoChoices
@@ -57,7 +57,7 @@ class StageClient:
         self._context = context
         self._next = context.manifest.stage_after(context.stage)
         self._returns_to_origin = self._next == 0
-        self._conduct = Conduct(context)
+        self._screen = GradientScreen(context)
         if context.manifest.routing == "fixed":
             self._router: Router = FixedRouter(rng, self._own_place)
         else:
@@ -87,7 +87,7 @@ class StageClient:
         refusals: dict[PeerId, Refused] = {}  # for its content
         pause, waiting_since = RETRY_SECONDS, context.view.elapsed()
         while True:
-            peers = self._conduct.trusted(context.view.serving(self._next, context.transport.now()))
+            peers = self._screen.usable(context.view.serving(self._next, context.transport.now()))
             waited = context.view.elapsed() - waiting_since
             peer = await self._choose(peers, tried | refusals.keys(), microbatch.origin, waited)
             if peer is None:
@@ -118,9 +118,9 @@ class StageClient:
                 logger.debug("Waiting for the network: %s", problem)
                 await asyncio.sleep(PAUSE_SECONDS)
             else:
-                self._conduct.did_well(peer)
+                self._screen.record_good(peer)
                 for overruled in refusals:
-                    self._conduct.offended(overruled)
+                    self._screen.record_bad(overruled)
                 self._tell_served_again()
                 self._compare(microbatch, parcel, peer, answer[1], peers)
                 return answer
@@ -210,7 +210,7 @@ class StageClient:
         try:
             if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
                 raise CodecError("the gradient does not have the shape of the activations")
-            gradient = self._conduct.in_proportion(tensors[0])
+            gradient = self._screen.in_proportion(tensors[0])
         except CodecError:
             context.rpc.strike(peer)
             raise
@@ -236,7 +236,7 @@ class StageClient:
         if isinstance(failure, DeadlineExceeded):
             self._deadline.note_missed()
         if isinstance(failure, WireError):
-            self._conduct.offended(peer)
+            self._screen.record_bad(peer)
         else:
             context.view.suspect(peer, asked=asked)
         self._router.forget(peer)

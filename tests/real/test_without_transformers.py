@@ -51,10 +51,10 @@ def test_a_swarm_trains_without_it_and_without_torchs_compiler() -> None:
 def test_a_node_with_room_enough_begins_without_them_too(stage: int) -> None:
     """A rehearsal, there and back, in which nothing needs recomputing."""
     done = done_without(
-        "from node.model.dry_run import rehearse\n"
+        "from node.model.dry_run import dry_run\n"
         "from node.model.replica import Replica\n"
         "from protocol.manifest import load_preset\n"
-        f"print(rehearse(Replica(load_preset('tiny'), {stage}), 'auto', 0).described())\n" + LOADED
+        f"print(dry_run(Replica(load_preset('tiny'), {stage}), 'auto', 0).described())\n" + LOADED
     )
     told, loaded = done.stdout.splitlines()
     assert told.endswith("measured")

@@ -11,7 +11,7 @@ import torch
 from node.cli import with_value_of_compile
 from node.config import build_config
 from node.model.compiling import NOT_COMPILED, CompiledBody, Compiling
-from node.model.dry_run import rehearse
+from node.model.dry_run import dry_run
 from node.model.execution import COMPILERS, Execution, choose_compilation
 from node.model.memory_model import Precision
 from node.model.replica import Replica
@@ -72,7 +72,7 @@ def test_a_whole_stage_is_taken_over_where_there_is_room(told: Told, monkeypatch
 def test_a_dry_run_compiles_so_that_no_peer_waits_for_it(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     replica = replica_that_tells(told)
-    rehearse(replica, "auto", 0)
+    dry_run(replica, "auto", 0)
     assert [event for _, event in told] == ["compiled"]
     assert not replica.flat.gradients.any()
     tokens = torch.zeros(

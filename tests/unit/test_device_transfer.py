@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 import torch
 
-from node.model.dry_run import rehearse
+from node.model.dry_run import dry_run
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.model.transfer import CudaTransfer, Deferred, DeviceTransfer, Pending, transfer_for
@@ -186,7 +186,7 @@ def test_a_gpu_that_is_named_without_its_index_may_be_shared() -> None:
     assert choose_device("auto") == choose_device("cuda") == "cuda:0"
     replica = Replica(load_preset("tiny"), 0, choose_device("cuda"))
     try:
-        assert rehearse(replica, "auto", 2**32).room <= 2**32
+        assert dry_run(replica, "auto", 2**32).room <= 2**32
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

@@ -13,7 +13,7 @@ from node.model.execution import (
     choose,
     choose_execution,
     described,
-    ways,
+    modes,
 )
 from node.model.memory_model import estimated, least_in_flight, memory_of_buffers, memory_of_state
 from node.model.replica import Replica
@@ -185,6 +185,6 @@ def test_a_large_gpu_takes_the_whole_microbatch_of_a_whole_model_without_computi
     """By formula, with bf16 copies and a chunk of logits counted: 1.3 billion parameters on 80 GB."""
     whole = LARGE.model_copy(update={"stages": 1})
     room = 79 * 10**9 - memory_of_state(whole, 0, "bf16")
-    chosen = choose(whole, 0, list(ways(whole, 0)), by_formula(whole, 0, "bf16"), room, USABLE_OF_GPU)
+    chosen = choose(whole, 0, list(modes(whole, 0)), by_formula(whole, 0, "bf16"), room, USABLE_OF_GPU)
     assert chosen is not None
     assert (chosen.way.recomputes, chosen.way.at_once) == (False, 0)

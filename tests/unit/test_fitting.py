@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from node.machine.limits import Room
-from node.model.dry_run import MemoryMeter, Rehearsal
-from node.model.execution import USABLE, Execution, Way, by_formula, choose, least_activations, ways
+from node.model.dry_run import DryRun, MemoryMeter
+from node.model.execution import (
+    USABLE,
+    Execution,
+    ExecutionMode,
+    by_formula,
+    choose,
+    least_activations,
+    modes,
+)
 from node.model.memory_model import (
     MicrobatchBytes,
     estimated,
@@ -130,40 +138,40 @@ def test_a_microbatch_of_more_sequences_than_the_run_has_is_refused() -> None:
 
 def test_first_fewer_in_flight_then_recomputed_then_slices_and_then_none() -> None:
     """What is chosen as the memory shrinks, at a stage that hands on activations."""
-    cost_of, allowed = by_formula(LARGE, 0, "fp32"), list(ways(LARGE, 0))
+    cost_of, allowed = by_formula(LARGE, 0, "fp32"), list(modes(LARGE, 0))
     chosen = [choose(LARGE, 0, allowed, cost_of, int(room * GIB)) for room in (40, 15, 9, 4, 1.7, 0.9, 0.1)]
     assert chosen[-1] is None
     told = [(c.way.recomputes, c.way.at_once, c.in_flight) for c in chosen if c is not None]
     order = [(False, 0, 4), (False, 0, 3)]
     assert told[0] == order[0]
-    modes = [(recomputes, at_once > 0) for recomputes, at_once, _ in told]
-    assert modes == sorted(modes, key=[(False, False), (True, False), (False, True), (True, True)].index)
-    assert len(set(modes)) >= 3
+    orders = [(recomputes, at_once > 0) for recomputes, at_once, _ in told]
+    assert orders == sorted(orders, key=[(False, False), (True, False), (False, True), (True, True)].index)
+    assert len(set(orders)) >= 3
     assert told[-1][1] >= 1
 
 
 def test_the_last_stage_takes_slices_before_it_recomputes() -> None:
-    allowed = list(ways(LARGE, 1))
+    allowed = list(modes(LARGE, 1))
     assert [way.at_once for way in allowed[:5]] == [0, 4, 3, 2, 1]
     assert [way.recomputes for way in allowed] == [False] * 5 + [True] * 5
 
 
 def test_what_a_volunteer_fixed_is_kept() -> None:
-    assert all(way.recomputes for way in ways(LARGE, 0, "on"))
-    assert not any(way.recomputes for way in ways(LARGE, 1, "off"))
-    assert all(way.at_once == 0 for way in ways(LARGE, 0, "off")), "a slice is computed twice"
+    assert all(way.recomputes for way in modes(LARGE, 0, "on"))
+    assert not any(way.recomputes for way in modes(LARGE, 1, "off"))
+    assert all(way.at_once == 0 for way in modes(LARGE, 0, "off")), "a slice is computed twice"
 
 
 def test_the_least_memory_is_just_enough_for_some_way() -> None:
     for stage in (0, 1):
         least = least_activations(LARGE, stage)
         cost_of = by_formula(LARGE, stage, "fp32")
-        assert choose(LARGE, stage, list(ways(LARGE, stage)), cost_of, least + 16) is not None
-        assert choose(LARGE, stage, list(ways(LARGE, stage)), cost_of, int(least * 0.99)) is None
+        assert choose(LARGE, stage, list(modes(LARGE, stage)), cost_of, least + 16) is not None
+        assert choose(LARGE, stage, list(modes(LARGE, stage)), cost_of, int(least * 0.99)) is None
 
 
 def test_never_more_in_flight_than_fit() -> None:
-    cost, way = MicrobatchBytes(kept=10, peak=50), Way(False, 0, 1)
+    cost, way = MicrobatchBytes(kept=10, peak=50), ExecutionMode(False, 0, 1)
     for room in range(70, 200, 7):
         choice = choose(LARGE, 0, [way], lambda _: cost, room)
         assert choice is not None
@@ -192,9 +200,9 @@ class Told(MemoryMeter):
     sequences = 0
 
 
-def rehearsal_with(
+def dry_run_with(
     manifest: Manifest, stage: int, room: int, per_sequence: int = 2**20
-) -> tuple[Rehearsal, Replica]:
+) -> tuple[DryRun, Replica]:
     """A device on which a sequence takes `per_sequence` bytes, a third of it when recomputed."""
     replica = Replica(manifest, stage)
 
@@ -207,9 +215,7 @@ def rehearsal_with(
     counting = CountingWork(work, meter)
     later = memory_of_buffers(manifest, stage).total
     made: Any = counting
-    return Rehearsal(
-        replica, made, meter, lambda: Room(room + later, 8 * GIB, "--max-memory"), "fp32"
-    ), replica
+    return DryRun(replica, made, meter, lambda: Room(room + later, 8 * GIB, "--max-memory"), "fp32"), replica
 
 
 class CountingWork:
@@ -247,32 +253,32 @@ MIB = 2**20
     ],
 )
 def test_what_was_measured_decides(room_mib: float, expected: Execution) -> None:
-    rehearsal, replica = rehearsal_with(small(), 0, int(room_mib * MIB))
-    rehearsed = rehearsal.run("auto", compiles=False)
-    assert rehearsed.execution == replica.passes.execution == expected
-    assert rehearsed.cost.of(expected.in_flight) <= room_mib * MIB * USABLE
+    trial, replica = dry_run_with(small(), 0, int(room_mib * MIB))
+    found = trial.run("auto", compiles=False)
+    assert found.execution == replica.passes.execution == expected
+    assert found.cost.of(expected.in_flight) <= room_mib * MIB * USABLE
 
 
 def test_the_last_stage_starts_with_smaller_microbatches() -> None:
-    rehearsal, _ = rehearsal_with(small(), 1, int(4.5 * MIB))
-    assert rehearsal.run("auto", compiles=False).execution == Execution(at_once=3)
+    trial, _ = dry_run_with(small(), 1, int(4.5 * MIB))
+    assert trial.run("auto", compiles=False).execution == Execution(at_once=3)
 
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_in_a_ring_the_first_stage_rehearses_the_head_and_no_stage_a_loss_at_the_end(stage: int) -> None:
-    rehearsal, _ = rehearsal_with(ring(), stage, 100 * MIB)
-    rehearsed = rehearsal.run("auto", compiles=False)
-    work: Any = rehearsal._work
+    trial, _ = dry_run_with(ring(), stage, 100 * MIB)
+    found = trial.run("auto", compiles=False)
+    work: Any = trial._work
     assert bool(work.heads) == (stage == 0)
-    assert rehearsed.cost.kept > 0, "microbatches are in flight at both"
-    assert rehearsed.execution == Execution(in_flight=4)
+    assert found.cost.kept > 0, "microbatches are in flight at both"
+    assert found.execution == Execution(in_flight=4)
 
 
 @pytest.mark.parametrize("manifest", [small(), ring()])
 def test_a_dry_step_leaves_the_replica_as_it_was(manifest: Manifest) -> None:
-    rehearsal, replica = rehearsal_with(manifest, 0, 100 * MIB)
+    trial, replica = dry_run_with(manifest, 0, 100 * MIB)
     before = replica.snapshot()
-    rehearsal.run("auto", compiles=False)
+    trial.run("auto", compiles=False)
     after = replica.snapshot()
     for name in ("phi", "theta", "delta", "first_moment", "second_moment"):
         assert torch.equal(getattr(after, name), getattr(before, name))
@@ -284,33 +290,33 @@ def test_a_dry_step_leaves_the_replica_as_it_was(manifest: Manifest) -> None:
 
 def test_a_whole_microbatch_that_takes_more_than_two_sequences_promised_is_not_kept() -> None:
     manifest = small()
-    rehearsal, _ = rehearsal_with(manifest, 1, 6 * MIB)
-    meter: Any = rehearsal._meter
+    trial, _ = dry_run_with(manifest, 1, 6 * MIB)
+    meter: Any = trial._meter
     honest = meter.bytes_of
     meter.bytes_of = lambda execution, sequences: (
         honest(execution, sequences) * (1 if sequences < 5 or execution.at_once else 3)
     )
-    assert rehearsal.run("auto", compiles=False).execution.at_once > 0
+    assert trial.run("auto", compiles=False).execution.at_once > 0
 
 
 def test_running_out_of_memory_in_the_dry_step_is_no_death() -> None:
-    rehearsal, _ = rehearsal_with(small(), 1, 100 * MIB)
-    work: Any = rehearsal._work
+    trial, _ = dry_run_with(small(), 1, 100 * MIB)
+    work: Any = trial._work
     compute = work.last_stage
 
     def failing(inputs: Any, labels: Any) -> Any:
-        if len(labels) == 5 and not rehearsal._replica.passes.execution.at_once:
+        if len(labels) == 5 and not trial._replica.passes.execution.at_once:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return compute(inputs, labels)
 
     work.last_stage = failing
-    assert rehearsal.run("auto", compiles=False).execution.at_once == 3
+    assert trial.run("auto", compiles=False).execution.at_once == 3
 
 
 def test_where_nothing_fits_the_refusal_says_what_is_needed_and_what_the_limit_is() -> None:
-    rehearsal, _ = rehearsal_with(small(), 0, 100_000)
+    trial, _ = dry_run_with(small(), 0, 100_000)
     with pytest.raises(ResourceError) as refusal:
-        rehearsal.run("auto", compiles=False)
+        trial.run("auto", compiles=False)
     words = str(refusal.value)
     assert "Stage 0 of run 'tiny' needs" in words
     assert "of the 8.0 GiB that --max-memory allows" in words

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pipeline.conduct import ENOUGH, HISTORY, PROPORTION, TOO_SLOW, Lag, Norms
-from node.pipeline.draws import LONGEST_PAUSE, TOLD_SECONDS, Dropped
+from node.pipeline.gradient_screen import ENOUGH, HISTORY, PROPORTION, TOO_SLOW, Lag, Norms
+from node.pipeline.source import LONGEST_PAUSE, TOLD_SECONDS, DropBackoff
 
 
 def after(*values: float) -> Norms:
@@ -42,15 +42,15 @@ def test_a_scale_that_has_changed_for_good_is_accepted_after_half_a_history() ->
 
 
 def test_drops_in_a_row_are_followed_ever_more_slowly_and_told_once_a_minute() -> None:
-    dropped, now, told, pauses = Dropped(), 0.0, 0, []
+    dropped, now, told, pauses = DropBackoff(), 0.0, 0, []
     while now < 10 * TOLD_SECONDS:
         pauses.append(dropped.note())
-        told += dropped.to_tell(now) > 0
+        told += dropped.due_report(now) > 0
         now += pauses[-1]
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_PAUSE
     assert told <= 10
-    dropped.went_through()
+    dropped.reset()
     assert dropped.note() == pauses[0]
 
 

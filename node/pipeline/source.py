@@ -8,7 +8,7 @@ import itertools
 from node.context import Context
 from node.data.batches import Batch
 from node.data.prefetch import Feed, FeedReport
-from node.pipeline.conduct import CONTENT
+from node.pipeline.gradient_screen import CONTENT
 from node.pipeline.pipeline import Pipeline
 from protocol.errors import Refused
 from protocol.supervision import cancelled
@@ -18,11 +18,8 @@ LONGEST_PAUSE = 10.0
 TOLD_SECONDS = 60.0
 
 
-class Draws:
-    """Draws the microbatches of stage 0 from its data, and replacements for those that are dropped.
-
-    Mutable state: the microbatches drawn ahead for the next step, those dropped, and when drawing began.
-    """
+class MicrobatchSource:
+    """Draws the microbatches of stage 0 from its data, and replacements for those that are dropped."""
 
     def __init__(
         self, context: Context, pipeline: Pipeline, feed: Feed, life: str, max_seconds: float
@@ -40,7 +37,7 @@ class Draws:
         self._began = asyncio.get_running_loop().time()
         self._tasks = context.supervisor.group()
         self._ahead: list[asyncio.Task[None]] = []  # the next step's
-        self._dropped = Dropped()
+        self._dropped = DropBackoff()
 
     def begin(self) -> None:
         """The feed may read ahead from now on."""
@@ -57,17 +54,21 @@ class Draws:
         elapsed = asyncio.get_running_loop().time() - self._began
         return bool(self._max_seconds) and elapsed >= self._max_seconds
 
-    async def take(self, draws: list[asyncio.Task[None]], step: int) -> None:
-        """Add to `draws` the microbatches of this inner step, started by now; with staleness the next one's begin."""
+    async def start_step(self, step: int) -> list[asyncio.Task[None]]:
+        """Start this inner step's microbatches; returns their tasks. With staleness also start the next step's."""
         inner = self._context.manifest.inner
-        draws += self._ahead or await self._draw_batch(step)
-        is_last = step + 1 >= inner.total_steps
+        tasks = self._ahead or await self._draw_batch(step)
         self._ahead = []
-        if inner.staleness and not is_last:
-            self._ahead = await self._draw_batch(step + 1)
+        if inner.staleness and step + 1 < inner.total_steps:
+            try:
+                self._ahead = await self._draw_batch(step + 1)
+            except BaseException:
+                await cancelled(tasks)
+                raise
+        return tasks
 
-    async def give_up_ahead(self) -> None:
-        """Nobody takes the next step."""
+    async def cancel_ahead(self) -> None:
+        """Cancel the microbatches of the next step: nobody takes it."""
         await cancelled(self._ahead)
 
     def commit(self, step: int) -> None:
@@ -97,12 +98,12 @@ class Draws:
                 await self._dropped_one(refusal)
                 batch = await self._feed.take_another()
             else:
-                self._dropped.went_through()
+                self._dropped.reset()
                 return
 
     async def _dropped_one(self, refusal: Refused) -> None:
         context, pause = self._context, self._dropped.note()
-        if count := self._dropped.to_tell(asyncio.get_running_loop().time()):
+        if count := self._dropped.due_report(asyncio.get_running_loop().time()):
             context.events.warn(
                 f"{count} microbatches were dropped for what they hold ({refusal}); others are drawn in their place. "
                 "If none goes through, look at the log of the nodes of later stages.",
@@ -113,7 +114,7 @@ class Draws:
         await asyncio.sleep(pause)
 
 
-class Dropped:
+class DropBackoff:
     """Spaces out replacements for dropped microbatches and says when to report them.
 
     Mutable state: how many in a row, how many since people were told, and when that was.
@@ -130,10 +131,10 @@ class Dropped:
         self._in_a_row += 1
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
 
-    def went_through(self) -> None:
+    def reset(self) -> None:
         self._in_a_row = 0
 
-    def to_tell(self, now: float) -> int:
+    def due_report(self, now: float) -> int:
         """How many to tell of now, at loop time `now`; 0 when it is too soon."""
         if now - self._told < TOLD_SECONDS:
             return 0

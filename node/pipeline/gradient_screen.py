@@ -1,4 +1,4 @@
-"""Worthless work: whose answers are left alone for it, and what the volunteer is told of the own.
+"""Screens the gradients of next-stage peers, backs off from peers that return bad ones, and reports problems here.
 
 Each node keeps its own record of the next stage's peers and believes nobody else's. A gradient out of all proportion
 to those that the same stage gave before is worthless, finite as it is: clipped to its norm, the others of its batch
@@ -51,7 +51,7 @@ class Norms:
         return USUAL * usual / norm if norm <= PROPORTION * usual else 0.0
 
 
-class Conduct:
+class GradientScreen:
     """Screens the gradients that next-stage peers return, and backs off from peers that return bad ones.
 
     Mutable state: the norms of past gradients. Offences are in the ledger.
@@ -62,7 +62,7 @@ class Conduct:
         self._norms = Norms()
         self._ledger = context.view.ledger
 
-    def trusted(self, peers: Sequence[PeerId]) -> list[PeerId]:
+    def usable(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """Those that are not left alone; all of them rather than nobody."""
         now = self._now()
         return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
@@ -80,11 +80,11 @@ class Conduct:
             raise CodecError(f"the gradient has a norm of {norm:.3g}, out of all proportion")
         return gradient if kept == 1.0 else kept * gradient
 
-    def did_well(self, peer: PeerId) -> None:
+    def record_good(self, peer: PeerId) -> None:
         self._context.view.trust(peer)
         self._ledger.note(peer, False, self._now())
 
-    def offended(self, peer: PeerId) -> None:
+    def record_bad(self, peer: PeerId) -> None:
         """Its answer was worthless: it gets no microbatch for a while, after repeats for long."""
         self._context.view.suspect(peer)
         if self._ledger.note(peer, True, self._now()):
@@ -102,7 +102,7 @@ class Conduct:
         return self._context.view.elapsed()
 
 
-class Complaints:
+class StageDiagnostics:
     """What is wrong here, told to the volunteer once and not with every microbatch.
 
     Mutable state: what was told already.
