@@ -33,8 +33,8 @@ from node.config import NodeConfig
 from node.daemon import Node
 from node.machine.limits import keep_freed_memory
 from node.model.compute import ComputeThread
-from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events, JsonLines
 from protocol.errors import UserError
 from protocol.identity import Identity

@@ -21,12 +21,12 @@ from node.membership.newcomer import found_stage
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.replica import Replica
-from node.model.state_directory import Checkpoint
 from node.node_resources import NodeResources, Surroundings
 from node.resting import release_memory, set_aside, stand_down
 from node.rounds.rounds import Rounds
 from node.service import Service, attempt, taken_stage
 from node.state.checkpoints import Checkpoints
+from node.storage.state_directory import Checkpoint
 from node.watch.health import report_of
 from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from node.membership.entry import enter
 from node.membership.joining import serve_greeting
 from node.membership.revoking import Revoking
-from node.model.state_directory import StateDirectory
 from node.node_resources import NodeResources
+from node.storage.state_directory import StateDirectory
 from protocol.errors import NodeFailed, RecordError
 from protocol.revocations import Revocations
 from protocol.signed_manifest import SignedManifest

@@ -27,7 +27,6 @@ from node.model.oom_fallback import OomFallback
 from node.model.replica import Replica
 from node.model.resources import room_on
 from node.model.stage_work import StageWork
-from node.model.state_directory import Checkpoint
 from node.model.transfer import transfer_for
 from node.node_resources import CLOSING_SECONDS, HISTORY_SECONDS, NodeResources
 from node.pipeline.inference import Inference
@@ -37,6 +36,7 @@ from node.receipts import Receipts
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.transfer import StateService
+from node.storage.state_directory import Checkpoint
 from node.trainer import Trainer
 from node.watch.history import Thinned
 from protocol.announcement import Announcement, State

@@ -28,8 +28,8 @@ from node.membership.outside import announced
 from node.model.compute import ComputeThread
 from node.model.pretrained import Pretrained
 from node.model.resources import memory_of
-from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
+from node.storage.state_directory import StateDirectory
 from node.telling import Teller
 from node.watch.events import Events, JsonLines, set_up_logging
 from node.watch.health import Orders, Report, health_served

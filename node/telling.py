@@ -11,7 +11,7 @@ from typing import Protocol
 from node.config import NodeConfig, arguments_of
 from node.context import Context, Throughput, use_of_device
 from node.model.replica import Replica
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.panel import LivePanel
 from node.watch.phases import Phases
 from node.watch.pulse import Pulse, farewell, sentence

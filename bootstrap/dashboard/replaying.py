@@ -15,7 +15,7 @@ from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.verdict import SPREAD_BAND
 from node.membership.view import Member
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.events import before
 from node.watch.loss_history import LossHistory
 from protocol.announcement import Announcement, State

@@ -23,7 +23,7 @@ from bootstrap.inspect.redacting import Redactor
 from bootstrap.inspect.status import Watching, as_json
 from node.machine.cores import cores
 from node.machine.limits import host_room
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.health import Unwell, directories, look
 from protocol.errors import NolocoError
 from protocol.version import own_version

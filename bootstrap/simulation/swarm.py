@@ -18,8 +18,8 @@ from node.daemon import Node
 from node.data.batches import TrainingData
 from node.model.compute import InlineCompute, Priority
 from node.model.replica import Replica
-from node.model.state_directory import StateDirectory
 from node.node_resources import Surroundings
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from node.watch.trace import NO_TRACE, Trace
 from protocol.identity import Identity

@@ -12,7 +12,7 @@ from node.giving.policy import Conditions, DutyShare, Policy, VolunteerLimits
 from node.giving.rest import Rest
 from node.giving.sensors import others, thermometer
 from node.machine.duty import Duty
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport

@@ -20,7 +20,7 @@ from node.data.tokenizer import identity_of, load_tokenizer
 from node.data.tokenizer_files import read_tokenizer
 from node.machine.processes import in_background
 from node.membership.view import View
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.ground import PeerId

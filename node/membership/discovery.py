@@ -13,7 +13,7 @@ from node.links.links import Links
 from node.membership.buckets import StageSize
 from node.membership.twins import STAYS, Twins, leaves
 from node.membership.view import Member, View
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown

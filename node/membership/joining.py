@@ -14,7 +14,7 @@ from typing import Literal
 from node.config import NO_ADDRESS, NodeConfig
 from node.membership.outside import inner_port, is_outside
 from node.model.replica import PIECE_PARAMETERS
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.compatibility import spoken_by, what_to_upgrade
 from protocol.errors import ClockError, JoinError, NolocoError

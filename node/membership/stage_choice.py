@@ -25,7 +25,7 @@ from node.membership.capacity import Capacities, Peer
 from node.membership.data_source import DataSupply
 from node.model.memory_model import memory_of_state
 from node.model.resources import require_disk, require_host_memory, require_memory, room_on, stages_that_fit
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.errors import UserError
 from protocol.ground import PeerId

@@ -21,7 +21,7 @@ from node.model.inner import are_finite
 from node.model.replica import Replica
 from node.model.resources import named
 from node.model.snapshot import Snapshots
-from node.model.state_directory import Checkpoint, StateDirectory
+from node.storage.state_directory import Checkpoint, StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 
 LEAST_SECONDS = 10.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgpack
 
 from node.data.tokenizer import FileTokenizer
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from protocol import placement_plan, revocations, signed_manifest
 from protocol.addresses import check_address, host_of
 from protocol.announcement import Announcement, Claim

@@ -11,7 +11,7 @@ import msgpack
 import torch
 
 from node.model.flat import StageState
-from node.model.state_directory import Checkpoint, StateDirectory
+from node.storage.state_directory import Checkpoint, StateDirectory
 from protocol.announcement import Announcement, Claim
 from protocol.codec import encode
 from protocol.manifest import as_toml, load_preset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.config import NodeConfig
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.telling import LINE_SECONDS, Teller
 from node.watch.phases import Phases
 from node.watch.time_use import TimeUse

@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.inspect.diagnosing import diagnose, last_lines
 from bootstrap.inspect.redacting import Redactor
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from protocol.identity import Identity
 
 PEER = Identity.from_seed("a volunteer").peer_id

@@ -22,7 +22,7 @@ from node.data.documents import DocumentOrder, Split, StoredDocuments, content_h
 from node.data.opening import DataPlan, open_data
 from node.data.tokenizer import ByteTokenizer, Ids, identity_of, load_tokenizer
 from node.membership.data_source import DataSupply
-from node.model.state_directory import StateDirectory
+from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.manifest import BYTES, Manifest, manifest_from
 from tests.swarm.micro import micro_manifest

@@ -18,6 +18,7 @@ FLOORS = (
     "watch",
     "data",
     "model",
+    "storage",
     "giving",
     "links",
     "membership",

@@ -21,8 +21,8 @@ from node.giving.policy import COOL, Conditions, Policy, VolunteerLimits
 from node.machine.duty import Duty
 from node.machine.hours import Hours
 from node.machine.limits import parse_rate
-from node.model.state_directory import StateDirectory
 from node.serving import config_of
+from node.storage.state_directory import StateDirectory
 from protocol.errors import UserError
 from protocol.manifest import load_preset
 from protocol.transport.base import Transport

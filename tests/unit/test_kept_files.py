@@ -29,7 +29,7 @@ from node.data.documents import Split, stored_documents
 from node.entering import kept_revocations
 from node.giving.ledger import ContributionLedger
 from node.model.flat import StageState
-from node.model.state_directory import Checkpoint, StateDirectory
+from node.storage.state_directory import Checkpoint, StateDirectory
 from node.watch.health import SOCKET_FILE, Unwell, look
 from protocol.errors import StateError, UserError
 from protocol.identity import Identity

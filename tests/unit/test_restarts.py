@@ -15,8 +15,8 @@ import torch
 
 from node.model.flat import StageState
 from node.model.replica import Replica
-from node.model.state_directory import StateDirectory
 from node.state.checkpoints import Checkpoints
+from node.storage.state_directory import StateDirectory
 from tests.swarm.micro import micro_batch, run_swarm
 from tests.unit.two_ends import End, agree, two_ends
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from node.model.flat import StageState
-from node.model.state_directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
+from node.storage.state_directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
 from protocol.manifest import load_preset
