@@ -291,12 +291,12 @@ def test_a_whole_microbatch_that_takes_more_than_two_sequences_promised_is_not_k
 
 
 def test_running_out_of_memory_in_the_dry_step_is_no_death() -> None:
-    rehearsal, _ = rehearsal_with(small(), 1, 100 * MIB)
+    rehearsal, replica = rehearsal_with(small(), 1, 100 * MIB)
     work: Any = rehearsal._work
     compute = work.last_stage
 
     def failing(load: Any) -> Any:
-        if len(load()[1]) == 5 and not rehearsal._replica.passes.execution.at_once:
+        if len(load()[1]) == 5 and not replica.passes.execution.at_once:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return compute(load)
 
