@@ -15,7 +15,7 @@ import pytest
 from protocol.identity import Identity
 from protocol.records import key_digest, seal_record
 from protocol.transport.dht_guard import GuardedProtocol
-from protocol.transport.hivemind_api import DHTID, P2PContext, PeerID, dht_pb2
+from protocol.transport.hivemind_api import P2PContext, PeerID, dht_pb2
 from protocol.transport.libp2p import Libp2pTransport
 from tests.patience import patience
 from tests.real.test_libp2p_transport import OnLoopback

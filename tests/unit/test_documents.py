@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
