@@ -58,7 +58,7 @@ class Answering:
         places = f"{self.places.taken} of {self.most_places} taken"
         peer, traffic = short(self.channel.stream.remote), self.channel.traffic
         return (
-            f"Peer: {peer} | Traffic: {traffic} | Told of: {len(self.underway)} under way | Places: {places}"
+            f"Peer: {peer} | Traffic: {traffic} | Requests: {len(self.underway)} told of | Places: {places}"
         )
 
     async def take(self, most: Callable[[int], Awaitable[int]], tells: bool) -> None:

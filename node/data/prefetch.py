@@ -15,7 +15,7 @@ from node.machine.processes import BackgroundThread
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
-from protocol.windows import window
+from protocol.windows import counted, window
 
 STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready, at least
 TOKENS_AHEAD = 2**18  # more than are tokenised at once: a device that is quicker than that goes on meanwhile
@@ -59,7 +59,8 @@ class Feed:
     @window
     def __repr__(self) -> str:
         ready = sum(future.done() for future in self._coming)
-        ahead = f"{ready} ready, {len(self._coming) - ready} being made, {len(self._taken)} batches taken"
+        taken = counted(len(self._taken), "batch", "batches")
+        ahead = f"{ready} ready, {len(self._coming) - ready} being made, {taken} taken"
         at = f"epoch {self._trained.epoch}, document {self._trained.document:,}"
         return f"Microbatches: {ahead} | Trained: to {at} | Waited: {self.seconds_waited:.1f} s"
 

@@ -131,7 +131,9 @@ class RunTokenizer:
 
     @window
     def __repr__(self) -> str:
-        return f"{'bytes are tokens, or not here' if self.raw is None else amount(len(self.raw))}"
+        if self._manifest.data.tokenizer == BYTES:
+            return "bytes"
+        return "not here yet" if self.raw is None else amount(len(self.raw))
 
     def serve(self) -> None:
         serve_tokenizer(self._rpc, lambda: self.raw)

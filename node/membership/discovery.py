@@ -159,7 +159,7 @@ class Discovery:
     @window
     def __repr__(self) -> str:
         announced = "due" if self._announced == float("-inf") else f"at {self._announced:.1f} s of the loop"
-        state, stages = "cut off" if self._alone else "connected", ", ".join(map(str, self._stages))
+        state, stages = "cut off" if self._alone else "not cut off", ", ".join(map(str, self._stages))
         peer, book = short(self._transport.peer_id), counted(len(self._in_book), "address", "addresses")
         return f"Peer: {peer}, {state} | Stages: {stages} | Announced: {announced} | Saved: {book}"
 

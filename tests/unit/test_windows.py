@@ -37,8 +37,9 @@ LEAST = 60  # classes with a window
 
 
 def _is_window(node: ast.stmt) -> bool:
-    named = isinstance(node, ast.FunctionDef) and node.name == "__repr__"
-    return named and any(isinstance(by, ast.Name) and by.id == "window" for by in node.decorator_list)
+    if not isinstance(node, ast.FunctionDef) or node.name != "__repr__":
+        return False
+    return any(isinstance(by, ast.Name) and by.id == "window" for by in node.decorator_list)
 
 
 def with_windows() -> list[str]:
@@ -59,7 +60,7 @@ def test_what_lives_long_has_a_window() -> None:
 @pytest.mark.parametrize("name", with_windows())
 def test_an_object_whose_making_failed_can_be_printed(name: str) -> None:
     module, kind = name.split(":")
-    made = type(kind, (getattr(import_module(module), kind),), {})
+    made: Any = type(kind, (getattr(import_module(module), kind),), {})
     made.__abstractmethods__ = frozenset()
     assert repr(made.__new__(made)).startswith(f"<{kind} [")
 
@@ -174,7 +175,7 @@ def test_what_limits_show() -> None:
 
 
 def test_what_a_door_shows() -> None:
-    door = Door("run", {Asker.REPLICA: 1, Asker.BEFORE: 0}, {}.get, lambda: 0.0)
+    door = Door("run", {Asker.REPLICA: 1, Asker.BEFORE: 0}, lambda _: None, lambda: 0.0)
     stages = "1 for replica, 0 for before"
     assert repr(door) == f"<Door [Run: open | Stages: {stages} | Introduced: 0 | Visitors: 0 streams]>"
     admission = Admission(signed(), ALICE.peer_id, lambda: 0.0)
