@@ -12,7 +12,7 @@ LONGEST = 400  # characters: a line or two of a terminal
 SHOWN = {  # what no swarm in memory could do without
     "Answering", "Channel", "Checkpoints", "Compute", "Context", "Discovery", "Door", "Feed", "Healing", "Links",
     "MemoryNetwork", "MemoryTransport", "Node", "NodeResources", "Replica", "Rpc", "Service", "Snapshots",
-    "StateDirectory", "Supervisor", "Trainer", "TrainingData", "View",
+    "StateDirectory", "Supervisor", "Trainer", "View",
 }  # fmt: skip
 
 
