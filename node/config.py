@@ -42,7 +42,7 @@ class NodeConfig(BaseModel):
     state_dir: Path = Field(
         default=Path("noloco-state"), description="Directory for this node's key and checkpoint."
     )
-    token: str = Field(default="", description="Token of a private run; or as NOLOCO_TOKEN.")
+    token: str = Field(default="", repr=False, description="Token of a private run; or as NOLOCO_TOKEN.")
     run: str = Field(default="", description="Run id to expect; peers of any other run are refused.")
     name: str = Field(
         default="",

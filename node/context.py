@@ -27,6 +27,7 @@ from protocol.rpc import Rpc
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 from protocol.version import own_version
+from protocol.windows import counted, short, window
 
 RATE_STEPS = 20  # inner steps over which tokens per second are measured
 OVERDUE = 3.0  # times the usual: a step that takes longer tells that the rate has fallen
@@ -55,6 +56,11 @@ class Throughput:
     tokens: int = 0
     microbatches: int = 0
     _marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+
+    @window
+    def __repr__(self) -> str:
+        trained = f"{self.tokens:,} tokens in {counted(self.microbatches, 'microbatch', 'microbatches')}"
+        return f"Trained: {trained} | Rate: {self.tokens_per_second():,.1f} tokens/s"
 
     def mark(self, now: float, computing: float = 0.0) -> None:
         """An inner step ended at loop time `now`, after so many seconds of computing since the start."""
@@ -138,6 +144,11 @@ class Context:
     name: str = ""  # what the volunteer calls this node
     supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service
     random: Callable[[], random.Random] = random.Random  # another generator at each call
+
+    @window
+    def __repr__(self) -> str:
+        stages, run = self.manifest.stages, self.manifest.name
+        return f"Peer: {short(self.me)} | Run: {run} | Stage: {self.stage} of {stages} | Name: {self.name or '-'}"
 
     @property
     def is_last(self) -> bool:

@@ -10,21 +10,19 @@ from typing import Any, Literal
 
 from node.config import NodeConfig
 from node.context import Context
-from node.entering import enter_run
+from node.entering import enter_run, equip
 from node.giving.ledger import ContributionLedger
 from node.giving.rest import Rest
 from node.links.links import Links
-from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.joining import find_run, payload_limits, serve_greeting
 from node.membership.moving import Mover, OwnersPlan
 from node.membership.newcomer import found_stage
-from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.replica import Replica
-from node.node_resources import NodeResources, Surroundings
+from node.node_resources import NodeResources, Surroundings, attempt
 from node.resting import release_memory, set_aside, stand_down
 from node.rounds.rounds import Rounds
-from node.service import Service, attempt, taken_stage
+from node.service import Service, taken_stage
 from node.state.checkpoints import Checkpoints
 from node.storage.state_directory import Checkpoint
 from node.watch.health import report_of
@@ -34,6 +32,7 @@ from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor, cancelled, node_failed, until_event
 from protocol.transport.base import Transport
+from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +55,9 @@ class Node:
         supervisor = Supervisor(surroundings.events.warn, self._fail)
         surroundings.transport.supervise(supervisor.group())
         rpc = Rpc(surroundings.transport, watch=surroundings.trace.frames(), supervisor=supervisor.group())
-        self._member = NodeResources(config, surroundings, rpc, supervisor)
+        self.member = NodeResources(config, surroundings, rpc, supervisor)
         if surroundings.state is not None:
-            self._member.ledger = ContributionLedger.read(surroundings.state.ledger_path)
+            self.member.ledger = ContributionLedger.read(surroundings.state.ledger_path)
         self._service: Service | None = None
         self._stage = AsyncExitStack()  # gives up what was taken
         self._closing = ExitStack()  # what is open as long as the node lives
@@ -69,11 +68,16 @@ class Node:
         self._target = -1  # the stage that this node is about to move to
         self.rest = Rest()
 
+    @window
+    def __repr__(self) -> str:
+        peer, tasks = short(self.transport.peer_id), self.supervisor.running()
+        return f"Peer: {peer} | State: {self._phase} | Stage: {self.stage} | Tasks: {tasks}"
+
     async def run(self) -> None:
         """The whole life. Raises `UserError` with what to do when the node cannot join."""
         teller = self.surroundings.teller
         if teller is not None:
-            self._member.supervisor.group().keep(
+            self.member.supervisor.group().keep(
                 "telling how it goes", lambda: teller.run(lambda: self._service), "People hear nothing of it."
             )
         try:
@@ -89,7 +93,7 @@ class Node:
 
     async def _live(self) -> None:
         if reason := self.rest.reason:
-            self._member.events.say(f"Waiting before it joins: {reason}", "waiting-to-join", reason=reason)
+            self.member.events.say(f"Waiting before it joins: {reason}", "waiting-to-join", reason=reason)
             await self.rest.last(self._leaving)
         await until_event(self.join(), self._leaving)
         while (end := await self.train()) != "left":
@@ -100,7 +104,7 @@ class Node:
                 await until_event(self.stay_available(), self.rest.asked)
                 if self._leaving.is_set():
                     break
-                await stand_down(self._member, self._serving)
+                await stand_down(self.member, self._serving)
             await self.pause()
 
     def _fail(self, failure: NodeFailed) -> None:
@@ -110,14 +114,14 @@ class Node:
     def stop(self, patience: float = LEAVE_SECONDS) -> None:
         """Leave gracefully, within `patience` seconds: finish what is in flight, save, withdraw."""
         self._patience = patience
-        self._member.leave_by = asyncio.get_running_loop().time() + patience
+        self.member.leave_by = asyncio.get_running_loop().time() + patience
         self._leaving.set()
         if self._service is not None:
             self._service.trainer.stop()
 
     def abandon(self) -> None:
         """For simulations of kill -9: whatever still runs of this node saves nothing any more."""
-        self._member.surroundings = replace(self._member.surroundings, state=None)
+        self.member.surroundings = replace(self.member.surroundings, state=None)
         if self._service is not None:
             self._service.checkpoints.stop()
 
@@ -125,7 +129,7 @@ class Node:
 
     async def join(self) -> None:
         """From the command line's address to a serving replica. Raises `UserError` with what to do."""
-        member, transport, rpc = self._member, self.transport, self.rpc
+        member, transport, rpc = self.member, self.transport, self.rpc
         member.events.begin("starting the network")
         await transport.start()
         member.since = asyncio.get_running_loop().time()
@@ -137,22 +141,16 @@ class Node:
         found = await find_run(member.config, transport, rpc, state, member.events)
         member.signed = found.signed
         await enter_run(member, found.revoked, self._fail)
-        manifest = self.signed.manifest
-        rpc.limit(payload_limits(manifest))
+        rpc.limit(payload_limits(self.signed.manifest))
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
-        config, around = member.config, member.surroundings
         self._plan = OwnersPlan(transport, self.signed, member.events)
-        member.tokenizer = RunTokenizer(manifest, rpc, member.view, state, config.tokenizer)
-        member.tokenizer.serve()
-        member.data = DataSupply(config, manifest, state, member.events, around.corpus)
+        equip(member, checkpoint.position if checkpoint else None)
         self._closing.callback(member.data.close)
-        member.data.return_to(checkpoint.position if checkpoint else None)
-        member.abilities = Abilities(config, manifest, state, member.data)
         await self._serve_where_needed(checkpoint)
 
     async def _serve_where_needed(self, checkpoint: Checkpoint | None = None) -> None:
         """At the stage found. A claim to it is renewed until the service can announce itself."""
-        member, previous = self._member, checkpoint.stage if checkpoint else None
+        member, previous = self.member, checkpoint.stage if checkpoint else None
         async with found_stage(
             member.config, member.membership, self._plan, member.abilities.serveable, previous
         ) as stage:
@@ -160,11 +158,11 @@ class Node:
         await self._serving.start(checkpoint)
 
     async def _take(self, stage: int) -> None:
-        taken = taken_stage(self._member, stage, self._seconds_left())
+        taken = taken_stage(self.member, stage, self._seconds_left())
         self._service = await self._stage.enter_async_context(taken)
 
     def _seconds_left(self) -> float:
-        return self._member.time_given(is_first_stage=self._mover is None)
+        return self.member.time_given(is_first_stage=self._mover is None)
 
     # --- training -----------------------------------------------------------------------------
 
@@ -175,10 +173,10 @@ class Node:
         service = self._serving
         # the first stage ends the run here by itself, see `Trainer`, and the stages behind it follow
         seconds_left = self._seconds_left() or None if service.stage else None
-        start = self._member.supervisor.start
+        start = self.member.supervisor.start
         training = start(service.trainer.run(), "training")
         leaving = start(self._leaving.wait(), "waiting to leave")
-        watching, called = self._member.supervisor.group(), asyncio.Event()
+        watching, called = self.member.supervisor.group(), asyncio.Event()
         watching.keep(
             "watching for stages in need", lambda: self._called_away(called), "This node does not move."
         )
@@ -188,19 +186,19 @@ class Node:
             parts: list[asyncio.Task[Any]] = [training, leaving, moving, resting]
             done, _ = await asyncio.wait(parts, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                self._member.events.say("The time given with --max-minutes is over.", "time-over")
+                self.member.events.say("The time given with --max-minutes is over.", "time-over")
                 self.stop()
             if training.done():
                 return "complete" if training.result() else "left"
             if resting.done() and not leaving.done():
                 reason = self.rest.reason
-                self._member.events.say(f"Pausing: {reason}", "pausing", reason=reason)
-                await stand_down(self._member, service, training)
+                self.member.events.say(f"Pausing: {reason}", "pausing", reason=reason)
+                await stand_down(self.member, service, training)
                 return "resting"
             if moving.done():
                 source, target = service.stage, self._target
                 sentence = f"Moving from stage {source} to stage {target}, where this node is needed more."
-                self._member.events.say(sentence, "moving", source=source, target=target)
+                self.member.events.say(sentence, "moving", source=source, target=target)
                 await service.withdraw()
                 service.trainer.stop()
                 await asyncio.wait(
@@ -220,7 +218,7 @@ class Node:
         service = self._serving
         await service.checkpoints.try_to_save()
         await service.announce("finished")
-        self._member.events.say(
+        self.member.events.say(
             "The run is complete here. This node stays to serve the model; Ctrl-C leaves.",
             "finished",
             step=service.replica.step,
@@ -232,7 +230,7 @@ class Node:
 
     async def pause(self) -> None:
         """Without a stage until nobody wants this node to rest any more; then the same stage again."""
-        member = self._member
+        member = self.member
         checkpoint = await set_aside(member, self._serving, self._give_up_stage)
         if not self._leaving.is_set():
             member.leave_by = None
@@ -249,11 +247,11 @@ class Node:
 
     async def _called_away(self, called: asyncio.Event) -> None:
         """Set `called` and the stage to move to, once that is called for; never where a node stays."""
-        abilities, source = self._member.abilities, self._serving.stage
+        abilities, source = self.member.abilities, self._serving.stage
         if not abilities.may_serve:
             return
         if self._mover is None:
-            member = self._member
+            member = self.member
             self._mover = Mover(member.membership, self._plan, member.random())
         self._target = await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
@@ -274,7 +272,7 @@ class Node:
 
     async def _arrive(self, source: int, target: int) -> None:
         """Serve the stage; when that fails, choose one as a newcomer does. Raises `UserError` if that fails, too."""
-        events = self._member.events
+        events = self.member.events
         try:
             await self._take(target)
             await self._serving.start(is_move=True)
@@ -295,8 +293,8 @@ class Node:
     async def _give_up_stage(self) -> None:
         await self._stage.aclose()
         self._service = None
-        self._member.events.phases.drop()  # of the stage's start: it would go on for ever
-        release_memory(self._member.config.device)
+        self.member.events.phases.drop()  # of the stage's start: it would go on for ever
+        release_memory(self.member.config.device)
 
     # --- leaving ------------------------------------------------------------------------------
 
@@ -306,7 +304,7 @@ class Node:
             await self._mover.let_go()
         if self._service is not None:
             await self._service.leave()
-        member = self._member
+        member = self.member
         await attempt(self.rpc.close, "closing the streams", member.time_to_end())
         await attempt(self.transport.close, "closing the network", member.time_to_end())
         await self._stage.aclose()
@@ -326,31 +324,31 @@ class Node:
 
     @property
     def supervisor(self) -> Supervisor:
-        return self._member.supervisor
+        return self.member.supervisor
 
     @property
     def transport(self) -> Transport:
-        return self._member.transport
+        return self.member.transport
 
     @property
     def surroundings(self) -> Surroundings:
-        return self._member.surroundings
+        return self.member.surroundings
 
     @property
     def rpc(self) -> Rpc:
-        return self._member.rpc
+        return self.member.rpc
 
     @property
     def view(self) -> View:
-        return self._member.view
+        return self.member.view
 
     @property
     def links(self) -> Links:
-        return self._member.links
+        return self.member.links
 
     @property
     def signed(self) -> SignedManifest:
-        return self._member.signed
+        return self.member.signed
 
     @property
     def _phase(self) -> str:
@@ -361,7 +359,7 @@ class Node:
     @property
     def knows_run(self) -> bool:
         """Whether this node has found its run, so that others can join through it."""
-        return hasattr(self._member, "signed")
+        return hasattr(self.member, "signed")
 
     @property
     def public_state(self) -> State:

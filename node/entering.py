@@ -1,13 +1,16 @@
-"""Into the run: what a node shows of itself, whom it greets, and that it hears of who is not to be there any more."""
+"""Into the run: what a node shows of itself, whom it greets, who may not be there any more, and what it needs."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
+from node.data.batches import Position
+from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.entry import enter
 from node.membership.joining import serve_greeting
 from node.membership.revoking import Revoking
+from node.membership.stage_choice import Abilities
 from node.node_resources import NodeResources
 from node.storage.state_directory import StateDirectory
 from protocol.errors import NodeFailed, RecordError
@@ -63,3 +66,13 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
         lambda: revoking.run(end),
         "Who is not to be in the run any more goes on here.",
     )
+
+
+def equip(member: NodeResources, position: Position | None) -> None:
+    """With the run's tokenizer, the data from `position` on, and the stages that this machine can serve."""
+    config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
+    member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)
+    member.tokenizer.serve()
+    member.data = DataSupply(config, manifest, state, member.events, member.surroundings.corpus)
+    member.data.return_to(position)
+    member.abilities = Abilities(config, manifest, state, member.data)

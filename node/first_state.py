@@ -58,7 +58,7 @@ class FirstState:
                 "--from-checkpoint out, or found a run with it: noloco-bootstrap --from-checkpoint."
             )
         if checkpoint is not None and checkpoint.stage == stage:
-            if self._rounds_missed(checkpoint) < OLD_ROUNDS:
+            if self.rounds_missed(checkpoint) < OLD_ROUNDS:
                 await self._checkpoints.restore(checkpoint)
                 self._note_alone()
                 return True
@@ -120,7 +120,7 @@ class FirstState:
         holders = context.view.holding(context.stage, context.transport.now())
         return [peer for peer in holders if peer != context.me]
 
-    def _rounds_missed(self, checkpoint: Checkpoint) -> float:
+    def rounds_missed(self, checkpoint: Checkpoint) -> float:
         """Rounds that most others ended since it was saved: no more than they are ahead, nor than time allowed them.
 
         A slow replica is behind them at all times, and so is its checkpoint.

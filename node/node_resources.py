@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from node.config import NodeConfig
@@ -28,6 +29,9 @@ from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
+from protocol.windows import short, window
+
+logger = logging.getLogger(__name__)
 
 HISTORY_SECONDS = 10.0  # between two points of it, at first
 CLOSING_SECONDS = 20.0  # what one step of ending may take before it is cut short
@@ -70,6 +74,11 @@ class NodeResources:
     tokenizer: RunTokenizer = field(init=False)
     data: DataSupply = field(init=False)
 
+    @window
+    def __repr__(self) -> str:
+        run = self.signed.run_id if self.__dict__.get("signed") else "not found yet"
+        return f"Peer: {short(self.transport.peer_id)} | Run: {run} | View: {self.view!r} | Links: {self.links!r}"
+
     @property
     def transport(self) -> Transport:
         return self.surroundings.transport
@@ -99,3 +108,14 @@ class NodeResources:
     def random(self) -> random.Random:
         """A generator of its own for another part."""
         return random.Random(self.surroundings.rng.getrandbits(64))
+
+
+async def attempt(
+    action: Callable[[], Awaitable[None]], doing: str, seconds: float = CLOSING_SECONDS
+) -> None:
+    """One step of ending: what comes after it is done whatever becomes of it; the reason is told."""
+    try:
+        async with asyncio.timeout(seconds):
+            await action()
+    except Exception as error:  # noqa: BLE001  leaving goes on
+        logger.warning("A problem while %s: %s", doing, error or type(error).__name__)

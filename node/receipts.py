@@ -12,6 +12,7 @@ from protocol.ground import PeerId
 from protocol.messages.peers import MOST_RECEIPTS, GetReceipts, ReceiptList, SignReceipt
 from protocol.rpc import Answer, Request
 from protocol.supervision import all_of
+from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,10 @@ class Receipts:
     def __init__(self, member: NodeResources) -> None:
         self._member = member
         self._ledger: ContributionLedger = member.ledger
+
+    @window
+    def __repr__(self) -> str:
+        return f"Peer: {short(self._member.transport.peer_id)} | Ledger: {self._ledger!r}"
 
     def serve(self) -> None:
         """Sign for whoever asks for his own, and show all to anybody, from now on."""

@@ -28,7 +28,7 @@ from node.model.replica import Replica
 from node.model.resources import room_on
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
-from node.node_resources import CLOSING_SECONDS, HISTORY_SECONDS, NodeResources
+from node.node_resources import HISTORY_SECONDS, NodeResources, attempt
 from node.pipeline.inference import Inference
 from node.pipeline.pipeline import Pipeline
 from node.pipeline.source import MicrobatchSource
@@ -47,6 +47,7 @@ from protocol.messages.peers import GetHistory, GetStats, History, HistoryPoint,
 from protocol.messages.training import GetBacklog
 from protocol.rpc import Answer, Request, Traffic
 from protocol.supervision import Supervisor, all_of
+from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +179,12 @@ class Service:
         self._receipts = Receipts(member)
         self._serve(Inference(context, replica, work))
         self._discovery = self._make_discovery()
+
+    @window
+    def __repr__(self) -> str:
+        replica, tasks = self.replica, self.context.supervisor.running()
+        state = f"{self.public_state} | Step: {replica.step}, round {replica.round}"
+        return f"Peer: {short(self.context.me)} | Stage: {self.stage} | State: {state} | Tasks: {tasks}"
 
     @property
     def stage(self) -> int:
@@ -387,14 +394,3 @@ async def _on_history(history: Thinned[HistoryPoint], request: Request[GetHistor
 
 async def _between_stages(request: Request[GetStats]) -> Answer[NodeStats]:
     raise Refused("moving", "this node is between two stages")
-
-
-async def attempt(
-    action: Callable[[], Awaitable[None]], doing: str, seconds: float = CLOSING_SECONDS
-) -> None:
-    """One step of ending: what comes after it is done whatever becomes of it; the reason is told."""
-    try:
-        async with asyncio.timeout(seconds):
-            await action()
-    except Exception as error:  # noqa: BLE001  leaving goes on
-        logger.warning("A problem while %s: %s", doing, error or type(error).__name__)

@@ -19,6 +19,7 @@ from node.watch.time_use import TimeUse
 from node.watch.trace import Track
 from protocol.announcement import State
 from protocol.errors import StateError
+from protocol.windows import counted, window
 
 logger = logging.getLogger("noloco")
 
@@ -62,6 +63,11 @@ class Teller:
         )
         self._told = 0.0
         self._saved = 0.0
+
+    @window
+    def __repr__(self) -> str:
+        given = f"{self._tokens:,} tokens, {counted(self._rounds, 'round')}"
+        return f"Given: {given} in this life, {self._before:,} tokens before"
 
     async def run(self, service: Callable[[], Served | None]) -> None:
         """Look every second, for as long as the node lives."""

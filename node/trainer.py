@@ -17,6 +17,7 @@ from node.state.healing import Healing
 from protocol.errors import NolocoError, TransportDown
 from protocol.ground import PeerId
 from protocol.supervision import cancelled
+from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,12 @@ class Trainer:
         self.stopping = asyncio.Event()  # set by `stop`
         self.downloading = ""  # how far a download is
         self._began = 0.0  # to train
+
+    @window
+    def __repr__(self) -> str:
+        doing = "stopping" if self.stopping.is_set() else self.downloading or "training"
+        at = f"{self._replica.step} | Draws: {'no' if self._source is None else 'yes'}"
+        return f"Stage: {self._context.stage} | {doing} | Step: {at} | Tasks: {self._tasks.running()}"
 
     def stop(self) -> None:
         """Finish what is in flight and return from `run`."""

@@ -16,6 +16,7 @@ from protocol.peer_limits import PeerTable
 from protocol.revocations import Revocations, mark_of
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Credential
+from protocol.windows import window
 
 MOST_SHOWN = 1 << 14  # peers whose credentials are kept
 _CHECKED = 4_096  # credentials whose signatures were checked
@@ -44,6 +45,11 @@ class Admission:
         self._read = lru_cache(_CHECKED)(
             lambda raw, peer: Credential.read(raw, self.run_id, self._owner, peer)
         )
+
+    @window
+    def __repr__(self) -> str:
+        run = "private" if self.is_private else f"open, {self.rules.work_bits} bits of work"
+        return f"{run} | Shown: {len(self._shown)} | Revoked: {len(self.revoked.entries)}"
 
     @property
     def is_private(self) -> bool:

@@ -19,6 +19,7 @@ from protocol.messages import Answer, Message, Progress, Status
 from protocol.patience import Patience
 from protocol.peer_limits import RequestLimiter
 from protocol.supervision import Supervisor
+from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,14 @@ class Answering:
     supervisor: Supervisor
     underway: dict[int, Underway] = field(default_factory=dict)
     telling: bool = False
+
+    @window
+    def __repr__(self) -> str:
+        places = f"{self.places.taken} of {self.most_places} taken"
+        peer, traffic = short(self.channel.stream.remote), self.channel.traffic
+        return (
+            f"Peer: {peer} | Traffic: {traffic} | Requests: {len(self.underway)} told of | Places: {places}"
+        )
 
     async def take(self, most: Callable[[int], Awaitable[int]], tells: bool) -> None:
         """The next frame of the stream. Nothing more is read while all places are taken, so the peer has to wait.

@@ -15,6 +15,7 @@ from protocol.messages import Message, Progress
 from protocol.patience import FRAME_SECONDS, Patience
 from protocol.supervision import until
 from protocol.transport.base import Stream
+from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,12 @@ class Channel:
     used: float = 0.0  # by the loop's clock
     broken: bool = False
     reader: asyncio.Task[None] | None = None
+
+    @window
+    def __repr__(self) -> str:
+        state = "broken" if self.broken else "open"
+        requests = f"{len(self.waiting)} waiting, {self.next_id} asked"
+        return f"Peer: {short(self.stream.remote)} | Traffic: {self.traffic}, {state} | Requests: {requests}"
 
     async def ask(
         self,

@@ -20,6 +20,7 @@ from protocol.messages.peers import Introduce
 from protocol.peer_limits import Allowance, PeerTable, RequestLimiter
 from protocol.records import key_digest, open_record
 from protocol.transport.base import Stream
+from protocol.windows import counted, window
 
 STRANGER = "stranger"  # the refusal; whoever has a record introduces itself then
 VISITOR_BYTES = 64 * 1024  # of a request, beside the tokens of a microbatch
@@ -69,6 +70,13 @@ class Door:
         self._visitors, self._members = Allowance(*VISITORS), Allowance(*MEMBERS)
         self._streams = dict[Stream, None]()  # of visitors, the oldest first
         self._places = {traffic: RequestLimiter() for traffic in Traffic}
+
+    @window
+    def __repr__(self) -> str:
+        run = "open" if self._admission is None else repr(self._admission)
+        stages = ", ".join(f"{stage} for {asker}" for asker, stage in self._stages.items())
+        visitors = counted(len(self._streams), "stream")
+        return f"Run: {run} | Stages: {stages} | Introduced: {len(self._introduced)} | Visitors: {visitors}"
 
     def knows(self, peer: PeerId) -> bool:
         """Whether it is a member, of any stage."""

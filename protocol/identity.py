@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from protocol.errors import RecordError, StateError
 from protocol.ground import PeerId
 from protocol.keeping import advice_for, create_whole
+from protocol.windows import short, window
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 # libp2p PublicKey protobuf {type: Ed25519, data: 32 bytes} behind an identity multihash of 36 bytes
@@ -36,6 +37,10 @@ class Identity:
             serialization.Encoding.Raw, serialization.PublicFormat.Raw
         )
         self.peer_id: PeerId = peer_id_of(self.public_key)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Peer: {short(self.peer_id)}"
 
     @classmethod
     def generate(cls) -> Identity:

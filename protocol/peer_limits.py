@@ -12,6 +12,7 @@ from collections import deque
 from typing import Protocol, TypeVar
 
 from protocol.ground import PeerId
+from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ class RequestLimiter:
     def __init__(self) -> None:
         self.taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @window
+    def __repr__(self) -> str:
+        return f"Places: {self.taken} taken | Requests: {len(self._waiting)} waiting"
 
     async def take(self, places: int) -> None:
         """Wait until fewer than `places` are taken, in the order of asking."""
@@ -90,6 +95,11 @@ class Inflow:
         self.most = most  # bytes; one larger request may come alone
         self._coming: dict[Closable, tuple[int, float]] = {}
 
+    @window
+    def __repr__(self) -> str:
+        coming = f"{len(self._coming)}, {amount(self.taken)} of {amount(self.most)}"
+        return f"Coming: {coming}"
+
     @property
     def taken(self) -> int:
         return sum(nbytes for nbytes, _ in self._coming.values())
@@ -118,6 +128,10 @@ class PeerTable(dict[PeerId, T]):
         super().__init__()
         self._most = most
 
+    @window
+    def __repr__(self) -> str:
+        return f"Peers: {len(self)} of {self._most:,}"
+
     def __setitem__(self, peer: PeerId, entry: T) -> None:
         self.pop(peer, None)
         super().__setitem__(peer, entry)
@@ -136,6 +150,12 @@ class Allowance:
         self._each, self._all = each, all_
         self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
         self._left_to_all: tuple[float, float] | None = None
+
+    @window
+    def __repr__(self) -> str:
+        (once, rate), (all_once, all_rate) = self._each, self._all
+        most = f"{once:g} and {rate:g}/s | All: {all_once:g} and {all_rate:g}/s"
+        return f"Each: {most} | Peers: {len(self._left_to_each)} remembered"
 
     def take(self, peer: PeerId, amount: float, now: float) -> bool:
         """Whether there is so much left, for this peer and for all; then it is taken."""
@@ -163,6 +183,10 @@ class Bans:
     def __init__(self) -> None:
         self._strikes = PeerTable[int](MAX_OFFENDERS)
         self._banned_until = PeerTable[float](MAX_OFFENDERS)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Offenders: {len(self._strikes)} struck | Banned: {len(self._banned_until)} of late"
 
     def strike(self, peer: PeerId, now: float) -> bool:
         """Count a breach of protocol; after `BAN_AFTER_STRIKES` the peer is ignored for `BAN_SECONDS`.

@@ -40,6 +40,7 @@ from protocol.patience import Patience
 from protocol.peer_limits import INFLOW_FEWEST, LARGE, Bans, Inflow, PeerTable, RequestLimiter, places_for
 from protocol.supervision import Supervisor
 from protocol.transport.base import Stream, Transport
+from protocol.windows import amount, counted, short, window
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,29 @@ class Rpc:
         self._introducing = WeakValueDictionary[PeerId, asyncio.Lock]()  # as for `_opening`
         self._shown = PeerTable[Introduce](MOST_INTRODUCED)  # to whom, and what
         self._door: Door | None = None
+
+    @window
+    def __repr__(self) -> str:
+        channels = f"{len(self._channels)} open, {len(self._opening)} opening"
+        held = f"{len(self._places)} held | Coming: {amount(self.coming)}"
+        return (
+            f"Peer: {short(self.transport.peer_id)} | Channels: {channels} | Streams: "
+            f"of {counted(len(self._streams_from), 'peer')} | Places: {held} | Tasks: {self._supervisor.running()}"
+        )
+
+    @property
+    def channels(self) -> list[Channel]:
+        """Those open to others at present."""
+        return list(self._channels.values())
+
+    @property
+    def coming(self) -> int:
+        """Bytes of the large requests that are on their way here."""
+        return self._inflow.taken
+
+    def streams_of(self, peer: PeerId) -> int:
+        """How many streams that the peer opened are read here."""
+        return len(self._streams_from.get(peer, ()))
 
     def handle(self, *handlers: Handler) -> None:
         """Answer these requests from now on, see `Asks.answered_by`; a later handler replaces an earlier one."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from protocol.errors import NodeFailed, NolocoError
+from protocol.windows import counted, window
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,13 @@ class Supervisor:
         ] = {}  # a dict keeps their order: closing is deterministic
         self._parts: dict[str, Part] = {}
         self._groups: dict[Supervisor, None] = {}
+
+    @window
+    def __repr__(self) -> str:
+        parts = self.parts()
+        failed, restarts = sum(part.state == "failed" for part in parts), sum(part.restarts for part in parts)
+        kept = f"{len(parts)} kept, {failed} failed, {counted(restarts, 'restart')}"
+        return f"Tasks: {self.running()} | Parts: {kept} | Groups: {len(self._groups)}"
 
     def group(self) -> Supervisor:
         """A supervisor for one part's own tasks; closed with this one at the latest."""

@@ -16,6 +16,7 @@ import msgpack
 
 from protocol.errors import RecordError, TokenError
 from protocol.identity import Identity, public_key_of, verify
+from protocol.windows import window
 
 MAX_CREDENTIAL_BYTES = 768
 MAX_TOKEN_CHARACTERS = 1_024
@@ -114,6 +115,11 @@ class Token:
         self.invitation = invitation
         self._key = key
         self._seed = seed
+
+    @window
+    def __repr__(self) -> str:
+        by = "the owner" if self.invitation.delegation is None else "a delegate"
+        return f"Run: {self.run_id} | Uses: {self.invitation.uses} | Signed by: {by}"
 
     @classmethod
     def issue(

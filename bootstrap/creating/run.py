@@ -181,7 +181,7 @@ class SeedPeer:
         """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens; `credential` lets this peer into a
         private run; `kept` as of `Revoking`.
         """
-        self._credential, self._kept = credential, kept
+        self.credential, self._kept = credential, kept
         self.transport = transport
         self.signed = signed
         self._supervisor = Supervisor()
@@ -196,7 +196,7 @@ class SeedPeer:
         admission = None
         if self.signed.manifest.access.has_rules:
             admission = Admission(self.signed, self.transport.peer_id, self.transport.now)
-            admission.own = self._credential
+            admission.own = self.credential
             await self._guard(admission)
         revoked = (lambda: admission.sealed) if admission is not None else (lambda: b"")
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=True, revoked=revoked)
@@ -245,7 +245,7 @@ async def keep_seed_peer(
     try:
         await seed.start()
         addresses = seed.transport.addresses()
-        _introduce(founded, addresses, address_file)
+        introduce(founded, addresses, address_file)
         seed.tell_newcomers()
         page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port, config.host))
         async with health_served(founded.seed_key.parent, seed.health), page:
@@ -268,7 +268,8 @@ def _show_code(addresses: list[str]) -> None:
     import_module("segno").make(f"noloco-node --join {far[-1]}", micro=False).terminal(compact=True)
 
 
-def _introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
+def introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
+    """Say on the screen, and in the file, what volunteers join with, and what the founder has to know."""
     if address_file is not None:
         listed = "".join(f"{address}\n" for address in addresses)
         write_whole(address_file, listed, OTHER_ADDRESS_FILE)

@@ -63,7 +63,7 @@ class SimulatedSwarm:
 
     def __post_init__(self) -> None:
         self.network = MemoryNetwork(self.seed, self.link)
-        self._states: dict[int, StateDirectory] = {}
+        self.states: dict[int, StateDirectory] = {}
         self._lives: dict[int, int] = {}  # how often a number was started
         self._killed: set[asyncio.Task[None]] = set()  # that have not ended yet
         self._seed_identity = Identity.from_seed("seed peer", self.seed)
@@ -93,7 +93,7 @@ class SimulatedSwarm:
         transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
         state = None
         if self.directory is not None:
-            state = self._states[number] = StateDirectory(self.directory / f"node-{number}")
+            state = self.states[number] = StateDirectory(self.directory / f"node-{number}")
             state.open()
         surroundings = Surroundings(
             transport=transport,
@@ -126,8 +126,8 @@ class SimulatedSwarm:
         node, task = self.nodes.pop(number), self.tasks.pop(number)
         self.network.kill(node.transport.peer_id)
         node.abandon()
-        if number in self._states:
-            self._states.pop(number).close()
+        if number in self.states:
+            self.states.pop(number).close()
         self._killed.add(task)
         task.add_done_callback(self._killed.discard)
         task.cancel()

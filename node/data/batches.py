@@ -24,6 +24,7 @@ from torch import Tensor
 from node.data.documents import DocumentOrder, Documents
 from protocol.errors import DataError, NothingHeldOut
 from protocol.manifest import Data, Manifest
+from protocol.windows import window
 
 if TYPE_CHECKING:  # not when it runs: a look at a checkpoint's position does without tokenizers
     from node.data.tokenizer import Ids, Tokenizer
@@ -90,14 +91,18 @@ class TrainingData:
     """
 
     def __init__(self, documents: Documents, tokenizer: Tokenizer) -> None:
-        self._documents = documents
-        self._tokenizer = tokenizer
+        self.documents = documents
+        self.tokenizer = tokenizer
         self.identity = documents.identity
+
+    @window
+    def __repr__(self) -> str:
+        return f"Identity: {self.identity[:8]}… | Tokenizer: {type(self.tokenizer).__name__} | {self.documents!r}"
 
     def require(self, tokens: int) -> None:
         """Raises `DataError` when there is not one sequence of `tokens` to train on; for use at start-up."""
-        some = self._documents.training((), 0, 0)
-        if next(packed_once(some, self._tokenizer, tokens), None) is None:
+        some = self.documents.training((), 0, 0)
+        if next(packed_once(some, self.tokenizer, tokens), None) is None:
             raise DataError(
                 f"The data is too short to train on: sequences have {tokens} tokens, and all documents that are not "
                 "held out have no more. Name more text with --data."
@@ -118,10 +123,10 @@ class TrainingData:
         tally = tally or TokenisingTally()
 
         def read(epoch: int, first: int) -> Iterator[str]:
-            return self._documents.training((run_id, peer_id), epoch, first)
+            return self.documents.training((run_id, peer_id), epoch, first)
 
         tokens, size = manifest.data.sequence_tokens, manifest.inner.sequences
-        packed = sequences(read, self._tokenizer, tokens, replace(position, drawn=0), tally)
+        packed = sequences(read, self.tokenizer, tokens, replace(position, drawn=0), tally)
         line = shuffled(packed, position, (run_id, peer_id), window_sequences(manifest.data))
         while True:
             drawn = list(islice(line, size))
@@ -133,7 +138,7 @@ class TrainingData:
         They are spread over `SPREAD` times as many, so that a few do not come from a document or two. The last batch
         may have fewer. Raises `NothingHeldOut` when there is not one.
         """
-        batches = self._spread(self._documents.held_out(), tokens, sequences, limit)
+        batches = self._spread(self.documents.held_out(), tokens, sequences, limit)
         if (first := next(batches, None)) is None:
             raise NothingHeldOut(
                 f"The held-out documents of the data have fewer than the {tokens + 1} tokens of a sequence."
@@ -143,12 +148,12 @@ class TrainingData:
 
     def trained_batches(self, tokens: int, sequences: int, limit: int) -> Iterator[Batch]:
         """Batches of the documents that are trained on."""
-        return self._spread(self._documents.training((), 0, 0), tokens, sequences, limit)
+        return self._spread(self.documents.training((), 0, 0), tokens, sequences, limit)
 
     def _spread(
         self, documents: Iterator[str], tokens: int, sequences: int, limit: int | None
     ) -> Iterator[Batch]:
-        packed = packed_once(documents, self._tokenizer, tokens)
+        packed = packed_once(documents, self.tokenizer, tokens)
         if limit is not None:
             found = list(islice(packed, SPREAD * limit))
             packed = islice(found, 0, limit * (step := max(1, len(found) // limit)), step)

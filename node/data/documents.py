@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from node.data.hub import Document, HubStream
 from node.data.sources import documents_in, facts_of, places_of
 from protocol.errors import DataError
 from protocol.keeping import advice_for, one_after_another
+from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
 
@@ -145,6 +146,11 @@ class StoredDocuments:
         self._held_out = int(np.searchsorted(self._index[:, 0], np.uint64(split.bound)))
         self.identity = hashlib.sha256(self._index[:, 0].astype("<u8").tobytes()).hexdigest()
 
+    @window
+    def __repr__(self) -> str:
+        documents = f"{len(self._index):,}, {self._held_out:,} held out"
+        return f"Documents: {documents} | Index: {_place(self._index)} | Text: {_place(self._text)}"
+
     def training(self, seed: tuple[object, ...], epoch: int, first: int) -> Iterator[str]:
         count = len(self._index) - self._held_out
         order = DocumentOrder(count, (*seed, epoch))
@@ -156,6 +162,11 @@ class StoredDocuments:
     def _read(self, number: int) -> str:
         _, start, end = self._index[number].tolist()
         return bytes(self._text[start:end]).decode("utf-8")
+
+
+def _place(array: NDArray[Any]) -> str:
+    """How large it is, and whether it is read from its file as it is needed."""
+    return f"{amount(array.nbytes)} {'mapped' if isinstance(array, np.memmap) else 'in memory'}"
 
 
 def stored_documents(

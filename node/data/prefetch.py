@@ -15,6 +15,7 @@ from node.machine.processes import BackgroundThread
 from node.watch.events import Events
 from protocol.errors import DataError
 from protocol.manifest import Manifest
+from protocol.windows import counted, window
 
 STEPS_AHEAD = 2  # inner steps' worth of microbatches that wait ready, at least
 TOKENS_AHEAD = 2**18  # more than are tokenised at once: a device that is quicker than that goes on meanwhile
@@ -54,6 +55,19 @@ class Feed:
         self._thread = BackgroundThread("data")
         self._began = 0.0
         self.seconds_waited = 0.0
+
+    @window
+    def __repr__(self) -> str:
+        ready = sum(future.done() for future in self._coming)
+        taken = counted(len(self._taken), "batch", "batches")
+        ahead = f"{ready} ready, {len(self._coming) - ready} being made, {taken} taken"
+        at = f"epoch {self._trained.epoch}, document {self._trained.document:,}"
+        return f"Microbatches: {ahead} | Trained: to {at} | Waited: {self.seconds_waited:.1f} s"
+
+    @property
+    def coming(self) -> list[asyncio.Future[tuple[Batch, Position]]]:
+        """The microbatches made ahead, or being made, the next one first."""
+        return list(self._coming)
 
     def goes_on_from(self, position: Position) -> bool:
         """Whether `position` is one in these data."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from protocol.ground import PeerId
 from protocol.identity import is_peer_id
 from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
+from protocol.windows import counted, window
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,11 @@ class ContributionLedger:
         self.had = dict[PeerId, Had]()
         self.receipts = dict[PeerId, Receipt]()  # by signer
         self.owing = dict[PeerId, None]()  # in order
+
+    @window
+    def __repr__(self) -> str:
+        receipts = f"{len(self.receipts)} | Owing: {len(self.owing)}"
+        return f"Had: from {counted(len(self.had), 'peer')} | Receipts: {receipts}"
 
     # --- as it happens ------------------------------------------------------------------------
 

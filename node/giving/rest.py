@@ -6,6 +6,7 @@ import asyncio
 from typing import Literal
 
 from protocol.supervision import until_event
+from protocol.windows import window
 
 Asker = Literal["volunteer", "limits"]
 
@@ -23,6 +24,11 @@ class Rest:
         self.over = asyncio.Event()
         self.over.set()
         self.lasts = False
+
+    @window
+    def __repr__(self) -> str:
+        asked = ", ".join(self._reasons) or "by nobody"
+        return f"Asked for: {asked} | {'resting' if self.lasts else 'not resting'}"
 
     @property
     def reason(self) -> str:

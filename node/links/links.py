@@ -15,6 +15,7 @@ from statistics import median
 from protocol.announcement import AT_LEAST, MOST_PUBLISHED, MOST_TOLD, PEER_CHARACTERS, LinkReport
 from protocol.ground import PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES
+from protocol.windows import amount, counted, window
 
 RECENT = 16  # samples that a minimum or a maximum is taken over: what changed for good is noticed after these
 SMOOTHING = 1 / 8  # of the mean round trip, and
@@ -78,6 +79,13 @@ class LinkEstimate:
     _at_least: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     _transfers: dict[str, Transfer] = field(default_factory=dict)  # under way, by stream
     _opened: set[str] = field(default_factory=set)  # streams that something was sent on before
+
+    @window
+    def __repr__(self) -> str:
+        trip, rate = self.round_trip, self.bandwidth
+        trips = "unknown" if trip is None else f"{trip * 1e3:.1f} ms of {self.round_trips}"
+        rates = "unknown" if rate is None else f"{amount(rate)}/s of {counted(self.transfers, 'transfer')}"
+        return f"Round trip: {trips} | Bandwidth: {rates} | Under way: {len(self._transfers)}"
 
     # --- the round trip -----------------------------------------------------------------------
 
@@ -190,6 +198,10 @@ class Links:
         self._links: OrderedDict[PeerId, LinkEstimate] = OrderedDict()
         self._dropped: deque[PeerId] = deque(maxlen=most)
 
+    @window
+    def __repr__(self) -> str:
+        return f"Peers: {len(self._links)} of {self._most} | Dropped: {len(self._dropped)}"
+
     def of(self, peer: PeerId) -> LinkEstimate | None:
         return self._links.get(peer)
 
@@ -295,6 +307,10 @@ class AdaptiveDeadline:
         self._limit = limit
         self._least = least
         self._durations: deque[float] = deque(maxlen=ANSWERS)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Deadline: {self.seconds():.2f} of {self._limit:g} s | Answers: {len(self._durations)}"
 
     def note(self, seconds: float) -> None:
         self._durations.append(seconds)

@@ -17,6 +17,7 @@ from protocol.ground import Buffer, PeerId
 from protocol.messages.peers import MAX_PROBE_BYTES, Probe
 from protocol.peer_limits import PeerTable
 from protocol.rpc import Rpc, Traffic
+from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,10 @@ class ProbeAllowance:
 
     def __init__(self) -> None:
         self._windows = PeerTable[_Window](MOST_PROBERS)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Probers: {len(self._windows)} of {MOST_PROBERS} remembered"
 
     def allows(self, peer: PeerId, nbytes: int, now: float) -> bool:
         """Count a probe with `nbytes` of payload; whether it is answered."""

@@ -28,6 +28,7 @@ from protocol.manifest import BYTES, Manifest
 from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request, Rpc
 from protocol.supervision import all_of
+from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,11 @@ class DataSupply:
         self._data: TrainingData | None = None
         self._feed: Feed | None = None
         self._saved: Position | None = None
+
+    @window
+    def __repr__(self) -> str:
+        data = "closed" if self._data is None else repr(self._data)
+        return f"Data: {data} | Feed: {'none' if self._feed is None else repr(self._feed)}"
 
     def require(self) -> None:
         """Raises `DataError` when the run leaves the text to its volunteers and this one named none."""
@@ -122,6 +128,12 @@ class RunTokenizer:
         self._state = state
         self._own = own
         self.raw: bytes | None = None
+
+    @window
+    def __repr__(self) -> str:
+        if self._manifest.data.tokenizer == BYTES:
+            return "bytes"
+        return "not here yet" if self.raw is None else amount(len(self.raw))
 
     def serve(self) -> None:
         serve_tokenizer(self._rpc, lambda: self.raw)

@@ -24,6 +24,7 @@ from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
+from protocol.windows import counted, short, window
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,10 @@ class Membership:
     events: Events
     supervisor: Supervisor  # of this node's parts
 
+    @window
+    def __repr__(self) -> str:
+        return f"Peer: {short(self.transport.peer_id)} | Run: {self.run_id} | View: {self.view!r}"
+
     @property
     def transport(self) -> Transport:
         return self.rpc.transport
@@ -150,6 +155,13 @@ class Discovery:
         self._twins = Twins()
         self._told_of_twin = False
         self._in_book: set[str] = set()  # addresses that this life of the node has saved
+
+    @window
+    def __repr__(self) -> str:
+        announced = "due" if self._announced == float("-inf") else f"at {self._announced:.1f} s of the loop"
+        state, stages = "cut off" if self._alone else "not cut off", ", ".join(map(str, self._stages))
+        peer, book = short(self._transport.peer_id), counted(len(self._in_book), "address", "addresses")
+        return f"Peer: {peer}, {state} | Stages: {stages} | Announced: {announced} | Saved: {book}"
 
     async def announce(self) -> None:
         """Publish this node's record now; a failure is repeated by `run`."""
@@ -284,6 +296,10 @@ class Renewal:
         self._pause = lifetime / RENEWALS_PER_LIFETIME
         self._group = supervisor.group()
         self._runs = False
+
+    @window
+    def __repr__(self) -> str:
+        return f"{self._name} | {'running' if self._runs else 'ended'} | Every: {self._pause:.1f} s"
 
     def begin(self) -> None:
         """For a record that was just put; may be repeated."""

@@ -16,6 +16,7 @@ from statistics import median
 
 from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
+from protocol.windows import window
 
 OFFENCES = 3  # within the last MEETINGS with one peer; one alone may be an honest replica's bad round
 MEETINGS = 5
@@ -68,6 +69,10 @@ class Ledger:
     def __init__(self) -> None:
         self._offences = PeerTable[_Offences](MAX_PEERS)
         self._proofs = PeerTable[_Proofs](MAX_PEERS)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Offenders: {len(self._offences)} remembered | Checked: {len(self._proofs)}"
 
     def note(self, peer: PeerId, is_offence: bool, now: float) -> bool:
         """A meeting with `peer` at `now` in seconds; whether a quarantine begins with it."""

@@ -22,6 +22,7 @@ from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.records import MAX_LIFETIME
 from protocol.signed_manifest import SignedManifest
 from protocol.transport.base import Transport
+from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,12 @@ class Mover:
         self._claimed: dict[str, float] = {}
         self._seen: dict[PeerId, tuple[Peer, float]] = {}
         self._renewal = Renewal("renewing the claim to move", self._put, lifetime, membership.supervisor)
+
+    @window
+    def __repr__(self) -> str:
+        claim = "none" if self._claim is None else f"{self._claim.source} → {self._claim.target}"
+        seen = f"{self._known} known, {len(self._seen)} seen lately"
+        return f"Claim: {claim} | Networks: {len(self._claimed)} claimed | Peers: {seen}"
 
     async def wait(self, stage: int, may_serve: Collection[int], check: Callable[[int], None]) -> int:
         """Return the stage to move to once that is called for; this node then holds the lease.

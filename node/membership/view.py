@@ -20,6 +20,7 @@ from node.membership.ledger import Ledger, Shares, fair_shares, thinned
 from protocol.addresses import network_of
 from protocol.announcement import Announcement
 from protocol.ground import PeerId
+from protocol.windows import window
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
 MAX_SUSPECT_SECONDS = 60.0
@@ -86,6 +87,12 @@ class View:
         self._listed: dict[int, _Listed] = {}  # by stage, until something changes
         self._serving: dict[int, _Serving] = {}
         self.ledger = Ledger()
+
+    @window
+    def __repr__(self) -> str:
+        stages = {stage: len(members) for stage, members in sorted(self._by_stage.items())}
+        of_stages = ", ".join(f"{count} at stage {stage}" for stage, count in stages.items() if count)
+        return f"Members: {of_stages or 'none'} | Suspected: {len(self._suspicions)} of late"
 
     def update(self, peer: PeerId, announcement: Announcement, expires: float) -> None:
         self.take([Member(peer, announcement, expires)])

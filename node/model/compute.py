@@ -31,6 +31,7 @@ from node.model.resources import named
 from node.watch.counting import Busy
 from node.watch.trace import NO_TRACE, Trace, Track
 from protocol.errors import TransportDown
+from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,21 @@ class Compute(abc.ABC):
         self._began = clock()
         self._passes: deque[float] = deque(maxlen=LAST_PASSES)
         self.trace = trace
+
+    @window
+    def __repr__(self) -> str:
+        took = f"{self.pass_seconds() * 1e3:.1f} ms"
+        return f"Work: {self.waiting} waiting, {self.finished} done | A pass: {took} | {self.state}"
+
+    @property
+    @abc.abstractmethod
+    def waiting(self) -> int:
+        """Pieces of work whose turn has not come, those that were given up included."""
+
+    @property
+    @abc.abstractmethod
+    def state(self) -> str:
+        """In a word, whether it works."""
 
     def pass_seconds(self) -> float:
         """What a forward or a backward pass takes; 0 before there was one."""
@@ -121,6 +137,16 @@ class ComputeThread(Compute):
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="compute", daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(
+            self._queue.queue
+        )  # without the lock that `qsize` takes: a debugger may hold up its holder
+
+    @property
+    def state(self) -> str:
+        return "closed" if self._closed else "open"
 
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._closed:
@@ -185,6 +211,14 @@ class InlineCompute(Compute):
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._busy = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def state(self) -> str:
+        return "busy" if self._busy else "idle"
 
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         queued = self.trace.now()

@@ -40,6 +40,7 @@ from protocol import lattice
 from protocol.errors import CodecError, Refused
 from protocol.manifest import Manifest
 from protocol.near_codecs import kept_apart
+from protocol.windows import counted, window
 
 EVERYTHING = slice(None)
 HEAVIEST = 4.0  # a round has at most this many times k inner steps
@@ -76,6 +77,12 @@ class Replica:
         self.steps_at_once = self.device.type != "cpu"
         self._void_steps = 0  # whose batches began at weights that were replaced since
         self._ran_before = False  # passes ran in the step before this one, with staleness some of this one's
+
+    @window
+    def __repr__(self) -> str:
+        stage, size = self.stage.index, f"{self.parameters:,} parameters on {self.device}"
+        at = f"{self.step} | Round: {self.round}, {counted(self.steps_in_round, 'step')} in"
+        return f"Stage: {stage} of {self.manifest.stages} | {size} | Step: {at}"
 
     def slow_weights(self) -> dict[str, torch.Tensor]:
         """Views of φ by the names that the stage's module gives its parameters."""

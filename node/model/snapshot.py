@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 
 from node.model.flat import StageState
+from protocol.windows import window
 
 # those that the next inner step changes, then those of the round's end
 ORDER = ("theta", "first_moment", "second_moment", "residual", "phi", "delta")
@@ -121,6 +122,13 @@ class Snapshots:
         self._copied: dict[str, int] = {}  # entries that are there, of tensors that are not whole yet
         self._last: StageState | None = None
         self._free: list[Room] = []
+
+    @window
+    def __repr__(self) -> str:
+        source, last = self._source, self._last
+        copying = "nothing" if source is None else f"step {source.step}, {len(self._copied)} tensors left"
+        kept = "none" if last is None else f"step {last.step}, round {last.round}"
+        return f"Copying: {copying} | Last: {kept} | Rooms: {len(self._free)} free"
 
     @property
     def are_beside(self) -> bool:

@@ -23,6 +23,7 @@ from node.model.resources import named
 from node.model.snapshot import Snapshots
 from node.storage.state_directory import Checkpoint, StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
+from protocol.windows import window
 
 LEAST_SECONDS = 10.0
 SHARE_OF_TIME = 0.01  # may go into writing checkpoints
@@ -57,6 +58,12 @@ class Checkpoints:
         self._saving = asyncio.Lock()
         self._stepped = asyncio.Event()
         self._seconds = 0.0  # that writing the last one took
+
+    @window
+    def __repr__(self) -> str:
+        place = "nowhere" if self._state is None else str(self._state.path)
+        doing = "saving" if self._saving.locked() else "idle"
+        return f"Stage: {self._context.stage} | To: {place} | {doing} | Writing took: {self._seconds:.2f} s"
 
     def stop(self) -> None:
         self._state = None

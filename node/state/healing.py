@@ -12,6 +12,7 @@ from node.model.inner import LeftOut, StepReport
 from node.model.replica import Replica
 from node.state.checkpoints import Checkpoints
 from protocol.errors import NodeFailed
+from protocol.windows import window
 
 TELL_SECONDS = 60.0  # between two sentences about batches that were left out
 
@@ -48,6 +49,11 @@ class Healing:
         self._told_at: float | None = None
         self._lost_at: int | None = None  # step
         self._in_a_row = 0  # steps left out for their gradients
+
+    @window
+    def __repr__(self) -> str:
+        lost = "never" if self._lost_at is None else f"at step {self._lost_at}"
+        return f"Left out: {self._left_out} untold, {self._in_a_row} in a row | Weights lost: {lost}"
 
     async def step_done(self, report: StepReport) -> None:
         """Tell of a batch that was left out, and see to the weights, which may be the reason."""

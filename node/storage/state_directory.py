@@ -25,6 +25,7 @@ from protocol.keeping import Lock, advice_for, own, replace_whole
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
+from protocol.windows import window
 
 OF_FACTS = "facts_crc32"  # in a checkpoint: the checksum of
 FACTS = {
@@ -54,6 +55,10 @@ class StateDirectory:
         self.path = path
         self._lock: Lock | None = None
         self._saving = threading.Lock()  # a save whose caller gave up still writes
+
+    @window
+    def __repr__(self) -> str:
+        return f"{self.path} | {'closed' if self._lock is None else 'open'}"
 
     def exists(self) -> bool:
         """Whether a node has been a member of a run from here."""

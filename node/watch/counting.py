@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from protocol.ground import PeerId
+from protocol.windows import window
 
 WINDOW_SECONDS = 60.0
 MARK_SECONDS = 1.0  # how finely the last minute is known
@@ -29,6 +30,15 @@ class Busy:
         self._done = 0.0
         self._since: float | None = None
         self._marks = deque([(self._start, 0.0)])
+
+    @window
+    def __repr__(self) -> str:
+        return f"{'idle' if self._since is None else 'busy'} | Done: {self._done:.1f} s | Marks: {self.marks}"
+
+    @property
+    def marks(self) -> int:
+        """How many moments of the last minute are kept."""
+        return len(self._marks)
 
     def begin(self) -> None:
         with self._lock:
@@ -89,6 +99,10 @@ class Tally(dict[PeerId, int]):
     def __init__(self) -> None:
         super().__init__()
         self.others = 0
+
+    @window
+    def __repr__(self) -> str:
+        return f"Peers: {len(self)} | Others: {self.others:,}"
 
     @property
     def total(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from protocol.windows import window
+
 T = TypeVar("T")
 
 
@@ -19,6 +21,10 @@ class Thinned(Generic[T]):
         self._most = max(2, most)
         self._interval = interval
         self._kept: list[tuple[float, T]] = []
+
+    @window
+    def __repr__(self) -> str:
+        return f"Moments: {len(self._kept)} of {self._most} | Every: {self._interval:g} s"
 
     @property
     def interval(self) -> float:

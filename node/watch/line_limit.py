@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from protocol.windows import window
+
 MINUTE = 60.0
 MOST_ALIKE = 20  # lines a minute; a node that trains logs ten at most, of all kinds
 MOST = 100  # lines a minute of all kinds together, warnings and below
@@ -42,6 +44,15 @@ class LineLimit(logging.Filter):
         self._began = clock()
         self._shown = 0  # of warnings and below
         self._counts: dict[Kind, _Count] = {}
+
+    @window
+    def __repr__(self) -> str:
+        return f"Kinds: {len(self._counts)} | Lines: {self._shown} shown this minute"
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Those that came in this minute and are remembered."""
+        return list(self._counts)
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno < logging.INFO or record.name == __name__:

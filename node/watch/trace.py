@@ -24,6 +24,7 @@ from protocol.errors import StateError
 from protocol.frames import FrameWatch
 from protocol.ground import PeerId
 from protocol.keeping import advice_for
+from protocol.windows import amount, window
 
 logger = logging.getLogger("noloco")
 
@@ -136,6 +137,17 @@ class TraceFile(Trace):
         self._ending = threading.Event()
         self._writer = threading.Thread(target=self._write, name="trace", daemon=True)
         self._writer.start()
+
+    @window
+    def __repr__(self) -> str:
+        events = f"{self.pending} pending, {self._lost} lost"
+        state = "recording" if self._recording else "ended"
+        return f"{self._path} | {state} | Events: {events} | Written: {amount(self._bytes)}"
+
+    @property
+    def pending(self) -> int:
+        """Events that are not in the file yet."""
+        return len(self._pending)
 
     def now(self) -> float:
         return self._clock()

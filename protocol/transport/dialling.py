@@ -13,6 +13,7 @@ from protocol.addresses import Whereabouts, check_address, dialable, peer_id_in
 from protocol.errors import UserError
 from protocol.ground import PeerId
 from protocol.peer_limits import Allowance, PeerTable
+from protocol.windows import counted, window
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,10 @@ class Dials:
         self._learned = PeerTable[list[str]](MOST_PEERS)
         self._failures = PeerTable[tuple[int, float]](MOST_PEERS)
         self._dials, self._dial_backs = Allowance(*DIALS), Allowance(*DIAL_BACKS)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Addresses: of {counted(len(self._learned), 'peer')} | Unreachable: {len(self._failures)} of late"
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """What the peer's record says; malformed ones are passed over."""

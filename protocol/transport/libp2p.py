@@ -32,6 +32,7 @@ from protocol.transport.dialling import Dials
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
 from protocol.transport.p2pd import Libp2pConfig
+from protocol.windows import counted, short, window
 
 __all__ = ["Libp2pConfig", "Libp2pTransport"]
 
@@ -73,6 +74,18 @@ class Libp2pTransport(Transport):
         self._revived = asyncio.Event()  # and runs again
         self._rejoining: asyncio.Task[None] | None = None
         self.supervise(Supervisor())
+
+    @window
+    def __repr__(self) -> str:
+        process = "not started" if self._latest is None else f"{self.pid or 'down'}, port {self._config.port}"
+        known = f"{len(self._handlers)} | Book: {counted(len(self._book), 'peer')}"
+        tasks = self._supervisor.running()
+        return f"Peer: {short(self.peer_id)} | p2pd: {process} | Protocols: {known} | Tasks: {tasks}"
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process p2pd; None while none runs."""
+        return None if self._session is None else self._session.p2pd.pid
 
     def supervise(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
@@ -173,6 +186,10 @@ class Libp2pTransport(Transport):
             return [(peer, await self._addresses_of(session, peer)) for peer in await session.connected()]
         except (PeerUnreachable, DeadlineExceeded) as error:
             raise TransportDown(f"p2pd does not respond ({error})") from error
+
+    def neighbours(self) -> list[PeerId]:
+        """Those in the DHT's routing table, as often as they are in it. Raises `TransportDown`."""
+        return self._up().dht.neighbours()
 
     async def remotes(self) -> dict[PeerId, list[str]]:
         session = self._up()

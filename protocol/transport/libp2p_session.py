@@ -18,6 +18,7 @@ from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
 from protocol.transport.metering import UNMETERED, Meter
 from protocol.transport.p2pd import Libp2pConfig, P2pd
 from protocol.transport.p2pd_socket import P2pdSocket
+from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ class Libp2pStream(Stream):
         self.remote = remote
         self._socket = socket
         self._lock = asyncio.Lock()  # writes of several tasks do not mix
+
+    @window
+    def __repr__(self) -> str:
+        return f"Peer: {short(self.remote)} | {'closed' if self._socket.is_closing() else 'open'}"
 
     @property
     def heard(self) -> float:
@@ -115,6 +120,12 @@ class Session:
         self._server: asyncio.Server
         self._served: set[str] = set()
         self._refuses: Callable[[PeerId], Awaitable[bool]] = nobody
+
+    @window
+    def __repr__(self) -> str:
+        served, state = len(self._served), "ended" if self.exited.done() else "running"
+        tasks = self._supervisor.running()
+        return f"p2pd: {self.p2pd.pid}, {state} | Addresses: {len(self.addresses)} | Protocols: {served}, {tasks}"
 
     @classmethod
     async def start(

@@ -28,6 +28,7 @@ from protocol.transport.base import Handler, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import EPOCH, MemoryNetwork
 from protocol.transport.memory_stream import MemoryStream, StreamLimits
+from protocol.windows import counted, short, window
 
 __all__ = ["EPOCH", "Link", "LinkModel", "MemoryNetwork", "MemoryTransport", "StreamLimits", "memory_address"]
 
@@ -46,7 +47,7 @@ class MemoryTransport(Transport):
     def __init__(self, network: MemoryNetwork, identity: Identity) -> None:
         self.peer_id = identity.peer_id
         self._identity = identity
-        self._network = network
+        self.network = network
         self._running = False
         self._handlers: dict[str, Handler] = {}
         # dicts with no values instead of sets: objects in a set have an order that changes from run to run
@@ -57,18 +58,30 @@ class MemoryTransport(Transport):
         self._own_records: dict[str, tuple[bytes, float]] = {}  # key -> (sealed, expires)
         self.admission: Admission | None = None
 
+    @window
+    def __repr__(self) -> str:
+        streams = f"{len(self._streams)} open, {len(self._tasks)} answered"
+        state = "running" if self._running else "not running"
+        met = counted(len(self._connected), "peer")
+        return f"Peer: {short(self.peer_id)}, {state} | Streams: {streams} | Met: {met}"
+
+    @property
+    def streams(self) -> list[MemoryStream]:
+        """Those that are open, whoever opened them."""
+        return list(self._streams)
+
     def sign(self, data: bytes) -> bytes:
         return self._identity.sign(data)
 
     def now(self) -> float:
-        return self._network.now(self.peer_id)
+        return self.network.now(self.peer_id)
 
     def supervise(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
     async def start(self) -> None:
         if not self._running:
-            self._network.admit(self)
+            self.network.admit(self)
             self._running = True
 
     def addresses(self) -> list[str]:
@@ -84,12 +97,12 @@ class MemoryTransport(Transport):
     async def _meet(self, peer: PeerId, deadline: float) -> bool:
         try:
             async with asyncio.timeout(deadline):
-                other = await self._network.reach(self.peer_id, peer)
-                await self._network.travel(peer, self.peer_id)
+                other = await self.network.reach(self.peer_id, peer)
+                await self.network.travel(peer, self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return False
         self._check_running()
-        self._network.join(self.peer_id, peer)
+        self.network.join(self.peer_id, peer)
         self._connected[peer] = None
         other.met(self.peer_id)
         return True
@@ -124,7 +137,7 @@ class MemoryTransport(Transport):
             raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
 
     async def _open(self, peer: PeerId, protocol: str) -> MemoryStream:
-        network = self._network
+        network = self.network
         if peer == self.peer_id:
             raise PeerUnreachable("a peer cannot open a stream to itself")
         loss = network.link(self.peer_id, peer).open_loss
@@ -178,12 +191,12 @@ class MemoryTransport(Transport):
         self._own_records[key] = (sealed, expires)
         try:
             async with asyncio.timeout(deadline):
-                island = await self._network.search(self.peer_id)
+                island = await self.network.search(self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return False
-        if not self._network.lets_in(self.peer_id, self._credential):
+        if not self.network.lets_in(self.peer_id, self._credential):
             return False
-        return island.put(digest, self.peer_id, sealed, expires, self._network.now())
+        return island.put(digest, self.peer_id, sealed, expires, self.network.now())
 
     def last_put(self, key: str) -> tuple[bytes, float] | None:
         return self._own_records.get(key)
@@ -192,10 +205,10 @@ class MemoryTransport(Transport):
         self._check_running()
         try:
             async with asyncio.timeout(deadline):
-                island = await self._network.search(self.peer_id)
+                island = await self.network.search(self.peer_id)
         except (TimeoutError, PeerUnreachable):
             return []
-        if not self._network.lets_in(self.peer_id, self._credential, reads=True):
+        if not self.network.lets_in(self.peer_id, self._credential, reads=True):
             return []
         records, mine = island.get(key_digest(key), self.now()), self.admission
         return [r for r in records if mine is None or mine.admits(r.subkey, r.credential)]
@@ -206,7 +219,7 @@ class MemoryTransport(Transport):
 
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         self._check_running()
-        self._connected = {peer: None for peer in self._connected if self._network.running(peer) is not None}
+        self._connected = {peer: None for peer in self._connected if self.network.running(peer) is not None}
         return [(peer, [memory_address(peer)]) for peer in sorted(self._connected)]
 
     async def remotes(self) -> dict[PeerId, list[str]]:
@@ -227,7 +240,7 @@ class MemoryTransport(Transport):
     def _leave(self) -> None:
         if self._running:
             self._running = False
-            self._network.expel(self.peer_id)
+            self.network.expel(self.peer_id)
             current = asyncio.current_task()
             for task in list(self._tasks):
                 if task is not current:

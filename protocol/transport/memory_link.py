@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protocol.ground import PeerId
+from protocol.windows import window
 
 BULK_BYTES = 2048  # a chunk of as much is of weights or activations, not a question or an answer
 
@@ -39,6 +40,10 @@ class Faults:
         self._frozen: set[PeerId] = set()
         self._side: dict[PeerId, int] = {}
         self._blocked: list[Callable[[], None]] = []
+
+    @window
+    def __repr__(self) -> str:
+        return f"Frozen: {len(self._frozen)} | In parts: {len(self._side)} | Waiting: {len(self._blocked)}"
 
     def freeze(self, peer: PeerId) -> None:
         self._frozen.add(peer)

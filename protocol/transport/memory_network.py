@@ -13,6 +13,7 @@ from protocol.ground import PeerId, Record
 from protocol.records import open_record
 from protocol.transport.memory_link import Faults, Link, LinkModel
 from protocol.transport.memory_stream import MemoryStream, Pipe, StreamLimits, Uplink
+from protocol.windows import counted, window
 
 EPOCH = 1_700_000_000.0  # what now() says when the loop's clock says 0
 
@@ -59,6 +60,11 @@ class MemoryNetwork:
         self._torn: list[list[Island]] = []  # for each island that a partition split, its parts
         self._skew: dict[PeerId, float] = {}
         self._uplinks: dict[PeerId, Uplink] = {}
+
+    @window
+    def __repr__(self) -> str:
+        peers, clocks = counted(len(self._running), "peer"), f"{len(self._skew)} skewed"
+        return f"Running: {peers} | Clock: {self._loop.time():.1f} s, {clocks} | Faults: {self.faults!r}"
 
     # --- faults, for tests and simulations
 
@@ -200,6 +206,10 @@ class Island:
         self._index: dict[PeerId, int] = {}
         self._slots: dict[bytes, dict[str, Record]] = {}  # key digest -> peer id -> its newest record
         self._add(members)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Members: {len(self.members)} | Keys: {len(self._slots)}"
 
     def put(self, digest: bytes, subkey: str, sealed: bytes, expires: float, now: float) -> bool:
         """Keep it. False, as from real peers, when it is invalid at `now` or would not outlive the one before."""

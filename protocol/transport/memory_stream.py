@@ -13,6 +13,7 @@ from protocol.errors import PeerUnreachable
 from protocol.ground import Buffer, PeerId
 from protocol.transport.base import Stream
 from protocol.transport.memory_link import Faults, Link
+from protocol.windows import amount, short, window
 
 Chunk = bytes | memoryview  # never changes once it is in a pipe; b"" is the end of the stream
 END = b""
@@ -85,6 +86,12 @@ class Pipe:
         self._wanted = 0  # bytes that a reader waits for now
         self._reader: asyncio.Future[None] | None = None
         self._writers: deque[asyncio.Future[None]] = deque()
+
+    @window
+    def __repr__(self) -> str:
+        (sender, receiver), state = map(short, self._ends), "broken" if self.broken else "whole"
+        bytes_ = f"{amount(self._under_way)} under way, {amount(self._unread)} unread"
+        return f"{sender} → {receiver}, {state} | {bytes_}"
 
     # --- the sender's side
 
@@ -232,6 +239,11 @@ class MemoryStream(Stream):
         self._wrote = 0.0
         self._closed = False
         self._lock = asyncio.Lock()  # writes of several tasks do not mix
+
+    @window
+    def __repr__(self) -> str:
+        ended = self._closed or self._outgoing.broken
+        return f"Peer: {short(self.remote)}, {'closed' if ended else 'open'} | Out: {self._outgoing!r}"
 
     @property
     def heard(self) -> float:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from protocol.windows import amount, window
+
 HEADERS = (
     1.05  # of Ethernet, IP, TCP, TLS and yamux: 66 bytes in 1,514, and one or two in a hundred of the rest
 )
@@ -80,6 +82,11 @@ class Meter:
         self.slice_bytes = min(
             max(wanted, SLICE_BYTES.start), SLICE_BYTES.stop
         )  # of a stream, to be sent at once
+
+    @window
+    def __repr__(self) -> str:
+        sent, received = map(amount, self.moved)
+        return f"Sent: {sent} | Received: {received} | {'counted' if self._is_counted else 'estimated'}"
 
     def sending(self, nbytes: int) -> float:
         """So many bytes of a stream are about to go; returns the seconds to wait before they do."""

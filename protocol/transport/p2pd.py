@@ -23,6 +23,7 @@ from protocol.transport.metering import UNMETERED, Meter
 from protocol.transport.p2pd_socket import P2pdControl
 from protocol.transport.ports import require_port
 from protocol.transport.tcp_counts import TcpCounts
+from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,16 @@ class P2pd:
         return cls(
             p2p, directory, supervisor, meter, is_counted=not config.client_only
         )  # visitors have no limits
+
+    @window
+    def __repr__(self) -> str:
+        return f"Process: {self.pid or 'not started'} | Sockets: {self.directory}"
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, also once it has ended."""
+        child = self.p2p._child
+        return None if child is None else child.pid
 
     async def exited(self) -> str:
         """Wait for the process to end; says how it ended, for the log.

@@ -90,7 +90,7 @@ async def test_streams_that_a_banned_peer_opens_end_before_they_are_read(network
     assert opened > AT_ONCE
     assert not accepted
     assert waited < 1.0
-    assert not victim._streams_from.get(mallory.peer_id)
+    assert not victim.streams_of(mallory.peer_id)
 
 
 async def test_the_dht_does_not_answer_a_banned_peer_either(network: OnLoopback) -> None:

@@ -126,7 +126,7 @@ async def test_half_frames_of_many_peers_share_one_budget_and_honest_ones_get_th
             asked = asyncio.get_running_loop().time()
             await two.ask(tensors=[tensor], deadline=3 * LONGEST_COMING)
             assert asyncio.get_running_loop().time() - asked < 2 * LONGEST_COMING
-            most = max(most, two.server._inflow.taken)
+            most = max(most, two.server.coming)
             await asyncio.sleep(1.0)
         assert 0 < most <= 8 * megabyte
         for _, task in hold:

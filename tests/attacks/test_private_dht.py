@@ -37,8 +37,7 @@ def a_token(uses: int = 9) -> Token:
 
 async def routed_to(member: Libp2pTransport, other: Libp2pTransport) -> bool:
     await asyncio.sleep(0.5)  # hivemind's table is written in the background
-    assert member._session is not None
-    return PeerID.from_base58(other.peer_id) in member._session.dht._node.protocol.routing_table
+    return other.peer_id in member.neighbours()
 
 
 async def found_by(stranger: Stranger, member: Libp2pTransport) -> dht_pb2.FindResult:

@@ -98,8 +98,8 @@ async def _play(session: list[Step]) -> None:
         await two.ask(traffic=None)
         await mallory.close()
         await asyncio.sleep(100.0)
-        assert MALLORY.peer_id not in two.server._streams_from
-        assert not two.server._inflow.taken
+        assert not two.server.streams_of(MALLORY.peer_id)
+        assert not two.server.coming
         await two.ask(traffic=None)
 
 

@@ -31,7 +31,9 @@ def test_training_counts_and_serving_does_not(tmp_path: Path) -> None:
         with pytest.raises(ZeroDivisionError):
             await compute.run(Priority.FORWARD, lambda: 1 / 0)
         serving = compute.busy.fraction()
+        assert repr(compute).startswith("<ComputeThread [Work: 0 waiting, 2 done | A pass: 0.")
         await compute.close()
+        assert repr(compute).endswith(" ms | closed]>")
         assert time.monotonic() - began >= 0.4
         return before, busy, serving
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from protocol.identity import Identity
 from protocol.records import CLOCK_SLACK, MAX_LIFETIME, key_digest, seal_record
-from protocol.transport import dht
-from protocol.transport.dht import MAX_KEY_BYTES, MOST_RECORDS, SLOT_BYTES, RecordStorage, RecordValidator
+from protocol.transport import dht_storage
+from protocol.transport.dht import RecordValidator
 from protocol.transport.dht_guard import ANSWER_BYTES, MOST_SLOTS
+from protocol.transport.dht_storage import MAX_KEY_BYTES, MOST_RECORDS, SLOT_BYTES, RecordStorage
 from protocol.transport.hivemind_api import DHTID, DHTRecord, MSGPackSerializer
 
 ALICE = Identity.from_seed("alice")
@@ -110,8 +111,8 @@ def test_a_merged_record_does_not_shorten_the_life_of_others(clock: list[float])
 
 
 def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht, "MAX_KEY_BYTES", 10 * (100 + SLOT_BYTES))
-    monkeypatch.setattr(dht, "MAX_STORE_BYTES", 25 * (100 + SLOT_BYTES))
+    monkeypatch.setattr(dht_storage, "MAX_KEY_BYTES", 10 * (100 + SLOT_BYTES))
+    monkeypatch.setattr(dht_storage, "MAX_STORE_BYTES", 25 * (100 + SLOT_BYTES))
     storage = RecordStorage()
     others = [DHTID.generate(source=b"%d" % number) for number in range(30)]
     assert sum(put(storage, f"peer {number}", bytes(100), 60) for number in range(10)) == 10
@@ -124,14 +125,14 @@ def test_strangers_cannot_fill_the_memory(clock: list[float], monkeypatch: pytes
 
 
 def test_peers_that_have_gone_are_forgotten(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht, "MOST_PEERS", 100)
+    monkeypatch.setattr(dht_storage, "MOST_PEERS", 100)
     storage = RecordStorage()
     for number in range(2_000):
         clock[0] = NOW + number
         assert storage.store_subkey(
             DHTID.generate(source=b"%d" % number), f"peer {number}", b"x", clock[0] + 20
         )
-        assert len(storage._keys_of) <= 102
+        assert storage.peers <= 102
 
 
 def test_a_full_key_fits_an_answer(clock: list[float]) -> None:
@@ -159,7 +160,7 @@ def test_a_flood_of_fresh_peers_drives_out_itself(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Failed before: a full key refused whoever came, so that no newcomer was ever seen."""
-    monkeypatch.setattr(dht, "MAX_KEY_BYTES", 200_000)
+    monkeypatch.setattr(dht_storage, "MAX_KEY_BYTES", 200_000)
     storage = RecordStorage(seed=1)
     honest = {f"honest {number}" for number in range(20)}
     assert all(put(storage, peer, bytes(1000), 60) for peer in honest)

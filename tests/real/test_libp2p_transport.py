@@ -27,8 +27,8 @@ from tests.transport_suite import TransportSuite
 
 def pid_of(transport: Transport) -> int:
     assert isinstance(transport, Libp2pTransport)
-    assert transport._session is not None
-    return transport._session.p2pd.p2p._child.pid
+    assert transport.pid is not None
+    return transport.pid
 
 
 def _stands_still(task: Path) -> bool:

@@ -137,6 +137,23 @@ async def test_an_observer_reads_and_calls_but_listens_and_stores_nothing(tmp_pa
     await member.close()
 
 
+async def test_what_a_peer_shows_of_its_process(tmp_path: Path) -> None:
+    transport = make(tmp_path)
+    peer = f"Peer: …{transport.peer_id[-8:]}"
+    rest = "Protocols: 1 | Book: 0 peers | Tasks: {}"
+    await transport.serve(ECHO, echo)
+    assert repr(transport) == f"<Libp2pTransport [{peer} | p2pd: not started | {rest.format(0)}]>"
+    await transport.start()
+    [child] = p2pd_of(psutil.Process())
+    port = transport.addresses()[0].split("/")[4]
+    process = f"p2pd: {child.pid}, port {port}"
+    assert repr(transport) == f"<Libp2pTransport [{peer} | {process} | {rest.format(4)}]>"
+    assert transport.neighbours() == []
+    await transport.close()
+    assert repr(transport) == f"<Libp2pTransport [{peer} | p2pd: down, port {port} | {rest.format(0)}]>"
+    assert transport.pid is None
+
+
 async def test_closing_leaves_neither_a_process_nor_a_socket(tmp_path: Path) -> None:
     transport = make(tmp_path)
     await transport.start()

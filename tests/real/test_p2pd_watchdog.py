@@ -33,7 +33,7 @@ async def kill_p2pd_and_wait(transport: Libp2pTransport) -> None:
     os.kill(before, signal.SIGKILL)
 
     async def back() -> object:
-        return transport._session is not None and pid_of(transport) != before and await transport.peers()
+        return transport.pid not in (None, before) and await transport.peers()
 
     await eventually(back)
 
@@ -42,7 +42,7 @@ async def known_to(transport: Libp2pTransport) -> None:
     """Until the transport has noticed who is connected."""
 
     async def noticed() -> object:
-        return transport._book
+        return "Book: 0 peers" not in repr(transport)
 
     await eventually(noticed)
 
@@ -83,7 +83,7 @@ async def test_own_records_come_back_when_nobody_else_had_them(network: OnLoopba
 
     async def found_again() -> object:
         """Not in what the p2pd that died had left."""
-        return a._session is not None and pid_of(a) != before and await found(a)
+        return a.pid not in (None, before) and await found(a)
 
     await eventually(found_again)
     assert await found(a) == [b"mine"]

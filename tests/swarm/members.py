@@ -135,7 +135,7 @@ class Stage:
     def __init__(self, link: Link = WORLD) -> None:
         self.network = MemoryNetwork(1, link)
         self.members: list[Member] = []
-        self._lives: dict[int, asyncio.Task[None]] = {}
+        self.lives: dict[int, asyncio.Task[None]] = {}
 
     async def add(self, number: int, **settings: Any) -> Member:
         member = Member(self.network, number, **settings)
@@ -143,13 +143,13 @@ class Stage:
         self.members.append(member)
         for one in self.members:
             one.meet(self.members)
-        self._lives[number] = asyncio.get_running_loop().create_task(member.live())
+        self.lives[number] = asyncio.get_running_loop().create_task(member.live())
         return member
 
     async def kill(self, member: Member) -> None:
         self.members.remove(member)
         self.network.kill(member.peer)
-        self._lives.pop(member.number).cancel()
+        self.lives.pop(member.number).cancel()
         await member.matchmaker.close()
 
     async def rounds(self, count: int) -> None:
@@ -160,9 +160,9 @@ class Stage:
         )
 
     async def leave(self) -> None:
-        for life in self._lives.values():
+        for life in self.lives.values():
             life.cancel()
-        results = await asyncio.gather(*self._lives.values(), return_exceptions=True)
+        results = await asyncio.gather(*self.lives.values(), return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results), results
         for member in self.members:
             await member.leave()

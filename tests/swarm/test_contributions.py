@@ -54,7 +54,7 @@ def test_what_was_given_adds_up_over_lives_and_outlasts_the_giver(tmp_path: Path
         back = (await seen(swarm, "third"))[peers[1]]
         assert back.tokens >= gone.tokens + returned.context.throughput.tokens // 2
         assert back.name == "ann"
-        assert returned._member.ledger.tokens > 0
+        assert returned.member.ledger.tokens > 0
         await swarm.leave()
 
     run_swarm(main())
@@ -65,7 +65,7 @@ def test_a_node_that_lies_about_its_own_is_not_believed() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)
         liar = swarm.nodes[1]
-        me, honest = liar.transport.peer_id, Receipts(liar._member)
+        me, honest = liar.transport.peer_id, Receipts(liar.member)
 
         async def boast(request: Request[GetReceipts]) -> Answer[ReceiptList]:
             """More than was signed, and signatures of its own in the place of others'."""

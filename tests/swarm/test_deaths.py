@@ -134,7 +134,7 @@ def test_a_network_daemon_that_restarts_pauses_its_node_and_does_not_end_it() ->
             raise TransportDown("p2pd is not running at present")
 
         transport.open = down
-        for stream in list(transport._streams):
+        for stream in transport.streams:
             stream.break_off()
         await asyncio.sleep(3)
         transport.open = real

@@ -170,7 +170,7 @@ def test_a_replica_that_stands_still_is_left_alone_and_keeps_nobody_waiting() ->
         stage = await stage_of(3)
         await stage.rounds(5)
         still = stage.members[2]
-        stage._lives[still.number].cancel()
+        stage.lives[still.number].cancel()
         await stage.rounds(0)
         await asyncio.sleep(20)
         others = stage.members[:2]
@@ -180,7 +180,7 @@ def test_a_replica_that_stands_still_is_left_alone_and_keeps_nobody_waiting() ->
             partners = [round_.partner for round_ in member.rounds[since:]]
             assert still.peer not in partners
             assert partners.count(None) <= 2
-        stage._lives.pop(still.number)
+        stage.lives.pop(still.number)
         await stage.leave()
 
     run_swarm(main())
@@ -213,7 +213,7 @@ def test_a_node_whose_network_is_down_ends_its_rounds_alone_at_once() -> None:
 
         transport: Any = cut_off.transport
         real, transport.open = transport.open, down
-        for stream in list(transport._streams):
+        for stream in transport.streams:
             stream.break_off()
         since = len(cut_off.rounds)
         await until(lambda: len(cut_off.rounds) >= since + 4)

@@ -44,7 +44,7 @@ def private_swarm(directory: Path | None = None, **changes: Any) -> SimulatedSwa
     run = swarm.seed_peer.signed.run_id
     seed = Token.issue(run, OWNER, None, 1, swarm.network.now() + DAY)
     swarm.seconds = lambda stage, priority: 0.3  # few steps a minute
-    swarm.seed_peer._credential = seed.credential(swarm.seed_peer.transport.peer_id)
+    swarm.seed_peer.credential = seed.credential(swarm.seed_peer.transport.peer_id)
     return swarm
 
 
@@ -227,9 +227,9 @@ def test_revocations_reach_members_from_each_other_when_the_dht_has_none() -> No
         first = next(iter(swarm.nodes.values()))
         for transport in (*(node.transport for node in swarm.nodes.values()), swarm.seed_peer.transport):
             transport.get, transport.put = _finds_nothing(transport.get), _takes_nothing(transport.put)
-        first._member.admission.adopt(sealed)
-        await until(lambda: all(n._member.admission.sealed == sealed for n in swarm.nodes.values()), 60.0)
-        assert all(n._member.admission.revoked.entries == entry for n in swarm.nodes.values())
+        first.member.admission.adopt(sealed)
+        await until(lambda: all(n.member.admission.sealed == sealed for n in swarm.nodes.values()), 60.0)
+        assert all(n.member.admission.revoked.entries == entry for n in swarm.nodes.values())
         await swarm.leave()
 
     def _finds_nothing(get: Any) -> Any:

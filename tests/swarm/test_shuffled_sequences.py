@@ -43,7 +43,7 @@ def test_the_sequences_of_a_microbatch_say_as_different_things_as_random_ones() 
     texts = ["".join(rng.choices(rng.sample(LETTERS, 6), k=4_000)) for _ in range(300)]
     data = TrainingData(MadeUpDocuments(texts, Split(0.05)), ByteTokenizer())
     manifest = micro_manifest(stages=1, data__sequence_tokens=64, inner__sequences=2)
-    in_a_row = packed_once(data._documents.training((), 0, 0), ByteTokenizer(), 64)
+    in_a_row = packed_once(data.documents.training((), 0, 0), ByteTokenizer(), 64)
     neighbours = [batch_of(list(rows)) for rows in zip(*[islice(in_a_row, 120)] * 2, strict=True)]
     together = list(islice(lines_of(data, manifest), 100))
     rows = [(inputs[i], labels[i]) for inputs, labels in together for i in range(2)]
@@ -95,7 +95,7 @@ class UniformDraws(TrainingData):
             manifest.data.sequence_tokens,
             np.random.default_rng(int.from_bytes(peer_id.encode()[-8:])),
         )
-        texts = self._documents.training((), 0, 0)
+        texts = self.documents.training((), 0, 0)
         text = np.frombuffer("\0".join(texts).encode(), np.uint8)
         while True:
             starts = rng.integers(len(text) - tokens, size=manifest.inner.sequences)
@@ -112,7 +112,7 @@ def test_a_swarm_learns_as_well_as_from_uniform_draws(monkeypatch: pytest.Monkey
 
     def uniform(manifest: Manifest) -> TrainingData:
         data = original(manifest)
-        return UniformDraws(data._documents, data._tokenizer)
+        return UniformDraws(data.documents, data.tokenizer)
 
     monkeypatch.setattr(learning, "text_of", uniform)
     assert shuffled == pytest.approx(learning.simulate(setting).loss, abs=0.02)

@@ -139,7 +139,7 @@ def test_training_that_is_ended_in_the_middle_of_a_step_leaves_no_microbatch_beh
 
     async def main() -> None:
         swarm = await training(2, step=3, inner__staleness=1, inner__total_steps=FOREVER, link=FAR)
-        service: Any = swarm.nodes[0]._serving
+        service: Any = swarm.nodes[0].service
         owners = service._pipeline, service.trainer, service.trainer._source
         in_step = asyncio.Event()
 

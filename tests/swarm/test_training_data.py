@@ -86,7 +86,7 @@ def test_a_node_that_is_stopped_goes_on_where_it_was(staleness: int, tmp_path: P
             await until(lambda node=node, life=life: step_of(node) >= 60 * (life + 1))  # type: ignore[misc]
             node.stop()
             await swarm.tasks[0]
-            saved = swarm._states[0].checkpoint(swarm.seed_peer.signed.run_id)
+            saved = swarm.states[0].checkpoint(swarm.seed_peer.signed.run_id)
             assert saved is not None
             assert saved.position is not None
             assert trained_until(data, swarm, saved.position) == saved.state.step * MICROBATCHES
@@ -112,7 +112,7 @@ def test_a_checkpoint_of_any_moment_has_the_position_of_its_weights(tmp_path: Pa
             first = restored.state.step if restored is not None else 0
             await until(lambda node=node, first=first: step_of(node) > first + 20)  # type: ignore[misc]
             await until(lambda number=number: len(events_of(swarm, "checkpoint")) > number, 60, 0.001)  # type: ignore[misc]
-            saved = swarm._states[0].checkpoint(swarm.seed_peer.signed.run_id)
+            saved = swarm.states[0].checkpoint(swarm.seed_peer.signed.run_id)
             assert saved is not None
             assert saved.position is not None
             assert trained_until(data, swarm, saved.position) == saved.state.step * MICROBATCHES
@@ -182,7 +182,7 @@ class EndsAfterAWhile(Watched):
 
 
 def test_a_node_whose_data_break_off_ends_and_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
-    data = EndsAfterAWhile(documents_in(tmp_path)._documents, ByteTokenizer())
+    data = EndsAfterAWhile(documents_in(tmp_path).documents, ByteTokenizer())
     data.made = {}
 
     async def lives() -> None:
@@ -193,7 +193,7 @@ def test_a_node_whose_data_break_off_ends_and_goes_on_when_it_is_started_again(t
         swarm.add(0, stage=0)
         with pytest.raises(DataError, match="broke off"):
             await swarm.tasks[0]
-        saved = swarm._states[0].checkpoint(swarm.seed_peer.signed.run_id)
+        saved = swarm.states[0].checkpoint(swarm.seed_peer.signed.run_id)
         done = 0 if saved is None else saved.state.step
         data.ends_at = 10**9
         node = swarm.add(0, stage=0)

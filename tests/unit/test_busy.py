@@ -68,4 +68,4 @@ def test_any_load_stays_within_bounds_and_in_little_memory() -> None:
         work(busy, clock, rng.expovariate(20), rng.expovariate(10))
         assert 0 <= busy.recent_fraction() <= 1
     assert busy.fraction() == pytest.approx(1 / 3, abs=0.02)
-    assert len(busy._marks) <= WINDOW_SECONDS + 3
+    assert busy.marks <= WINDOW_SECONDS + 3

@@ -60,7 +60,7 @@ def test_a_run_without_data_of_its_volunteers_trains_on_the_librarys_source(stdl
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the published number is Python 3.11's")
 def test_the_librarys_source_is_the_published_number_of_documents(stdlib: TrainingData) -> None:
-    documents = stdlib._documents
+    documents = stdlib.documents
     count = sum(1 for _ in documents.training((), 0, 0)) + sum(1 for _ in documents.held_out())
     assert count == pytest.approx(1_268, abs=15)  # builds and patch releases differ a little
 

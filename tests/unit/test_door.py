@@ -229,9 +229,9 @@ async def test_the_oldest_of_too_many_strangers_streams_ends_and_no_member_s() -
             await streams[0].read(1)
         await write_frame(streams[1], FrameType.REQUEST, 1, Ready.kind, {"pair": "p"})
         assert await streams[1].read(1)  # a refusal
-        before = two.caller._channels[two.address, Traffic.GOSSIP]
+        (before,) = two.caller.channels
         await two.ask()
-        assert two.caller._channels[two.address, Traffic.GOSSIP] is before
+        assert [channel is before for channel in two.caller.channels] == [True]
 
 
 @in_virtual_time

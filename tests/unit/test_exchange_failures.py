@@ -31,7 +31,7 @@ def test_a_partner_that_is_killed_leaves_an_update_of_ones_own(overlap: str, pro
         await asyncio.sleep(5)  # φ has arrived, where it goes early
         a.train(1), b.train(2)
         expected = alone(a.replica)
-        a.transport._network.kill(b.me)
+        a.transport.network.kill(b.me)
         await a.rounds.finish()
         assert_alone(a, expected)
         assert [event["event"] for event in a.events] == ["exchange-failed", "round"]

@@ -62,8 +62,8 @@ def feed_of(data: Numbers | TrainingData, position: Position | None = None) -> F
 
 
 async def ready(feed: Feed) -> None:
-    await asyncio.wait(feed._coming, timeout=30)
-    assert all(future.done() for future in feed._coming)
+    await asyncio.wait(feed.coming, timeout=30)
+    assert all(future.done() for future in feed.coming)
 
 
 def numbers(batches: list[Batch]) -> list[int]:

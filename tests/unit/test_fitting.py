@@ -300,12 +300,12 @@ def test_a_whole_microbatch_that_takes_more_than_two_sequences_promised_is_not_k
 
 
 def test_running_out_of_memory_in_the_dry_step_is_no_death() -> None:
-    trial, _ = dry_run_with(small(), 1, 100 * MIB)
+    trial, replica = dry_run_with(small(), 1, 100 * MIB)
     work: Any = trial._work
     compute = work.last_stage
 
     def failing(inputs: Any, labels: Any) -> Any:
-        if len(labels) == 5 and not trial._replica.passes.execution.at_once:
+        if len(labels) == 5 and not replica.passes.execution.at_once:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return compute(inputs, labels)
 

@@ -98,12 +98,12 @@ def test_what_a_founder_reads(
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
     founded = found(tmp_path / "run", None)
     address = f"/ip4/203.0.113.7/tcp/31337/p2p/{Identity.from_seed('far').peer_id}"
-    run._introduce(founded, [address], None)
+    run.introduce(founded, [address], None)
     text = capsys.readouterr().out
     assert f"noloco-node --join {address}" in text
     assert f"{tmp_path / 'run' / 'run.key'} is the run's key." in text
     assert "Keep a copy elsewhere" in text
     assert "295,488 parameters" in text
     assert ("█" in text or "▀" in text) == is_terminal  # a code for cameras
-    run._introduce(found(tmp_path / "run", None), [address], None)
+    run.introduce(found(tmp_path / "run", None), [address], None)
     assert "is the run's key" not in capsys.readouterr().out

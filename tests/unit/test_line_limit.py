@@ -83,8 +83,8 @@ def test_lines_of_all_kinds_are_a_hundred_and_errors_come_through(log: Log) -> N
 def test_what_is_remembered_is_bounded(log: Log) -> None:
     for number in range(10 * MOST_KINDS):
         log.say(f"{number} " + "x" * 10_000, level=logging.ERROR)
-    assert len(log.limit._counts) == MOST_KINDS + 1
-    assert all(len(text) <= 200 for kind in log.limit._counts for text in kind)
+    assert len(log.limit.kinds) == MOST_KINDS + 1
+    assert all(len(text) <= 200 for kind in log.limit.kinds for text in kind)
     assert len(log.lines) == MOST_KINDS + MOST_ALIKE
 
 

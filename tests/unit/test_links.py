@@ -391,4 +391,4 @@ def test_probers_are_forgotten_in_time() -> None:
     allowance = ProbeAllowance()
     for number in range(3 * MOST_PROBERS):
         allowance.allows(peer(number), 0, 0.0)
-    assert len(allowance._windows) == MOST_PROBERS
+    assert repr(allowance) == f"<ProbeAllowance [Probers: {MOST_PROBERS} of {MOST_PROBERS} remembered]>"

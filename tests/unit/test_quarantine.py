@@ -27,7 +27,7 @@ def test_a_quarantine_is_for_one_peer_and_memory_is_bounded() -> None:
     for number in range(MAX_PEERS + 10):
         quarantine.note(PeerId(str(number)), True, 0.0)
         quarantine.note(PeerId(f"honest {number}"), False, 0.0)
-    assert len(quarantine._offences) == MAX_PEERS
+    assert repr(quarantine) == f"<Ledger [Offenders: {MAX_PEERS} remembered | Checked: 0]>"
     for _ in range(OFFENCES):
         quarantine.note(PeerId("bad"), True, 0.0)
     assert quarantine.holds(PeerId("bad"), 1.0)

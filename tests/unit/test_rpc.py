@@ -183,10 +183,10 @@ async def test_streams_do_not_add_up_to_all_peers_ever_met() -> None:
             await caller.transport.connect(transport.addresses(), 5.0)
             await caller.call(transport.peer_id, Ready(pair="p"), deadline=5.0, traffic=Traffic.GOSSIP)
             await asyncio.sleep(30)
-        assert len(caller._channels) <= IDLE_SECONDS / 30 + 1
+        assert len(caller.channels) <= IDLE_SECONDS / 30 + 1
         again = others[0].transport.peer_id  # one that was closed is opened again
         await caller.call(again, Ready(pair="p"), deadline=5.0, traffic=Traffic.GOSSIP)
-        assert sum(len(other._streams_from) for other in others) == len(caller._channels)
+        assert sum(other.streams_of(caller.transport.peer_id) for other in others) == len(caller.channels)
         for other in others:
             await other.close()
             await other.transport.close()

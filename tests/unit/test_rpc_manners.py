@@ -26,7 +26,7 @@ from protocol.messages.training import Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
-from tests.unit.two_peers import Two, in_virtual_time, say_done, two_peers
+from tests.unit.two_peers import Two, idle, in_virtual_time, say_done, two_peers
 
 
 async def send_garbage(two: Two) -> None:
@@ -174,8 +174,7 @@ async def test_nothing_is_kept_for_peers_that_came_and_went() -> None:
             await guest.close()
             await transport.close()
         await asyncio.sleep(1)
-        assert not two.server._streams_from
-        assert not two.server._supervisor.running()
+        assert repr(two.server) == idle(two.server)
 
 
 @in_virtual_time
@@ -190,8 +189,7 @@ async def test_a_caller_keeps_nothing_for_peers_that_died() -> None:
             await two.caller.call(transport.peer_id, Ready(pair="p"), deadline=1.0)
             two.network.kill(transport.peer_id)
         await asyncio.sleep(1)
-        assert not two.caller._channels
-        assert not two.caller._supervisor.running()
+        assert repr(two.caller) == idle(two.caller)
 
 
 @in_virtual_time

@@ -84,8 +84,8 @@ def test_steps_and_rounds_go_on_and_the_copy_is_of_the_instant(
 
 def test_an_inner_step_waits_for_what_it_changes_alone() -> None:
     replica = training(SmallParts())
-    begin(replica)
-    room = replica.snapshots._room
+    room = replica.snapshots.room()
+    replica.snapshots.begin(room)
     for tensor in room.values():
         tensor.fill_(math.nan)
     train_step([replica], 1)

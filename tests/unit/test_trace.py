@@ -157,7 +157,7 @@ def test_a_disk_that_hangs_costs_events_not_memory(tmp_path: Path, monkeypatch: 
     trace = TraceFile(tmp_path / "t.json")
     for number in range(250):
         trace.complete(Track.COMPUTE, f"job {number}", number, number + 1)
-    assert len(trace._pending) <= 102  # with the name of a row
+    assert trace.pending <= 102  # with the name of a row
     trace.close()
     kept = len(events_of(tmp_path / "t.json", "X"))
     (told,) = events_of(tmp_path / "t.json", "i")
@@ -209,7 +209,7 @@ def test_a_disk_that_fills_later_ends_the_trace_with_one_warning(
     (warning,) = [record.message for record in caplog.records]
     assert "No space left" in warning
     assert "training goes on" in warning
-    assert not trace._pending
+    assert "ended | Events: 0 pending" in repr(trace)
     assert [e["ph"] for e in as_the_viewers_read((tmp_path / "t.json").read_text())] == ["M"]
 
 

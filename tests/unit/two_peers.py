@@ -57,6 +57,12 @@ async def two_peers(link: Link | None = None) -> AsyncIterator[Two]:
             await rpc.transport.close()
 
 
+def idle(rpc: Rpc) -> str:
+    """What shows of one that keeps nothing of others."""
+    nothing = "Channels: 0 open, 0 opening | Streams: of 0 peers | Places: 0 held | Coming: 0 B | Tasks: 0"
+    return f"<Rpc [Peer: …{rpc.transport.peer_id[-8:]} | {nothing}]>"
+
+
 def in_virtual_time(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def run() -> None:
         run_virtual(test())
