@@ -61,7 +61,7 @@ class Trainer:
     @window
     def __repr__(self) -> str:
         doing = "stopping" if self.stopping.is_set() else self.downloading or "training"
-        at = f"{self._replica.step} | Draws: {'no' if self._source is None else 'yes'}"
+        at = f"{self._replica.step} | Source: {'no' if self._source is None else 'yes'}"
         return f"Stage: {self._context.stage} | {doing} | Step: {at} | Tasks: {self._tasks.running()}"
 
     def stop(self) -> None:

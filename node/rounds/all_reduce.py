@@ -23,9 +23,18 @@ import torch
 from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
+from node.rounds.averager import Averager, RoundResult
 from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
+from node.watch.trace import Track
 from protocol.codec import Encoded, as_read, encode, require_finite_values
-from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
+from protocol.errors import (
+    CodecError,
+    DeadlineExceeded,
+    NolocoError,
+    OutOfMemory,
+    PeerUnreachable,
+    Refused,
+)
 from protocol.ground import PeerId
 from protocol.messages.training import Assemble, Reduce, Reduced, RollCall
 from protocol.rpc import Answer, Request, Rpc
@@ -56,21 +65,45 @@ class _Round:
     kept: Counter[str] = field(default_factory=Counter)  # parts that stayed this replica's own, by reason
 
 
-class AllReduce:
+class AllReduce(Averager):
     """Averages over all live replicas of a stage: the DiLoCo baseline.
 
     Mutable state: who waits here for an all-reduce, and the parts being gathered here.
     """
 
     def __init__(self, context: Context, replica: Replica) -> None:
-        self._context = context
-        self._replica = replica
+        super().__init__(context, replica)
         self._codec = context.manifest.wire.gossip
         self._seconds = context.manifest.limits.gossip_deadline
         life = f"{context.me[-16:]}-{context.transport.now():.6f}"  # a restarted node calls other rolls
         self._assembly = Assembly(life, self._seconds, self.live)
         self.gathers = Gathers(self._codec, self._seconds)
         self.bytes_sent = 0
+
+    def _doing(self) -> str:
+        return f"replicas: {len(self.live())}, bytes sent: {self.bytes_sent}, parts waiting here: {self.gathers.held}"
+
+    @property
+    def will_wait(self) -> bool:
+        return True
+
+    async def finish(self) -> RoundResult:
+        """Average with all live replicas and take the outer step; alone where there is no memory for that.
+
+        Deadline: none for the whole, as `mean` says.
+        """
+        context, replica, sent_before = self._context, self._replica, self.bytes_sent
+        try:
+            z = await context.compute.run(Priority.OPTIMIZER, replica.contribution)
+        except OutOfMemory:
+            await self._step_without_memory(replica.round)
+        else:
+            with context.trace.span(Track.ROUND_END, "wait for all replicas"):
+                mean = await self.mean(z)
+            await context.compute.run(Priority.OPTIMIZER, replica.finish_round, mean)
+        sent = self.bytes_sent - sent_before
+        context.counters.gossip_bytes += sent
+        return RoundResult(gossip_bytes=sent)
 
     def live(self) -> list[PeerId]:
         """This replica and all others of its stage that train, by peer id."""
@@ -239,7 +272,7 @@ class AllReduce:
         require_finite_values(part)
         return part
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Refuse what waits here: this replica averages with nobody any more."""
         self._assembly.close()
         self.gathers.close()

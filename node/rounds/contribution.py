@@ -78,12 +78,17 @@ class TensorPool:
     """
 
     def __init__(self, parameters: int) -> None:
-        self._parameters = parameters
+        self.parameters = parameters
         self._free: list[torch.Tensor] = []
+
+    @property
+    def free(self) -> int:
+        """How many are not in use."""
+        return len(self._free)
 
     def take(self) -> torch.Tensor:
         """A tensor [parameters] with anything in it."""
-        return self._free.pop() if self._free else torch.empty(self._parameters)
+        return self._free.pop() if self._free else torch.empty(self.parameters)
 
     def give_back(self, tensor: torch.Tensor) -> None:
         """Only what nothing refers to any more, not even work that was cancelled."""
@@ -103,8 +108,14 @@ class IncomingUpdate:
         self._weights = {part: weight / 2 for part, weight in weights.items()}
         self._summed: dict[Part, set[int]] = {part: set() for part in weights}
         self._compressed: dict[Part, dict[int, Encoded]] = {part: {} for part in weights}
-        self._missing = len(weights) * pieces
+        self.pieces = len(weights) * pieces  # of all parts
+        self._missing = self.pieces
         self._sum: torch.Tensor | None = None
+
+    @property
+    def pieces_in(self) -> int:
+        """How many of them are there."""
+        return self.pieces - self._missing
 
     @property
     def is_complete(self) -> bool:

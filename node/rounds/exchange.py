@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from typing import Literal, NoReturn
+from contextlib import nullcontext
+from typing import NoReturn
 
 import torch
 
@@ -25,6 +25,7 @@ from node.rounds.contribution import (
 )
 from node.rounds.meeting import Pair
 from node.rounds.nearness import Nearness
+from node.rounds.pair_exchange import PairExchange
 from node.rounds.unread import Reading, bits_of, read_piece_by_piece, unread_in
 from protocol.codec import Encoded, as_read, encode, require_finite, require_finite_values
 from protocol.errors import CodecError, DeadlineExceeded, NolocoError, PeerUnreachable, Refused
@@ -33,7 +34,7 @@ from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Contribute, Part, Unread
 from protocol.near_codecs import BITS
 from protocol.rpc import Traffic
-from protocol.supervision import Supervisor, Work, all_of, cancelled
+from protocol.supervision import all_of, cancelled
 
 LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
 # of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
@@ -42,65 +43,6 @@ PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute threa
 JOBS_IN_FLIGHT = 3  # one is encoded, one is written, one waits for the last answers
 REMEMBERED_PAIRS = 8
 ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
-
-
-class PairExchange:
-    """The exchange with one partner in one round.
-
-    Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ.
-    """
-
-    def __init__(
-        self, pair: Pair, offer: OutgoingUpdate, partners: IncomingUpdate, tasks: Supervisor
-    ) -> None:
-        self._tasks = tasks
-        self.pair = pair
-        self.offer = offer
-        self.partners = partners
-        self.phi_sample: torch.Tensor | None = None  # the partner's
-        self.received = asyncio.Event()  # all of the partner's contribution is there
-        # where contributions are read beside the own weights: which blocks the partner could not read, and the pair
-        self.unread_there: asyncio.Future[torch.Tensor] = asyncio.get_running_loop().create_future()
-        self.unread: torch.Tensor | None = None
-        self.urgent = asyncio.Event()  # training waits for it
-        self.turn = asyncio.Lock()  # of the one piece that goes while it is not
-        self.sending: dict[Part, asyncio.Task[None]] = {}
-        self.bytes_sent = 0
-        self.is_over = False  # nothing is sent any more and nothing taken
-
-    def send(self, part: Part, sending: Work[None]) -> None:
-        """Send a part in the background; `sending` is dropped when that was begun before."""
-        if part in self.sending:
-            sending.close()
-            return
-        self.sending[part] = self._tasks.start(sending, "sending a contribution")
-
-    async def make_way(self, seconds: float) -> None:
-        """Pause for other traffic, as long as nothing waits for this exchange."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.urgent.wait()
-
-    async def both_ways(self, watch: Work[NoReturn]) -> None:
-        """Wait until all is sent and all received. Raises what ended the sending, or what `watch` raises."""
-        watching = self._tasks.start(watch, "watching the partner")
-        receiving = self._tasks.start(self.received.wait(), "waiting for the partner's contribution")
-        working: set[asyncio.Task[None] | asyncio.Task[Literal[True]]] = {receiving, *self.sending.values()}
-        try:
-            while working:
-                done, _ = await asyncio.wait({*working, watching}, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-                working -= done
-        finally:
-            await cancelled([receiving, watching])
-
-    def end(self) -> list[asyncio.Task[None]]:
-        """Stop sending; once the returned tasks have ended, nothing refers to the weights any more."""
-        self.is_over = True
-        for task in self.sending.values():
-            task.cancel()
-        return list(self.sending.values())
 
 
 class Exchange:
@@ -122,6 +64,14 @@ class Exchange:
         self._swaps: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Exchange, under way: {self.under_way}, buffers free: {self._buffers.free}>"
+
+    @property
+    def under_way(self) -> int:
+        """How many exchanges are agreed or under way."""
+        return len(self._swaps)
 
     # --- the life of an exchange --------------------------------------------------------------
 
@@ -245,6 +195,7 @@ class Exchange:
                 await self._send_politely(swap, part, *rest[0])
                 rest.popleft()
             await all_of(*(self._send_bundle(swap, part, *bundle) for bundle in rest))
+            swap.pieces_sent += len(indices)
 
     async def _send_politely(
         self, swap: PairExchange, part: Part, index: int, tensors: list[Encoded]

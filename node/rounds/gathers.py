@@ -128,6 +128,11 @@ class Gathers:
         self._averaged: set[int] = set()  # offsets
         self._whole_at = 0.0
 
+    @property
+    def held(self) -> int:
+        """How many contributions wait here."""
+        return sum(len(gather.parts) for gather in self._gathers.values())
+
     def begin(self, present: Assembled) -> None:
         """The all-reduce that this replica takes part in now. The others may have begun before."""
         self._present = present

@@ -74,6 +74,12 @@ class Pairing:
         self._round_seconds = 0.0  # that the last round with a partner took
         self.begin_round(inner_steps)
 
+    def __repr__(self) -> str:
+        now, later = (f"…{one.pair.partner[-8:]}" if one is not None else "nobody" for one in self._agreed)
+        asking = f", asks …{self._asking.pair.partner[-8:]}" if self._asking is not None else ""
+        ending = ", at its end," if self.is_ending else ""
+        return f"<Pairing of …{self.me[-8:]}: this round{ending} with {now}, the next with {later}{asking}>"
+
     def begin_round(self, inner_steps: int) -> None:
         """The round is over; the next one begins with what was agreed on for it."""
         self._was_alone = self.current is None

@@ -64,8 +64,8 @@ def test_a_partner_killed_between_agreement_and_exchange_leaves_the_other_to_end
     async def main() -> None:
         swarm = await training(2, step=1, outer__inner_steps=20, inner__total_steps=FOREVER)
         first = swarm.nodes[0]
-        await until(lambda: first.rounds.has_partner)
-        agreed = first.rounds.matchmaker.pair
+        await until(lambda: first.rounds.averager.pair is not None)
+        agreed = first.rounds.averager.pair
         assert agreed is not None
         swarm.kill(next(n for n, node in swarm.nodes.items() if peer_of(node) == agreed.partner))
         rounds = len(events_of(swarm, "round", node=0))

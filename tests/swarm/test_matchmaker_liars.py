@@ -42,7 +42,7 @@ def test_a_proposal_that_makes_no_sense_is_refused_and_leaves_no_trace(
         with pytest.raises(Refused) as refusal:
             await propose(await liar(stage), member, **lie)
         assert refusal.value.code == code
-        assert not member.matchmaker._pairing.agreements
+        assert not member.matchmaker.has_agreed
         await stage.leave()
 
     run_swarm(main())

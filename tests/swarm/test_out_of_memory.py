@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import node.model.replica
-import node.rounds.rounds
+import node.rounds.gossip
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.inner import norm_of
 from node.model.replica import Replica
@@ -310,7 +310,7 @@ def test_an_outer_step_that_runs_out_counts_the_own_progress_alone() -> None:
         await assert_all_train(swarm)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(node.rounds.rounds, "Pull", Short)
+        patched.setattr(node.rounds.gossip, "Pull", Short)
         run_swarm(main())
 
 
@@ -322,7 +322,7 @@ def test_a_partners_contribution_that_there_is_no_memory_for_is_refused_as_such(
             raise RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"
             )
-        return torch.empty(pool._parameters)
+        return torch.empty(pool.parameters)
 
     async def main() -> None:
         swarm = await swarm_with(1, lambda _: None)

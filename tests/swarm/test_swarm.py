@@ -16,6 +16,7 @@ import torch
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.model.replica import Pieces, Replica
+from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair
 from protocol.identity import Identity
 from protocol.messages.training import Propose
@@ -143,7 +144,9 @@ def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> Non
     async def main() -> None:
         swarm = await training(1, stages=1, inner__total_steps=FOREVER)
         node = swarm.nodes[0]
-        matchmaker = node.rounds.matchmaker
+        averager = node.rounds.averager
+        assert isinstance(averager, PairAverager)
+        matchmaker = averager.matchmaker
         partner = Identity.from_seed("partner").peer_id
 
         async def propose(name: str) -> None:

@@ -35,11 +35,6 @@ PART = 64  # entries
 DEADLINE = 5.0
 
 
-def held(reduce: AllReduce) -> int:
-    """Contributions that wait at this owner."""
-    return sum(len(gather.parts) for gather in reduce.gathers._gathers.values())
-
-
 class Reducer:
     """One replica, as far as an all-reduce needs one."""
 
@@ -64,7 +59,7 @@ class Reducer:
             events=Events(self.transport.now, self.told.append),
             counters=Counters(),
         )
-        self.reduce = AllReduce(self.context, cast(Replica, SimpleNamespace(parameters=parameters)))
+        self.reduce = AllReduce(self.context, cast(Replica, SimpleNamespace(parameters=parameters, round=0)))
         self.z = torch.randn(parameters, generator=torch.Generator().manual_seed(number))
         self.most_held = 0
 
@@ -82,7 +77,7 @@ class Reducer:
 
     async def watch_memory(self) -> None:
         while True:
-            self.most_held = max(self.most_held, held(self.reduce))
+            self.most_held = max(self.most_held, self.reduce.gathers.held)
             await asyncio.sleep(0.001)
 
 
@@ -304,6 +299,21 @@ def test_strangers_and_what_does_not_fit_are_refused() -> None:
         for offset, entries, codec in ((0, PART + 1, "fp32"), (27 * PART, 1, "fp32"), (0, PART, "int8")):
             with pytest.raises(Refused, match="malformed"):
                 await give(found[1], offset, entries, codec)
-        assert held(found[0].reduce) == 0
+        assert found[0].reduce.gathers.held == 0
+
+    within(60.0, main)
+
+
+def test_it_says_in_a_line_how_far_it_is() -> None:
+    async def main() -> None:
+        _, [one, other] = await reducers(2, 27)
+        assert repr(one.reduce) == "<AllReduce, round 0: replicas: 2, bytes sent: 0, parts waiting here: 0>"
+        await asyncio.gather(one.mean(), other.mean())
+        sent = one.reduce.bytes_sent
+        assert sent > 0
+        assert (
+            repr(one.reduce)
+            == f"<AllReduce, round 0: replicas: 2, bytes sent: {sent}, parts waiting here: 0>"
+        )
 
     within(60.0, main)

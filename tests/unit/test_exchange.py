@@ -202,9 +202,7 @@ def test_memory_is_taken_once_and_used_again(overlap: str) -> None:
         a, b = await two_ends(outer__overlap=overlap)
         for number in range(4):
             await whole_round(a, b, number)
-        exchange = a.rounds._exchange
-        assert len(exchange._buffers._free) == 1
-        assert not exchange._swaps
+        assert repr(a.averager.exchange) == "<Exchange, under way: 0, buffers free: 1>"
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
@@ -215,14 +213,38 @@ def test_the_next_rounds_contribution_may_come_before_this_round_has_ended() -> 
         a, b = await two_ends()
         agree(a, b, "first")
         for end, other in ((a, b), (b, a)):
-            end.rounds.matchmaker.agree_next(Pair(other.me, "second"))  # type: ignore[attr-defined]
+            end.averager.matchmaker.agree_next(Pair(other.me, "second"))  # type: ignore[attr-defined]
         a.train(1), b.train(2)
         piece = encode(b.replica.phi[PIECE : 2 * PIECE], "fp32")
         message = Contribute(pair="second", part="z", offset=PIECE, total=a.replica.parameters)
         await b.rpc.call(a.me, message, [piece], deadline=5.0)
         await asyncio.gather(a.rounds.finish(), b.rounds.finish())
         assert a.context.counters.partners == {b.me: 1}
-        assert a.rounds._exchange.of(Pair(b.me, "second")).partners.has("z", 1)
+        assert a.averager.exchange.of(Pair(b.me, "second")).partners.has("z", 1)
+        await asyncio.gather(a.close(), b.close())
+
+    run_swarm(main())
+
+
+def test_an_exchange_says_in_a_line_how_far_it_is() -> None:
+    async def main() -> None:
+        a, b = await two_ends(outer__overlap="phi-early")
+        partner, pieces = b.me[-8:], a.replica.pieces
+        assert repr(a.averager) == "<PairAverager, round 0: no partner, exchanges under way: 0>"
+        agree(a, b)
+        swap = a.averager.exchange.of(Pair(b.me, "pair"))
+        assert repr(swap) == (
+            f"<PairExchange with …{partner}, pair pair: 0 of {2 * pieces} pieces sent, 0 received>"
+        )
+        await asyncio.sleep(5)  # φ has arrived
+        assert repr(swap) == (
+            f"<PairExchange with …{partner}, pair pair: {pieces} of {2 * pieces} pieces sent, {pieces} received>"
+        )
+        assert repr(a.averager) == f"<PairAverager, round 0: with …{partner}, exchanges under way: 1>"
+        a.train(1), b.train(2)
+        await asyncio.gather(a.rounds.finish(), b.rounds.finish())
+        assert repr(swap).endswith(f"{2 * pieces} of {2 * pieces} pieces sent, {2 * pieces} received, over>")
+        assert repr(a.averager) == "<PairAverager, round 1: no partner, exchanges under way: 0>"
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())

@@ -33,7 +33,7 @@ async def near_ends(codec: str, **more: Any) -> tuple[End, End]:
 def sent_codecs(end: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the end sends of its z from now on, in order."""
     codecs: list[str] = []
-    of = end.rounds._exchange.of
+    of = end.averager.exchange.of
 
     def noting(pair: Any) -> Any:
         swap = of(pair)
@@ -49,7 +49,7 @@ def sent_codecs(end: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             kept.encode = encode  # type: ignore[method-assign]
         return swap
 
-    monkeypatch.setattr(end.rounds._exchange, "of", noting)
+    monkeypatch.setattr(end.averager.exchange, "of", noting)
     return codecs
 
 
@@ -177,7 +177,7 @@ def test_the_partner_that_never_says_what_it_read_leaves_a_round_alone(
     async def main() -> None:
         a, b = await near_ends("mod3", limits__gossip_deadline=2.0)
         await whole_round(a, b, 0)
-        monkeypatch.setattr(b.rounds._exchange, "_read", lambda *_: asyncio.sleep(60))
+        monkeypatch.setattr(b.averager.exchange, "_read", lambda *_: asyncio.sleep(60))
         await whole_round(a, b, 1)
         partners = [event["partner"] for event in a.events if event["event"] == "round"]
         assert partners == [b.me, None]
@@ -191,14 +191,14 @@ def test_bits_of_another_size_are_refused() -> None:
         a, b = await near_ends("mod3")
         await whole_round(a, b, 0)
         a.agree(b, "next")
-        swap = a.rounds._exchange.of(Pair(b.me, "next"))
+        swap = a.averager.exchange.of(Pair(b.me, "next"))
         for tensors in (
             [],
             [encode(torch.zeros(3, dtype=torch.int32), "int32")],
             [encode(torch.zeros(40), "fp32")],
         ):
             with pytest.raises(CodecError):
-                a.rounds._exchange.receive_unread(swap, tensors)
+                a.averager.exchange.receive_unread(swap, tensors)
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())

@@ -101,7 +101,7 @@ def messages_of(end: End, progress: str) -> list[tuple[str, int, Encoded]]:
 
 def receive(end: End, partner: End, pieces: list[tuple[str, int, Encoded]]) -> torch.Tensor:
     """z as `end` puts it together."""
-    exchange = end.rounds._exchange
+    exchange = end.averager.exchange
     pair = Pair(partner.me, f"copy {random.random()}")
     for part, offset, piece in pieces:
         message = Contribute(pair=pair.name, part=part, offset=offset, total=end.replica.parameters)  # type: ignore[arg-type]

@@ -29,6 +29,16 @@ from tests.unit.pairings import (
     propose,
 )
 
+
+def test_it_says_in_a_line_whom_it_meets_and_whom_it_asks() -> None:
+    a, b = pairing(A), pairing(B)
+    proposal = propose(a, B)
+    assert repr(a) == "<Pairing of …a: this round with nobody, the next with nobody, asks …b>"
+    answer(proposal, a, deliver(proposal, a, b))
+    a.end_round(at(K))
+    assert repr(a) == "<Pairing of …a: this round, at its end, with …b, the next with nobody>"
+
+
 # --- finding a partner -----------------------------------------------------------------------------
 
 

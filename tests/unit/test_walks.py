@@ -182,7 +182,7 @@ def test_a_step_that_nobody_leads_to_is_found() -> None:
     ]
     assert not is_passed_on(steps, 1)
     assert not carries(
-        "by `Contribute` of `node/rounds/rounds.py` `Rounds.serve`", steps[0].place, steps[1].place
+        "by `Contribute` of `node/rounds/gossip.py` `PairAverager.serve`", steps[0].place, steps[1].place
     )
 
 
@@ -196,7 +196,7 @@ def test_a_step_is_not_returned_to_twice_removed() -> None:
 
 def test_what_both_must_have_is_missed_in_either() -> None:
     setter = Place("node/rounds/exchange.py", "Exchange.receive")
-    waiter = Place("node/rounds/exchange.py", "PairExchange.both_ways")
+    waiter = Place("node/rounds/pair_exchange.py", "PairExchange.both_ways")
     neither = Place("node/trainer.py", "Trainer._step")
     assert carries("by `received`", setter, waiter)
     assert not carries("by `received`", neither, waiter)

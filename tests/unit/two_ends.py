@@ -14,6 +14,7 @@ from node.membership.view import View
 from node.model.compute import InlineCompute
 from node.model.outer import contribution, outer_step
 from node.model.replica import Pieces, Replica
+from node.rounds.gossip import PairAverager
 from node.rounds.meeting import Pair
 from node.rounds.pace import Standing
 from node.rounds.rounds import Rounds
@@ -93,6 +94,12 @@ class End:
         self._finish = self.replica.finish_round_with
         self.replica.finish_round_with = self._remember  # type: ignore[method-assign]
 
+    @property
+    def averager(self) -> PairAverager:
+        averager = self.rounds.averager
+        assert isinstance(averager, PairAverager)
+        return averager
+
     def _remember(self, pull: Pieces, whole: Callable[[], torch.Tensor]) -> None:
         self.pulls.append(whole_of(pull, self.replica))
         self._finish(pull, whole)
@@ -101,13 +108,13 @@ class End:
         await self.transport.start()
         await self.rpc.start()
         self.rpc.handle(
-            Contribute.answered_by(self.rounds.on_contribute), Unread.answered_by(self.rounds.on_unread)
+            Contribute.answered_by(self.averager.on_contribute), Unread.answered_by(self.averager.on_unread)
         )
 
     def agree(self, partner: End, name: str) -> None:
         pair = Pair(partner.me, name)
-        self.rounds.matchmaker = Agreed(pair, self.rounds._begin)  # type: ignore[assignment]
-        self.rounds._begin(pair)
+        self.averager.matchmaker = Agreed(pair, self.averager.agreed)  # type: ignore[assignment]
+        self.averager.agreed(pair)
 
     def train(self, seed: int, scale: float = 1e-2) -> torch.Tensor:
         """Pretended inner steps: θ moves; returns by how much."""

@@ -1,0 +1,211 @@
+"""Averaging in pairs, as NoLoCo does: a random partner, an exchange with it alone, then the outer step.
+
+All of that is at the end of the round; with `outer.overlap` "phi-early" φ has been sent long before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from node.context import Context
+from node.model.compute import Priority
+from node.model.replica import Replica
+from node.model.resources import named
+from node.rounds.averager import Averager, RoundResult
+from node.rounds.contribution import sampled
+from node.rounds.exchange import Exchange
+from node.rounds.matchmaker import Matchmaker
+from node.rounds.meeting import Pair
+from node.rounds.pair_exchange import PairExchange
+from node.rounds.pull import Pull
+from node.rounds.round_statistics import MeetingSample, RoundStatistics
+from node.watch.trace import Track
+from protocol.errors import CodecError, OutOfMemory, Refused
+from protocol.ground import PeerId
+from protocol.messages import Done
+from protocol.messages.training import Contribute, Unread
+from protocol.rpc import Answer, Request, Rpc
+
+
+class PairAverager(Averager):
+    """Averages with one random replica of the stage in each round.
+
+    Mutable state: the search for a partner, the exchanges, the spread as known.
+    """
+
+    def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
+        super().__init__(context, replica)
+        self._judgement = RoundStatistics(context, replica)
+        self.exchange = Exchange(context, replica)
+        self.matchmaker = Matchmaker(
+            context, replica, rng, agreed=self.agreed, avoid=self._judgement.is_quarantined
+        )
+
+    def _doing(self) -> str:
+        partner = "no partner" if self.pair is None else f"with …{self.pair.partner[-8:]}"
+        return f"{partner}, exchanges under way: {self.exchange.under_way}"
+
+    def serve(self, rpc: Rpc) -> None:
+        self.matchmaker.serve(rpc)
+        rpc.handle(Contribute.answered_by(self.on_contribute), Unread.answered_by(self.on_unread))
+
+    # --- while a round goes on ----------------------------------------------------------------
+
+    @property
+    def pair(self) -> Pair | None:
+        return self.matchmaker.pair
+
+    @property
+    def must_end(self) -> bool:
+        return self.matchmaker.must_end
+
+    @property
+    def will_wait(self) -> bool:
+        return self.pair is not None
+
+    def step_done(self, seconds: float) -> None:
+        self.matchmaker.step_done(seconds)
+
+    def agreed(self, pair: Pair) -> None:
+        """The pair of this round is agreed on, perhaps in place of one that came to nothing."""
+        self.exchange.drop_unless(self._is_wanted)
+        self.exchange.begin(pair)
+
+    def _is_wanted(self, pair: Pair) -> bool:
+        return self.matchmaker.is_expected(pair.name, pair.partner)
+
+    # --- the end of a round -------------------------------------------------------------------
+
+    async def finish(self) -> RoundResult:
+        """Find the partner, exchange with it, clip what it pulls, take the outer step.
+
+        Always leaves a valid update behind: unless both contributions arrive whole before the deadline, the
+        group is this replica alone.
+        """
+        pair = await self.matchmaker.conclude()
+        swap = None if pair is None else self.exchange.of(pair)
+        if swap is None or swap.is_over:
+            _, sample = await self._clip_and_step(None)
+            self._record(None, sample)
+            return RoundResult(search_seconds=self.matchmaker.search_seconds)
+        with self._context.trace.span(
+            Track.ROUND_END, "wait for the partner", partner=swap.pair.partner[-8:]
+        ):
+            averaged = await self.exchange.finish(swap)
+        averaged, sample = await self._clip_and_step(swap if averaged else None)
+        partner = swap.pair.partner if averaged else None
+        self._record(partner, sample)
+        self.exchange.forget(swap, averaged)
+        return RoundResult(partner, swap.bytes_sent, self.matchmaker.search_seconds)
+
+    async def _clip_and_step(self, swap: PairExchange | None) -> tuple[bool, MeetingSample | None]:
+        """Take the outer step with what the partner gave, or alone: whether with it, and what the meeting told."""
+        await self.exchange.still()
+        before = self._replica.round
+        try:
+            sample = await self._context.compute.run(Priority.OPTIMIZER, self._work_outer_step, swap)
+        except OutOfMemory:
+            is_alone = await self._step_without_memory(before)
+            return swap is not None and not is_alone, None
+        return swap is not None, sample
+
+    def _work_outer_step(self, swap: PairExchange | None) -> MeetingSample | None:
+        """Take the outer step on the compute thread. Returns what the meeting told, if there was one."""
+        replica = self._replica
+        if swap is None:
+            replica.finish_round_alone()
+            return None
+        pull = Pull(swap.offer, swap.partners, replica, swap.unread)
+        phi = sampled(replica.phi).clone()
+        finding = self._judgement.defend(swap.pair.partner, pull)
+        swap.offer.owe_rest()
+        replica.finish_round_with(pull.piece, pull.whole)
+        return self._judgement.seen(pull.sample, phi, swap.phi_sample, finding)
+
+    def _record(self, partner: PeerId | None, sample: MeetingSample | None) -> None:
+        context = self._context
+        self._judgement.round_ended(partner, sample)
+        context.counters.partner = partner or ""
+        if partner is not None:
+            context.view.trust(partner)
+            self.matchmaker.standing.met()
+            context.counters.partners.note(partner)
+            context.ledger.note_round(partner)
+
+    def begin_round(self) -> None:
+        self.matchmaker.begin_round()
+        self.exchange.drop_unless(self._is_wanted)
+
+    # --- what partners send -------------------------------------------------------------------
+
+    async def on_contribute(self, request: Request[Contribute]) -> Answer[Done]:
+        message = request.message
+        pair = Pair(request.peer, message.pair)
+        if not self.exchange.has_averaged(pair):
+            if not (self.exchange.knows(pair) or self._is_wanted(pair)):
+                raise Refused("unknown-pair")
+            try:
+                self.exchange.receive(self.exchange.of(pair), message, request.encoded())
+            except CodecError:
+                self._judgement.refused(request.peer)
+                raise
+            except (MemoryError, RuntimeError) as error:
+                raise named(error) from None
+        return Answer(Done())
+
+    async def on_unread(self, request: Request[Unread]) -> Answer[Done]:
+        pair = Pair(request.peer, request.message.pair)
+        if not self.exchange.has_averaged(pair):
+            if not self.exchange.knows(pair):
+                raise Refused("unknown-pair")
+            try:
+                self.exchange.receive_unread(self.exchange.of(pair), request.encoded())
+            except CodecError:
+                self._judgement.refused(request.peer)
+                raise
+        return Answer(Done())
+
+    # --- the end of a run ---------------------------------------------------------------------
+
+    async def seek_last(self) -> bool:
+        await self.matchmaker.seek_last()
+        return self.matchmaker.has_agreed
+
+    @property
+    def may_meet_others(self) -> bool:
+        return self.matchmaker.accepting and self.matchmaker.others_serve
+
+    @property
+    def partner_trains(self) -> bool:
+        return self.matchmaker.partner_trains
+
+    async def retire(self) -> None:
+        await self.matchmaker.retire()
+
+    async def close(self) -> None:
+        await self.abandon()
+        await self.matchmaker.close()
+
+    # --- belonging to the stage ---------------------------------------------------------------
+
+    @property
+    def behind(self) -> str:
+        return self.matchmaker.behind
+
+    def began_alone(self) -> None:
+        self.matchmaker.standing.began_alone()
+
+    def download_began(self) -> None:
+        self.matchmaker.behind = ""
+
+    def download_ended(self, succeeded: bool) -> None:
+        if succeeded:
+            self.matchmaker.standing.downloaded()
+        else:
+            self.matchmaker.standing.download_failed(asyncio.get_running_loop().time())
+
+    async def abandon(self) -> None:
+        self.exchange.end_all()
+        await self.exchange.still()
+        await self.matchmaker.let_go()
