@@ -22,7 +22,7 @@ from node.rounds.pairing import Pairing
 from protocol.ground import PeerId
 
 BUSY_SECONDS = 0.02  # as in node.rounds.matchmaker
-EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchange
+EXCHANGE_SECONDS = 5.0  # its deadline, as in node.rounds.exchanges
 
 
 @dataclass(frozen=True)

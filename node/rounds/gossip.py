@@ -14,7 +14,7 @@ from node.model.replica import Replica
 from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
-from node.rounds.exchange import Exchange
+from node.rounds.exchanges import Exchanges
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
 from node.rounds.pair_exchange import PairExchange
@@ -36,15 +36,15 @@ class PairAverager(Averager):
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         super().__init__(context, replica)
-        self._judgement = RoundStatistics(context, replica)
-        self.exchange = Exchange(context, replica)
+        self._statistics = RoundStatistics(context, replica)
+        self.exchanges = Exchanges(context, replica)
         self.matchmaker = Matchmaker(
-            context, replica, rng, agreed=self.agreed, avoid=self._judgement.is_quarantined
+            context, replica, rng, agreed=self.agreed, avoid=self._statistics.is_quarantined
         )
 
     def _doing(self) -> str:
         partner = "no partner" if self.pair is None else f"with …{self.pair.partner[-8:]}"
-        return f"{partner}, exchanges under way: {self.exchange.under_way}"
+        return f"{partner}, exchanges under way: {self.exchanges.under_way}"
 
     def serve(self, rpc: Rpc) -> None:
         self.matchmaker.serve(rpc)
@@ -69,8 +69,8 @@ class PairAverager(Averager):
 
     def agreed(self, pair: Pair) -> None:
         """The pair of this round is agreed on, perhaps in place of one that came to nothing."""
-        self.exchange.drop_unless(self._is_wanted)
-        self.exchange.begin(pair)
+        self.exchanges.drop_unless(self._is_wanted)
+        self.exchanges.begin(pair)
 
     def _is_wanted(self, pair: Pair) -> bool:
         return self.matchmaker.is_expected(pair.name, pair.partner)
@@ -84,48 +84,48 @@ class PairAverager(Averager):
         group is this replica alone.
         """
         pair = await self.matchmaker.conclude()
-        swap = None if pair is None else self.exchange.of(pair)
-        if swap is None or swap.is_over:
+        exchange = None if pair is None else self.exchanges.of(pair)
+        if exchange is None or exchange.is_over:
             _, sample = await self._clip_and_step(None)
             self._record(None, sample)
             return RoundResult(search_seconds=self.matchmaker.search_seconds)
         with self._context.trace.span(
-            Track.ROUND_END, "wait for the partner", partner=swap.pair.partner[-8:]
+            Track.ROUND_END, "wait for the partner", partner=exchange.pair.partner[-8:]
         ):
-            averaged = await self.exchange.finish(swap)
-        averaged, sample = await self._clip_and_step(swap if averaged else None)
-        partner = swap.pair.partner if averaged else None
+            averaged = await self.exchanges.finish(exchange)
+        averaged, sample = await self._clip_and_step(exchange if averaged else None)
+        partner = exchange.pair.partner if averaged else None
         self._record(partner, sample)
-        self.exchange.forget(swap, averaged)
-        return RoundResult(partner, swap.bytes_sent, self.matchmaker.search_seconds)
+        self.exchanges.forget(exchange, averaged)
+        return RoundResult(partner, exchange.bytes_sent, self.matchmaker.search_seconds)
 
-    async def _clip_and_step(self, swap: PairExchange | None) -> tuple[bool, MeetingSample | None]:
+    async def _clip_and_step(self, exchange: PairExchange | None) -> tuple[bool, MeetingSample | None]:
         """Take the outer step with what the partner gave, or alone: whether with it, and what the meeting told."""
-        await self.exchange.still()
+        await self.exchanges.still()
         before = self._replica.round
         try:
-            sample = await self._context.compute.run(Priority.OPTIMIZER, self._work_outer_step, swap)
+            sample = await self._context.compute.run(Priority.OPTIMIZER, self._work_outer_step, exchange)
         except OutOfMemory:
             is_alone = await self._step_without_memory(before)
-            return swap is not None and not is_alone, None
-        return swap is not None, sample
+            return exchange is not None and not is_alone, None
+        return exchange is not None, sample
 
-    def _work_outer_step(self, swap: PairExchange | None) -> MeetingSample | None:
+    def _work_outer_step(self, exchange: PairExchange | None) -> MeetingSample | None:
         """Take the outer step on the compute thread. Returns what the meeting told, if there was one."""
         replica = self._replica
-        if swap is None:
+        if exchange is None:
             replica.finish_round_alone()
             return None
-        pull = Pull(swap.offer, swap.partners, replica, swap.unread)
+        pull = Pull(exchange.outgoing, exchange.incoming, replica, exchange.unread)
         phi = sampled(replica.phi).clone()
-        finding = self._judgement.defend(swap.pair.partner, pull)
-        swap.offer.owe_rest()
+        finding = self._statistics.defend(exchange.pair.partner, pull)
+        exchange.outgoing.owe_rest()
         replica.finish_round_with(pull.piece, pull.whole)
-        return self._judgement.seen(pull.sample, phi, swap.phi_sample, finding)
+        return self._statistics.seen(pull.sample, phi, exchange.phi_sample, finding)
 
     def _record(self, partner: PeerId | None, sample: MeetingSample | None) -> None:
         context = self._context
-        self._judgement.round_ended(partner, sample)
+        self._statistics.round_ended(partner, sample)
         context.counters.partner = partner or ""
         if partner is not None:
             context.view.trust(partner)
@@ -135,20 +135,20 @@ class PairAverager(Averager):
 
     def begin_round(self) -> None:
         self.matchmaker.begin_round()
-        self.exchange.drop_unless(self._is_wanted)
+        self.exchanges.drop_unless(self._is_wanted)
 
     # --- what partners send -------------------------------------------------------------------
 
     async def on_contribute(self, request: Request[Contribute]) -> Answer[Done]:
         message = request.message
         pair = Pair(request.peer, message.pair)
-        if not self.exchange.has_averaged(pair):
-            if not (self.exchange.knows(pair) or self._is_wanted(pair)):
+        if not self.exchanges.has_averaged(pair):
+            if not (self.exchanges.knows(pair) or self._is_wanted(pair)):
                 raise Refused("unknown-pair")
             try:
-                self.exchange.receive(self.exchange.of(pair), message, request.encoded())
+                self.exchanges.receive(self.exchanges.of(pair), message, request.encoded())
             except CodecError:
-                self._judgement.refused(request.peer)
+                self._statistics.refused(request.peer)
                 raise
             except (MemoryError, RuntimeError) as error:
                 raise named(error) from None
@@ -156,13 +156,13 @@ class PairAverager(Averager):
 
     async def on_unread(self, request: Request[Unread]) -> Answer[Done]:
         pair = Pair(request.peer, request.message.pair)
-        if not self.exchange.has_averaged(pair):
-            if not self.exchange.knows(pair):
+        if not self.exchanges.has_averaged(pair):
+            if not self.exchanges.knows(pair):
                 raise Refused("unknown-pair")
             try:
-                self.exchange.receive_unread(self.exchange.of(pair), request.encoded())
+                self.exchanges.receive_unread(self.exchanges.of(pair), request.encoded())
             except CodecError:
-                self._judgement.refused(request.peer)
+                self._statistics.refused(request.peer)
                 raise
         return Answer(Done())
 
@@ -206,6 +206,6 @@ class PairAverager(Averager):
             self.matchmaker.standing.download_failed(asyncio.get_running_loop().time())
 
     async def abandon(self) -> None:
-        self.exchange.end_all()
-        await self.exchange.still()
+        self.exchanges.end_all()
+        await self.exchanges.still()
         await self.matchmaker.let_go()

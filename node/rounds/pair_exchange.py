@@ -15,18 +15,15 @@ from protocol.supervision import Supervisor, Work, cancelled
 
 
 class PairExchange:
-    """The exchange with one partner in one round.
-
-    Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ.
-    """
+    """The exchange with one partner in one round: both contributions, and the tasks that send the own one."""
 
     def __init__(
-        self, pair: Pair, offer: OutgoingUpdate, partners: IncomingUpdate, tasks: Supervisor
+        self, pair: Pair, outgoing: OutgoingUpdate, incoming: IncomingUpdate, tasks: Supervisor
     ) -> None:
         self._tasks = tasks
         self.pair = pair
-        self.offer = offer
-        self.partners = partners
+        self.outgoing = outgoing
+        self.incoming = incoming
         self.phi_sample: torch.Tensor | None = None  # the partner's
         self.received = asyncio.Event()  # all of the partner's contribution is there
         # where contributions are read beside the own weights: which blocks the partner could not read, and the pair
@@ -40,8 +37,8 @@ class PairExchange:
         self.is_over = False  # nothing is sent any more and nothing taken
 
     def __repr__(self) -> str:
-        partner, pair, partners = self.pair.partner[-8:], self.pair.name[:8], self.partners
-        sent = f"{self.pieces_sent} of {partners.pieces} pieces sent, {partners.pieces_in} received"
+        partner, pair, incoming = self.pair.partner[-8:], self.pair.name[:8], self.incoming
+        sent = f"{self.pieces_sent} of {incoming.pieces} pieces sent, {incoming.pieces_in} received"
         return f"<PairExchange with …{partner}, pair {pair}: {sent}{', over' if self.is_over else ''}>"
 
     def send(self, part: Part, sending: Work[None]) -> None:

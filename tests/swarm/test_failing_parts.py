@@ -28,9 +28,9 @@ TASKS = [
     "node.rounds.matchmaker.Matchmaker._ask",
     "node.rounds.handshake.Handshake.ready",
     "node.rounds.pairing.Pairing.on_proposal",
-    "node.rounds.exchange.Exchange.finish",
+    "node.rounds.exchanges.Exchanges.finish",
     "node.rounds.contribution.OutgoingUpdate.encode",
-    "node.rounds.exchange.Exchange.receive",
+    "node.rounds.exchanges.Exchanges.receive",
     "node.pipeline.pipeline.Pipeline.train",
     "node.pipeline.routing.Router.choose_some",  # with one peer alone nothing is chosen
     "node.model.stage_work.StageWork.forward",

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.model.replica import Replica
-from node.rounds.exchange import PIECES_PER_JOB
+from node.rounds.exchanges import PIECES_PER_JOB
 from node.rounds.meeting import Pair
 from protocol.codec import encode
 from protocol.manifest import Manifest
@@ -76,7 +76,7 @@ def test_a_step_in_one_launch_is_that_in_pieces(
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main(Replica))
-    monkeypatch.setattr("node.rounds.exchange.transfer_for", EncodingTransfer)
+    monkeypatch.setattr("node.rounds.exchanges.transfer_for", EncodingTransfer)
     run_swarm(main(AtOnce))
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=2e-7)
@@ -202,7 +202,7 @@ def test_memory_is_taken_once_and_used_again(overlap: str) -> None:
         a, b = await two_ends(outer__overlap=overlap)
         for number in range(4):
             await whole_round(a, b, number)
-        assert repr(a.averager.exchange) == "<Exchange, under way: 0, buffers free: 1>"
+        assert repr(a.averager.exchanges) == "<Exchanges, under way: 0, buffers free: 1>"
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
@@ -220,7 +220,7 @@ def test_the_next_rounds_contribution_may_come_before_this_round_has_ended() -> 
         await b.rpc.call(a.me, message, [piece], deadline=5.0)
         await asyncio.gather(a.rounds.finish(), b.rounds.finish())
         assert a.context.counters.partners == {b.me: 1}
-        assert a.averager.exchange.of(Pair(b.me, "second")).partners.has("z", 1)
+        assert a.averager.exchanges.of(Pair(b.me, "second")).incoming.has("z", 1)
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
@@ -232,18 +232,20 @@ def test_an_exchange_says_in_a_line_how_far_it_is() -> None:
         partner, pieces = b.me[-8:], a.replica.pieces
         assert repr(a.averager) == "<PairAverager, round 0: no partner, exchanges under way: 0>"
         agree(a, b)
-        swap = a.averager.exchange.of(Pair(b.me, "pair"))
-        assert repr(swap) == (
+        exchange = a.averager.exchanges.of(Pair(b.me, "pair"))
+        assert repr(exchange) == (
             f"<PairExchange with …{partner}, pair pair: 0 of {2 * pieces} pieces sent, 0 received>"
         )
         await asyncio.sleep(5)  # φ has arrived
-        assert repr(swap) == (
+        assert repr(exchange) == (
             f"<PairExchange with …{partner}, pair pair: {pieces} of {2 * pieces} pieces sent, {pieces} received>"
         )
         assert repr(a.averager) == f"<PairAverager, round 0: with …{partner}, exchanges under way: 1>"
         a.train(1), b.train(2)
         await asyncio.gather(a.rounds.finish(), b.rounds.finish())
-        assert repr(swap).endswith(f"{2 * pieces} of {2 * pieces} pieces sent, {2 * pieces} received, over>")
+        assert repr(exchange).endswith(
+            f"{2 * pieces} of {2 * pieces} pieces sent, {2 * pieces} received, over>"
+        )
         assert repr(a.averager) == "<PairAverager, round 1: no partner, exchanges under way: 0>"
         await asyncio.gather(a.close(), b.close())
 

@@ -179,13 +179,13 @@ def test_a_piece_that_does_not_fit_is_refused_and_nothing_of_it_is_kept(damage: 
         a, b = await two_ends(outer__overlap="phi-early")
         a.agree(b, "pair")
         fields, tensors = damaged(damage, b.replica.phi[PIECE : 2 * PIECE], a.replica.parameters)
-        swap = a.averager.exchange.of(Pair(b.me, "pair"))
+        exchange = a.averager.exchanges.of(Pair(b.me, "pair"))
         frame = SimpleNamespace(encoded=lambda: [encode(tensor, "fp32") for tensor in tensors])
         request = Request(b.me, Contribute(**fields), frame)  # type: ignore[arg-type]
         with pytest.raises(CodecError):
             await a.averager.on_contribute(request)
-        assert not swap.partners.has("phi", 1)
-        assert swap.phi_sample is None
+        assert not exchange.incoming.has("phi", 1)
+        assert exchange.phi_sample is None
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())
@@ -200,11 +200,11 @@ def test_a_codec_that_is_not_for_gossip_is_refused_by_name_and_nothing_is_kept(c
         a.agree(b, "pair")
         phi = b.replica.phi[PIECE : 2 * PIECE]
         piece = encode(phi.to(torch.int32) if codec == "int32" else phi, codec)
-        swap = a.averager.exchange.of(Pair(b.me, "pair"))
+        exchange = a.averager.exchanges.of(Pair(b.me, "pair"))
         message = Contribute(pair="pair", part="phi", offset=PIECE, total=a.replica.parameters)
         with pytest.raises(CodecError, match=f"contributions do not travel in {codec}"):
-            a.averager.exchange.receive(swap, message, [piece])
-        assert not swap.partners.has("phi", 1)
+            a.averager.exchanges.receive(exchange, message, [piece])
+        assert not exchange.incoming.has("phi", 1)
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())

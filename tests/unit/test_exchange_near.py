@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from node.model.replica import Replica
-from node.rounds.exchange import Exchange
+from node.rounds.exchanges import Exchanges
 from node.rounds.meeting import Pair
 from protocol.codec import Encoded, encode
 from protocol.errors import CodecError
@@ -33,11 +33,11 @@ async def near_ends(codec: str, **more: Any) -> tuple[End, End]:
 def sent_codecs(end: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the end sends of its z from now on, in order."""
     codecs: list[str] = []
-    of = end.averager.exchange.of
+    of = end.averager.exchanges.of
 
     def noting(pair: Any) -> Any:
-        swap = of(pair)
-        kept, original = swap.offer, swap.offer.encode
+        exchange = of(pair)
+        kept, original = exchange.outgoing, exchange.outgoing.encode
         if not hasattr(kept, "noted"):
             kept.noted = True  # type: ignore[attr-defined]
 
@@ -47,9 +47,9 @@ def sent_codecs(end: End, monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 return made
 
             kept.encode = encode  # type: ignore[method-assign]
-        return swap
+        return exchange
 
-    monkeypatch.setattr(end.averager.exchange, "of", noting)
+    monkeypatch.setattr(end.averager.exchanges, "of", noting)
     return codecs
 
 
@@ -124,7 +124,7 @@ def test_who_is_far_without_a_sample_is_left_as_it_is_and_met_in_int8_then(
             await whole_round(a, b, number)
         moved_far(b)
         before = (a.replica.phi - b.replica.phi).norm()
-        monkeypatch.setattr(Exchange, "_send_sample", lost)
+        monkeypatch.setattr(Exchanges, "_send_sample", lost)
         await whole_round(a, b, 2)
         assert not a.pulls[-1].any()
         assert not b.pulls[-1].any()
@@ -165,7 +165,7 @@ def test_a_step_in_one_launch_is_that_in_pieces(monkeypatch: pytest.MonkeyPatch)
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main(Replica))
-    monkeypatch.setattr("node.rounds.exchange.transfer_for", EncodingTransfer)
+    monkeypatch.setattr("node.rounds.exchanges.transfer_for", EncodingTransfer)
     run_swarm(main(AtOnce))
     one, other = results
     assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
@@ -177,7 +177,7 @@ def test_the_partner_that_never_says_what_it_read_leaves_a_round_alone(
     async def main() -> None:
         a, b = await near_ends("mod3", limits__gossip_deadline=2.0)
         await whole_round(a, b, 0)
-        monkeypatch.setattr(b.averager.exchange, "_read", lambda *_: asyncio.sleep(60))
+        monkeypatch.setattr(b.averager.exchanges, "_read", lambda *_: asyncio.sleep(60))
         await whole_round(a, b, 1)
         partners = [event["partner"] for event in a.events if event["event"] == "round"]
         assert partners == [b.me, None]
@@ -191,14 +191,14 @@ def test_bits_of_another_size_are_refused() -> None:
         a, b = await near_ends("mod3")
         await whole_round(a, b, 0)
         a.agree(b, "next")
-        swap = a.averager.exchange.of(Pair(b.me, "next"))
+        exchange = a.averager.exchanges.of(Pair(b.me, "next"))
         for tensors in (
             [],
             [encode(torch.zeros(3, dtype=torch.int32), "int32")],
             [encode(torch.zeros(40), "fp32")],
         ):
             with pytest.raises(CodecError):
-                a.averager.exchange.receive_unread(swap, tensors)
+                a.averager.exchanges.receive_unread(exchange, tensors)
         await asyncio.gather(a.close(), b.close())
 
     run_swarm(main())

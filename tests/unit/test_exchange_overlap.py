@@ -101,13 +101,13 @@ def messages_of(end: End, progress: str) -> list[tuple[str, int, Encoded]]:
 
 def receive(end: End, partner: End, pieces: list[tuple[str, int, Encoded]]) -> torch.Tensor:
     """z as `end` puts it together."""
-    exchange = end.averager.exchange
+    exchange = end.averager.exchanges
     pair = Pair(partner.me, f"copy {random.random()}")
     for part, offset, piece in pieces:
         message = Contribute(pair=pair.name, part=part, offset=offset, total=end.replica.parameters)  # type: ignore[arg-type]
         exchange.receive(exchange.of(pair), message, [piece])
     assert exchange.of(pair).received.is_set()
-    partners = exchange.of(pair).partners
+    partners = exchange.of(pair).incoming
     for index in range(end.replica.pieces):
         bounds = end.replica.piece_bounds(index)
         partners.read(index, bounds, partners.total[bounds])

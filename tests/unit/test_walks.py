@@ -195,7 +195,7 @@ def test_a_step_is_not_returned_to_twice_removed() -> None:
 
 
 def test_what_both_must_have_is_missed_in_either() -> None:
-    setter = Place("node/rounds/exchange.py", "Exchange.receive")
+    setter = Place("node/rounds/exchanges.py", "Exchanges.receive")
     waiter = Place("node/rounds/pair_exchange.py", "PairExchange.both_ways")
     neither = Place("node/trainer.py", "Trainer._step")
     assert carries("by `received`", setter, waiter)

@@ -45,7 +45,7 @@ REMEMBERED_PAIRS = 8
 ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
 
 
-class Exchange:
+class Exchanges:
     """Makes the exchanges of rounds, answers partners' pieces and bounds the memory that they take.
 
     Mutable state: the exchanges agreed or under way; the pairs that averaged lately; past exchange times.
@@ -61,41 +61,41 @@ class Exchange:
         self._buffers = TensorPool(replica.parameters)
         self._transfer = transfer_for(replica.device)
         self._nearness = Nearness(replica.parameters) if context.manifest.wire.gossip in BITS else None
-        self._swaps: dict[Pair, PairExchange] = {}
+        self._exchanges: dict[Pair, PairExchange] = {}
         self._averaged: deque[Pair] = deque(maxlen=REMEMBERED_PAIRS)
         self._ending: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
-        return f"<Exchange, under way: {self.under_way}, buffers free: {self._buffers.free}>"
+        return f"<Exchanges, under way: {self.under_way}, buffers free: {self._buffers.free}>"
 
     @property
     def under_way(self) -> int:
         """How many exchanges are agreed or under way."""
-        return len(self._swaps)
+        return len(self._exchanges)
 
     # --- the life of an exchange --------------------------------------------------------------
 
     def of(self, pair: Pair) -> PairExchange:
         """The exchange with this pair's partner; made when it is first asked for."""
-        swap = self._swaps.get(pair)
-        if swap is None:
+        exchange = self._exchanges.get(pair)
+        if exchange is None:
             wire = self._context.manifest.wire
             offer = OutgoingUpdate(
                 self._replica, self._weights, wire, self._transfer, self._nearness, pair.name
             )
             partners = IncomingUpdate(self._buffers, self._weights, self._replica.pieces)
-            swap = self._swaps[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
-        return swap
+            exchange = self._exchanges[pair] = PairExchange(pair, offer, partners, self._context.supervisor)
+        return exchange
 
     def begin(self, pair: Pair) -> None:
         """The pair is agreed for the current round: φ, if it travels by itself, can go."""
-        swap = self.of(pair)
-        if "phi" in self._weights and not swap.is_over:
-            swap.send("phi", self._send(swap, "phi"))
-        if self._nearness is not None and not swap.is_over:
-            swap.send("sample", self._send_sample(swap))
+        exchange = self.of(pair)
+        if "phi" in self._weights and not exchange.is_over:
+            exchange.send("phi", self._send(exchange, "phi"))
+        if self._nearness is not None and not exchange.is_over:
+            exchange.send("sample", self._send_sample(exchange))
 
-    async def finish(self, swap: PairExchange) -> bool:
+    async def finish(self, exchange: PairExchange) -> bool:
         """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
 
         Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
@@ -103,141 +103,149 @@ class Exchange:
         """
         context, began = self._context, asyncio.get_running_loop().time()
         seconds = self._deadline.seconds()
-        swap.urgent.set()
-        swap.offer.partners_phi = swap.phi_sample
+        exchange.urgent.set()
+        exchange.outgoing.partners_phi = exchange.phi_sample
         for part in self._weights:
-            swap.send(part, self._send(swap, part))
+            exchange.send(part, self._send(exchange, part))
         try:
             async with asyncio.timeout(seconds):
-                await swap.both_ways(self._make_sure_of(swap))
+                await exchange.both_ways(self._make_sure_of(exchange))
                 if self._nearness is not None:
-                    await self._read(swap, self._nearness)
+                    await self._read(exchange, self._nearness)
         except (NolocoError, TimeoutError) as failure:
             if isinstance(failure, TimeoutError | DeadlineExceeded):
                 self._deadline.note_missed()
             if not isinstance(failure, Refused):
-                context.view.suspect(swap.pair.partner)
+                context.view.suspect(exchange.pair.partner)
             context.events.warn(
-                f"Averaging with {swap.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
+                f"Averaging with {exchange.pair.partner[-8:]} failed ({type(failure).__name__}); this round "
                 "counts its own progress alone.",
                 "exchange-failed",
-                partner=swap.pair.partner,
+                partner=exchange.pair.partner,
                 reason=type(failure).__name__,
             )
             return False
         finally:
-            await cancelled(swap.end())
+            await cancelled(exchange.end())
         self._deadline.note(asyncio.get_running_loop().time() - began)
-        self._averaged.append(swap.pair)
+        self._averaged.append(exchange.pair)
         return True
 
-    def forget(self, swap: PairExchange, averaged: bool) -> None:
+    def forget(self, exchange: PairExchange, averaged: bool) -> None:
         """The outer step is taken. After a failure, work that was cancelled may still write to its memory."""
-        self._swaps.pop(swap.pair, None)
+        self._exchanges.pop(exchange.pair, None)
         if averaged:
-            swap.partners.give_back()
+            exchange.incoming.give_back()
 
     def drop_unless(self, is_wanted: Callable[[Pair], bool]) -> None:
         """Give up the exchanges of pairs that came to nothing."""
-        for pair in [pair for pair in self._swaps if not is_wanted(pair)]:
-            self._ending = [task for task in self._ending if not task.done()] + self._swaps.pop(pair).end()
+        for pair in [pair for pair in self._exchanges if not is_wanted(pair)]:
+            self._ending = [task for task in self._ending if not task.done()] + self._exchanges.pop(
+                pair
+            ).end()
 
     def end_all(self) -> None:
         """The weights are about to be replaced: from now on the partners are refused, and go on alone."""
         if self._nearness is not None:
             self._nearness.forget()
-        for swap in self._swaps.values():
-            self._ending += swap.end()
+        for exchange in self._exchanges.values():
+            self._ending += exchange.end()
 
     async def still(self) -> None:
         """Return when nothing that was given up refers to the weights any more: they may change then."""
         await cancelled(self._ending)
         self._ending.clear()
 
-    async def _read(self, swap: PairExchange, nearness: Nearness) -> None:
+    async def _read(self, exchange: PairExchange, nearness: Nearness) -> None:
         """Read what came beside the own weights, and agree with the partner on what stays as it is."""
         reading: Reading = await self._context.compute.run(
-            Priority.OPTIMIZER, read_piece_by_piece, swap.partners, self._replica, swap.pair.name
+            Priority.OPTIMIZER, read_piece_by_piece, exchange.incoming, self._replica, exchange.pair.name
         )
         bits = encode(bits_of(reading.unread), "int32")
-        swap.bytes_sent += bits.nbytes
+        exchange.bytes_sent += bits.nbytes
         self._context.counters.gossip_bytes += bits.nbytes
-        await self._call(swap, Unread(pair=swap.pair.name), [bits])
-        unread_there = await swap.unread_there
-        swap.unread = reading.unread | unread_there
-        assert swap.offer.allowed is not None
-        nearness.met(reading.found, swap.offer.allowed, reading.unread, unread_there)
+        await self._call(exchange, Unread(pair=exchange.pair.name), [bits])
+        unread_there = await exchange.unread_there
+        exchange.unread = reading.unread | unread_there
+        assert exchange.outgoing.allowed is not None
+        nearness.met(reading.found, exchange.outgoing.allowed, reading.unread, unread_there)
 
     # --- sending ------------------------------------------------------------------------------
 
-    async def _send(self, swap: PairExchange, part: Part) -> None:
+    async def _send(self, exchange: PairExchange, part: Part) -> None:
         """All pieces of a part, acknowledged. Raises what the sending of one raised."""
         pieces = range(self._replica.pieces)
         size = PIECES_AT_ONCE if self._replica.steps_at_once else PIECES_PER_JOB
         jobs = (pieces[first : first + size] for first in range(0, len(pieces), size))
-        await all_of(*(self._work_off(swap, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
+        await all_of(*(self._work_off(exchange, part, jobs) for _ in range(JOBS_IN_FLIGHT)))
 
-    async def _send_sample(self, swap: PairExchange) -> None:
+    async def _send_sample(self, exchange: PairExchange) -> None:
         """Send the sample of φ while training goes on: how near the partner is decides what its contribution can
         be.
         """
-        sample = await self._context.compute.run(Priority.FORWARD, swap.offer.encode_sample)
-        await self._send_bundle(swap, "sample", 0, [sample])
+        sample = await self._context.compute.run(Priority.FORWARD, exchange.outgoing.encode_sample)
+        await self._send_bundle(exchange, "sample", 0, [sample])
 
-    async def _work_off(self, swap: PairExchange, part: Part, jobs: Iterator[Sequence[int]]) -> None:
+    async def _work_off(self, exchange: PairExchange, part: Part, jobs: Iterator[Sequence[int]]) -> None:
         for indices in jobs:
             # with forward passes, not behind all of them: a busy stage would never send anything
-            priority = Priority.OPTIMIZER if swap.urgent.is_set() else Priority.FORWARD
-            pending = await self._context.compute.run(priority, swap.offer.encode_soon, part, indices)
+            priority = Priority.OPTIMIZER if exchange.urgent.is_set() else Priority.FORWARD
+            pending = await self._context.compute.run(priority, exchange.outgoing.encode_soon, part, indices)
             pieces = await pending.result()
             rest = deque(_bundles(indices, pieces))
-            while rest and not swap.urgent.is_set():
-                await self._send_politely(swap, part, *rest[0])
+            while rest and not exchange.urgent.is_set():
+                await self._send_politely(exchange, part, *rest[0])
                 rest.popleft()
-            await all_of(*(self._send_bundle(swap, part, *bundle) for bundle in rest))
-            swap.pieces_sent += len(indices)
+            await all_of(*(self._send_bundle(exchange, part, *bundle) for bundle in rest))
+            exchange.pieces_sent += len(indices)
 
     async def _send_politely(
-        self, swap: PairExchange, part: Part, index: int, tensors: list[Encoded]
+        self, exchange: PairExchange, part: Part, index: int, tensors: list[Encoded]
     ) -> None:
         """One bundle of pieces at a time, and after it a pause as long: half of the link at most."""
-        async with swap.turn:
+        async with exchange.turn:
             began = asyncio.get_running_loop().time()
-            await self._send_bundle(swap, part, index, tensors)
-            await swap.make_way(asyncio.get_running_loop().time() - began)
+            await self._send_bundle(exchange, part, index, tensors)
+            await exchange.make_way(asyncio.get_running_loop().time() - began)
 
-    async def _send_bundle(self, swap: PairExchange, part: Part, index: int, tensors: list[Encoded]) -> None:
+    async def _send_bundle(
+        self, exchange: PairExchange, part: Part, index: int, tensors: list[Encoded]
+    ) -> None:
         """Pieces from `index` on. Once more when the stream breaks: a repeated piece is harmless."""
         offset, total = index * PIECE_PARAMETERS, self._replica.parameters
-        message = Contribute(pair=swap.pair.name, part=part, offset=offset, total=total)
+        message = Contribute(pair=exchange.pair.name, part=part, offset=offset, total=total)
         for is_last_try in (False, True):
             nbytes = sum(tensor.nbytes for tensor in tensors)
-            swap.bytes_sent += nbytes
+            exchange.bytes_sent += nbytes
             self._context.counters.gossip_bytes += nbytes
             try:
-                await self._tell(swap, message, tensors)
+                await self._tell(exchange, message, tensors)
                 return
             except PeerUnreachable:
                 if is_last_try:
                     raise
 
-    async def _make_sure_of(self, swap: PairExchange) -> NoReturn:
+    async def _make_sure_of(self, exchange: PairExchange) -> NoReturn:
         """Ask again and again with an empty piece: raises when the partner has given the pair up, or is gone."""
         total = self._replica.parameters
-        message = Contribute(pair=swap.pair.name, part=next(iter(self._weights)), offset=total, total=total)
+        message = Contribute(
+            pair=exchange.pair.name, part=next(iter(self._weights)), offset=total, total=total
+        )
         while True:
             await asyncio.sleep(ASK_SECONDS)
-            await self._tell(swap, message, [])
+            await self._tell(exchange, message, [])
 
-    async def _call(self, swap: PairExchange, message: Unread, tensors: list[Encoded]) -> None:
+    async def _call(self, exchange: PairExchange, message: Unread, tensors: list[Encoded]) -> None:
         """Once more when the stream breaks."""
         try:
-            await self._tell(swap, message, tensors)
+            await self._tell(exchange, message, tensors)
         except PeerUnreachable:
-            await self._tell(swap, message, tensors)
+            await self._tell(exchange, message, tensors)
 
-    async def _tell(self, swap: PairExchange, message: Contribute | Unread, tensors: list[Encoded]) -> None:
-        context, partner, deadline = self._context, swap.pair.partner, self._deadline.seconds()
+    async def _tell(
+        self, exchange: PairExchange, message: Contribute | Unread, tensors: list[Encoded]
+    ) -> None:
+        context, partner, deadline = self._context, exchange.pair.partner, self._deadline.seconds()
         nbytes = sum(tensor.nbytes for tensor in tensors)
         clock = asyncio.get_running_loop().time
         with context.links.transfer(partner, Traffic.GOSSIP, nbytes, clock) if nbytes else nullcontext():
@@ -246,25 +254,25 @@ class Exchange:
     # --- receiving ----------------------------------------------------------------------------
 
     def knows(self, pair: Pair) -> bool:
-        return pair in self._swaps
+        return pair in self._exchanges
 
     def has_averaged(self, pair: Pair) -> bool:
         """Whether this exchange succeeded: its pieces come again when our answers were lost."""
         return pair in self._averaged
 
-    def receive(self, swap: PairExchange, message: Contribute, tensors: list[Encoded]) -> None:
+    def receive(self, exchange: PairExchange, message: Contribute, tensors: list[Encoded]) -> None:
         """Take in pieces of the partner's contribution; what is there already changes nothing.
 
         Raises `Refused` when the exchange is over, and `CodecError` when a piece does not fit or holds NaN or
         infinity; nothing of the message is then kept.
         """
-        if swap.is_over:
+        if exchange.is_over:
             raise Refused("unknown-pair")
         parameters = self._replica.parameters
         if message.offset == message.total == parameters and not tensors:
             return
         if message.part == "sample":
-            self._receive_sample(swap, tensors)
+            self._receive_sample(exchange, tensors)
             return
         first, beside = divmod(message.offset, PIECE_PARAMETERS)
         if message.total != parameters or beside or message.offset >= parameters:
@@ -281,33 +289,33 @@ class Exchange:
                 raise CodecError(f"contributions do not travel in {tensor.codec}")
             require_finite_values(tensor)
         for index, piece in pieces.items():
-            if not swap.partners.has(message.part, index):
+            if not exchange.incoming.has(message.part, index):
                 bounds = self._replica.piece_bounds(index)
-                swap.partners.add(message.part, index, bounds, piece)
+                exchange.incoming.add(message.part, index, bounds, piece)
                 if message.part == "phi":
-                    self._pick_sample(swap, bounds, piece)
-        if with_sample and swap.phi_sample is None:
-            swap.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
-        if swap.partners.is_complete:
-            swap.received.set()
+                    self._pick_sample(exchange, bounds, piece)
+        if with_sample and exchange.phi_sample is None:
+            exchange.phi_sample = as_read(tensors[-1]).to(torch.float32, copy=True)
+        if exchange.incoming.is_complete:
+            exchange.received.set()
 
-    def _receive_sample(self, swap: PairExchange, tensors: list[Encoded]) -> None:
+    def _receive_sample(self, exchange: PairExchange, tensors: list[Encoded]) -> None:
         parameters = self._replica.parameters
         expected = (LOSSLESS, (-(-parameters // sample_stride(parameters)),))
         if self._nearness is None or [(one.codec, one.shape) for one in tensors] != [expected]:
             raise CodecError("a sample of the weights does not have the shape of this stage")
-        swap.phi_sample = require_finite(as_read(tensors[0])).clone()
+        exchange.phi_sample = require_finite(as_read(tensors[0])).clone()
 
-    def receive_unread(self, swap: PairExchange, tensors: list[Encoded]) -> None:
+    def receive_unread(self, exchange: PairExchange, tensors: list[Encoded]) -> None:
         """Take in which blocks the partner could not read.
 
         Raises `Refused` when the exchange is over, and `CodecError` for what does not have the stage's shape.
         """
-        if swap.is_over or self._nearness is None:
+        if exchange.is_over or self._nearness is None:
             raise Refused("unknown-pair")
         unread = unread_in(tensors, self._replica.parameters)
-        if not swap.unread_there.done():
-            swap.unread_there.set_result(unread)
+        if not exchange.unread_there.done():
+            exchange.unread_there.set_result(unread)
 
     def _require_shapes(self, pieces: Mapping[int, Encoded], sample: Encoded | None) -> None:
         replica = self._replica
@@ -320,14 +328,14 @@ class Exchange:
         if not fits:
             raise CodecError("a contribution does not have the shape of this stage")
 
-    def _pick_sample(self, swap: PairExchange, bounds: slice, phi: Encoded) -> None:
+    def _pick_sample(self, exchange: PairExchange, bounds: slice, phi: Encoded) -> None:
         """Every n-th entry of the partner's φ."""
         stride = sample_stride(self._replica.parameters)
-        if swap.phi_sample is None:
-            swap.phi_sample = torch.empty(-(-self._replica.parameters // stride))
+        if exchange.phi_sample is None:
+            exchange.phi_sample = torch.empty(-(-self._replica.parameters // stride))
         picked = as_read(phi)[-bounds.start % stride :: stride]
         first = -(-bounds.start // stride)
-        swap.phi_sample[first : first + len(picked)].copy_(picked)
+        exchange.phi_sample[first : first + len(picked)].copy_(picked)
 
 
 def _bundles(
