@@ -8,6 +8,7 @@ from collections.abc import Callable
 from node.data.batches import Position
 from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.entry import enter
+from node.membership.hearsay import serve_records
 from node.membership.joining import serve_greeting
 from node.membership.revoking import Revoking
 from node.membership.stage_choice import Abilities
@@ -69,7 +70,8 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
 
 
 def equip(member: NodeResources, position: Position | None) -> None:
-    """With the run's tokenizer, the data from `position` on, and the stages that this machine can serve."""
+    """With the run's tokenizer, data from `position` on, the stages it can serve, and others' records to show."""
+    serve_records(member.rpc, member.signed, member.view, member.admission)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)
     member.tokenizer.serve()

@@ -12,7 +12,7 @@ from node.config import NodeConfig
 from node.giving.ledger import ContributionLedger
 from node.links.links import Links
 from node.membership.data_source import DataSupply, ReadData, RunTokenizer
-from node.membership.discovery import Membership
+from node.membership.membership import Membership
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.compute import Compute
@@ -90,7 +90,9 @@ class NodeResources:
     @property
     def membership(self) -> Membership:
         """The membership in the run, once it has been found."""
-        return Membership(self.rpc, self.signed, self.view, self.links, self.events, self.supervisor)
+        return Membership(
+            self.rpc, self.signed, self.view, self.links, self.events, self.supervisor, self.admission
+        )
 
     def time_given(self, *, is_first_stage: bool) -> float:
         """Seconds left of those that the volunteer gave, which begin with training; 0 is no limit."""

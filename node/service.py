@@ -222,6 +222,7 @@ class Service:
             context.transport.now,
             VISITOR_BYTES + 16 * manifest.tokens_per_microbatch,  # tokens and labels
             self._member.admission,
+            context.view.introduced,
         )
 
     # --- beginning ----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from protocol.admission import Admission
 from protocol.announcement import Announcement, record_key
 from protocol.errors import PeerUnreachable, RecordError, Refused
-from protocol.ground import PeerId
+from protocol.ground import PeerId, Record
 from protocol.messages import Answer, Asker, Done, Request, Traffic
 from protocol.messages.peers import Introduce
 from protocol.peer_limits import Allowance, PeerTable, RequestLimiter
@@ -55,11 +55,13 @@ class Door:
         now: Callable[[], float],
         visitor_bytes: int = VISITOR_BYTES,
         admission: Admission | None = None,
+        noted: Callable[[Record, Announcement], None] = lambda record, announcement: None,
     ) -> None:
         """`stages` are those of `REPLICA` and `BEFORE`, `seen` is the stage by a peer's record in the DHT, if there
         is one, `now` the wall clock; no request of a visitor has more than `visitor_bytes`. Without `admission` the
-        run is open.
+        run is open. `noted` is called with the record of each member that introduces itself.
         """
+        self._noted = noted
         self._admission = admission
         self._run_id = run_id
         self._stages = stages
@@ -146,7 +148,9 @@ class Door:
         record = open_record(digest, peer, message.record, message.expires, self._now())
         if self._admission is not None:
             self._admission.check(peer, record.credential)
-        return _Introduced(Announcement.read(record).stage, message.expires)
+        announcement = Announcement.read(record)
+        self._noted(record, announcement)
+        return _Introduced(announcement.stage, message.expires)
 
     def _is(self, peer: PeerId, asker: Asker) -> bool:
         if asker is Asker.MEMBER:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
@@ -17,3 +17,4 @@ class Record:
     value: bytes  # the signed payload, without its envelope
     expires: float  # wall-clock seconds since the epoch
     credential: bytes = b""  # by which its signer may be in the run, unchecked
+    sealed: bytes = field(default=b"", repr=False, compare=False)  # as it was stored, to be shown to others

@@ -91,7 +91,7 @@ def authenticate(digest: bytes, subkey: str, sealed: bytes, expires: float) -> R
     public_key = public_key_of(subkey)
     if not verify(public_key, _signed_bytes(key, subkey, expires, value), signature):
         raise RecordError(f"the record of {subkey} has a wrong signature")
-    return Record(PeerId(subkey), value, expires, credential)
+    return Record(PeerId(subkey), value, expires, credential, bytes(sealed))
 
 
 def _unpack(sealed: bytes) -> tuple[str, bytes, bytes, bytes]:

@@ -46,9 +46,9 @@ class Roll:
         return f"Missing before anything is trained: {need}. Here: {there or 'nobody yet'}."
 
 
-async def tell_newcomers(transport: Transport, signed: SignedManifest) -> None:
-    """Read the records every `LOOK_SECONDS`, for ever, and log what has changed."""
-    view, roll = View(), Roll(signed.manifest.stages)
+async def tell_newcomers(transport: Transport, signed: SignedManifest, view: View) -> None:
+    """Read the records into the view every `LOOK_SECONDS`, for ever, and log what has changed."""
+    roll = Roll(signed.manifest.stages)
     while True:
         try:
             for stage in range(signed.manifest.stages):

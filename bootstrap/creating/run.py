@@ -26,8 +26,10 @@ from node.dashboard_process import dashboard_beside, own_addresses
 from node.machine.processes import on_interrupt
 from node.membership.data_source import serve_tokenizer
 from node.membership.entry import guard
+from node.membership.hearsay import serve_records
 from node.membership.joining import serve_greeting
 from node.membership.revoking import Revoking
+from node.membership.view import View
 from node.model.stage import described_parameters
 from node.watch.health import Report, health_served, report_of
 from protocol.admission import Admission
@@ -189,6 +191,7 @@ class SeedPeer:
         self._telling = self._supervisor.group()
         self.rpc = Rpc(transport, supervisor=self._supervisor.group())
         self._tokenizer = tokenizer
+        self.view = View()  # of the members, for those who ask
 
     async def start(self) -> None:
         """Listen and greet. Raises `ResourceError` when the port is taken."""
@@ -201,6 +204,7 @@ class SeedPeer:
         revoked = (lambda: admission.sealed) if admission is not None else (lambda: b"")
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=True, revoked=revoked)
         serve_tokenizer(self.rpc, lambda: self._tokenizer)
+        serve_records(self.rpc, self.signed, self.view, admission)
         await self.rpc.start()
 
     async def _guard(self, admission: Admission) -> None:
@@ -216,7 +220,7 @@ class SeedPeer:
         """From now on, to whoever founded the run."""
         self._telling.keep(
             "watching who joins",
-            lambda: tell_newcomers(self.transport, self.signed),
+            lambda: tell_newcomers(self.transport, self.signed, self.view),
             "The founder does not hear who joins.",
         )
 

@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import logging
 import math
+import random
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass
 
-from node.links.links import Links
 from node.membership.buckets import StageSize
+from node.membership.hearsay import ASKED, hear_of, overdue, spread_out
+from node.membership.membership import Membership
 from node.membership.twins import STAYS, Twins, leaves
 from node.membership.view import Member, View
 from node.storage.state_directory import StateDirectory
-from node.watch.events import Events
+from protocol.addresses import network_of
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown
 from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
-from protocol.rpc import Rpc
-from protocol.signed_manifest import SignedManifest
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
 from protocol.windows import counted, short, window
@@ -90,37 +89,8 @@ async def _read(transport: Transport, key: str, stage: int) -> list[Member]:
             continue
         if announcement.stage == stage:
             transport.learn(peer, announcement.addresses)
-            found.append(Member(peer, announcement, record.expires))
+            found.append(Member(peer, announcement, record.expires, sealed=record.sealed))
     return found
-
-
-@dataclass(frozen=True)
-class Membership:
-    """A run as this node has reached it: its network, its manifest, and what is known of the other members."""
-
-    rpc: Rpc
-    signed: SignedManifest
-    view: View
-    links: Links
-    events: Events
-    supervisor: Supervisor  # of this node's parts
-
-    @window
-    def __repr__(self) -> str:
-        return f"Peer: {short(self.transport.peer_id)} | Run: {self.run_id} | View: {self.view!r}"
-
-    @property
-    def transport(self) -> Transport:
-        return self.rpc.transport
-
-    @property
-    def run_id(self) -> str:
-        return self.signed.run_id
-
-    @property
-    def lifetime(self) -> float:
-        """Seconds that a record of the run lives."""
-        return self.signed.manifest.limits.record_lifetime
 
 
 class Discovery:
@@ -139,6 +109,7 @@ class Discovery:
         describe: Callable[[], Announcement],
     ) -> None:
         """Reads the records of `stages`; this node's microbatches go to `onward`, unless that is none of them."""
+        self._membership = membership
         self._rpc = membership.rpc
         self._transport = membership.transport
         self._run_id = membership.run_id
@@ -155,6 +126,8 @@ class Discovery:
         self._twins = Twins()
         self._told_of_twin = False
         self._in_book: set[str] = set()  # addresses that this life of the node has saved
+        # its own, so that asking does not change what the node draws elsewhere
+        self._rng = random.Random(f"{self._run_id}/{self._transport.peer_id}/hearsay")
 
     @window
     def __repr__(self) -> str:
@@ -190,12 +163,28 @@ class Discovery:
         """
         for stage in self._stages:
             await read_stage(self._transport, self._run_id, stage, self._view)
+        await self._ask_for_hidden()
         self._look_for_twin()
         for member in self._view.expire(self._transport.now()):
             if not member.announcement.level:  # else it is only that its bucket was not read again
                 self._events.emit("peer-gone", peer=member.peer)
         for peer, addresses in (await self._transport.remotes()).items():
             self._view.met_at(peer, addresses)
+
+    async def _ask_for_hidden(self) -> None:
+        """Ask members whose records the DHT should have shown; and somebody, where it shows nobody of a stage."""
+        view, me, now = self._view, self._transport.peer_id, self._transport.now()
+        late, empty = [], False
+        for stage in self._stages:
+            members = [m for m in view.members(stage, now) if m.peer != me]
+            late += overdue(members, now, self._lifetime)
+            empty |= not members
+        if not late and not empty:
+            return
+        reached = {peer: network_of(addresses) for peer, addresses in await self._transport.peers()}
+        asked = self._rng.sample(late, min(ASKED, len(late)))
+        asked += spread_out(reached, self._rng)[: ASKED if empty else 1]
+        await hear_of(self._membership, list(dict.fromkeys(asked)), self._stages)
 
     async def run(self) -> None:
         """Read, announce and reconnect for ever.

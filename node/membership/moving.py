@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from node.membership.capacity import Move, MovePatience, Peer, next_move, peers_of, surveyed
-from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
+from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
 from node.membership.joining import silent
+from node.membership.membership import Membership
 from node.membership.view import Member, View
 from node.model.stage import work_of
 from node.watch.events import Events

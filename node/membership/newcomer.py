@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from node.config import NodeConfig
 from node.links.probing import Visitor
 from node.membership.capacity import Capacities, Peer, peers_of, surveyed
-from node.membership.discovery import DHT_DEADLINE, Membership, Renewal, read_stage
+from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
+from node.membership.hearsay import hear_from_several
 from node.membership.joining import silent
 from node.membership.ledger import MOST_OF_NETWORK
+from node.membership.membership import Membership
 from node.membership.moving import OwnersPlan
 from node.membership.stage_choice import (
     Arrival,
@@ -281,6 +283,7 @@ async def found_stage(
         )
     for stage in range(stages):
         await read_stage(membership.transport, membership.run_id, stage, membership.view)
+    await hear_from_several(membership)
     if config.stage >= 0:
         yield config.stage
     elif previous is not None:

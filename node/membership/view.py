@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heapreplace
 from operator import attrgetter
@@ -19,7 +19,7 @@ from node.membership.buckets import MOST, StageSize
 from node.membership.ledger import Ledger, Shares, fair_shares, thinned
 from protocol.addresses import network_of
 from protocol.announcement import Announcement
-from protocol.ground import PeerId
+from protocol.ground import PeerId, Record
 from protocol.windows import window
 
 SUSPECT_SECONDS = 2.0  # a peer that just failed is left alone this long, doubling with each further failure
@@ -35,6 +35,7 @@ class Member:
     announcement: Announcement
     expires: float  # wall clock, as its record says: of two records the one that expires last counts
     kept: float = 0.0  # seconds more, for a wall clock that jumped ahead since the record was read
+    sealed: bytes = field(default=b"", repr=False, compare=False)  # the record as it was signed
 
     @cached_property
     def network(self) -> str:
@@ -96,6 +97,10 @@ class View:
 
     def update(self, peer: PeerId, announcement: Announcement, expires: float) -> None:
         self.take([Member(peer, announcement, expires)])
+
+    def introduced(self, record: Record, announcement: Announcement) -> None:
+        """A member has shown its record itself."""
+        self.take([Member(record.subkey, announcement, record.expires, sealed=record.sealed)])
 
     def take(self, found: Iterable[Member]) -> None:
         """What one look found: of two records of a peer the one that expires last counts."""

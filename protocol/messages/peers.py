@@ -31,6 +31,8 @@ MAX_PROBE_BYTES = 256 * 1024  # a tenth of a second at 20 Mbit/s
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 TOKENIZER_PIECE_BYTES = 128 * 1024
 MOST_POSITIONS = 1_024  # of a sample: a part of a piece that is wrong everywhere hides from none of them
+MOST_SHARED = 32  # records in one answer, of some 1 kB each
+MOST_STAGES_ASKED = 256
 MOST_RECEIPTS = 256  # in one answer: some 60 kB
 MOST_TOLD_PEERS = 256  # of each count by peer in `NodeStats`: some 15 kB, where a frame's header has 256 KiB
 MOST_HISTORY = 240  # points, some 15 kB
@@ -72,6 +74,29 @@ class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Ask
     record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)] = b""  # as sealed for the DHT
     expires: Number  # wall clock
     credential: Annotated[bytes, Field(max_length=MAX_CREDENTIAL_BYTES)] = b""
+
+
+class SharedRecord(NamedTuple):
+    """A member's record of a stage, as it was sealed for the DHT. Travels as an array."""
+
+    peer: PeerIdText
+    stage: Natural
+    level: Annotated[int, Field(ge=0, le=MOST_LEVEL)]  # of the key that it is sealed for
+    record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
+    expires: Number  # wall clock
+
+
+class Records(Message, kind="records"):
+    records: Annotated[list[SharedRecord], Field(max_length=MOST_SHARED)]
+
+
+class GetRecords(Asks[Records], kind="get-records", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
+    """Some of the records that the peer knows of these stages, its own first. They are signed: nobody needs to be
+    believed for them, and whoever sits on a key of the DHT hides nobody. The asker's `own` comes with the question.
+    """
+
+    own: Annotated[list[SharedRecord], Field(max_length=1)] = Field(default_factory=list)
+    stages: Annotated[list[Natural], Field(min_length=1, max_length=MOST_STAGES_ASKED)]
 
 
 class Revoked(Message, kind="revoked"):

@@ -78,6 +78,7 @@ def test_what_anybody_may_ask_is_written_down() -> None:
     open_to_all = {kind.kind for kind in requests() if kind.asker is Asker.ANYBODY}
     assert open_to_all == {
         "get-receipts",
+        "get-records",
         "get-stats",
         "get-state-index",
         "get-state-piece",

@@ -1,0 +1,163 @@
+"""Records of members from other members, beside the DHT.
+
+Keys of the DHT lie with whoever is nearest to them, and ids can be tried until they are near: who sits there may keep
+records to itself. So a newcomer also asks those whom it reached first, and then some whom these named, of networks as
+different as can be; and a member whose record is overdue in the DHT is asked itself. Records are signed, so that
+nobody has to be believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Container, Iterable, Sequence
+
+from node.membership.membership import Membership
+from node.membership.view import Member, View
+from protocol.addresses import network_of
+from protocol.admission import Admission
+from protocol.announcement import Announcement, record_key
+from protocol.errors import NolocoError, RecordError
+from protocol.ground import PeerId
+from protocol.messages.peers import MOST_SHARED, GetRecords, Records, SharedRecord
+from protocol.records import authenticate, check_lifetime, key_digest
+from protocol.rpc import Answer, Request, Rpc
+from protocol.signed_manifest import SignedManifest
+from protocol.supervision import all_of
+from protocol.transport.base import Transport
+
+logger = logging.getLogger(__name__)
+
+ASK_DEADLINE = 3.0
+ASKED = 4  # members at a time
+MOST_BYTES = 40 * 1024  # of the records in one answer
+
+
+class RecordReader:
+    """Opens records that peers show of themselves and of others: only current ones of this run get through."""
+
+    def __init__(self, transport: Transport, run_id: str, admission: Admission | None) -> None:
+        self._transport = transport
+        self._run_id = run_id
+        self._admission = admission
+
+    def members(self, shown: Iterable[SharedRecord], stages: Container[int], view: View) -> list[Member]:
+        """Those of these stages that are later than what the view has."""
+        found = []
+        for shared in shown:
+            known = view.record_of(PeerId(shared.peer))
+            if shared.stage not in stages or (known is not None and known.expires >= shared.expires):
+                continue
+            try:
+                found.append(self._opened(shared))
+            except RecordError as error:
+                logger.debug("Ignoring a record that was shown: %s", error)
+        return found
+
+    def _opened(self, shared: SharedRecord) -> Member:
+        """Raises `RecordError` for what is not a current record of the run."""
+        peer = PeerId(shared.peer)
+        check_lifetime(shared.expires, self._transport.now())
+        key = record_key(self._run_id, shared.stage, peer, shared.level)
+        record = authenticate(key_digest(key), peer, shared.record, shared.expires)
+        if self._admission is not None:
+            self._admission.check(peer, record.credential)
+        announcement = Announcement.read(record)
+        if (announcement.stage, announcement.level) != (shared.stage, shared.level):
+            raise RecordError("the record is of another stage")
+        self._transport.learn(peer, announcement.addresses)
+        return Member(peer, announcement, record.expires, sealed=record.sealed)
+
+
+def serve_records(rpc: Rpc, signed: SignedManifest, view: View, admission: Admission | None) -> None:
+    """Answer whoever asks for records of the view, from now on, and note their own."""
+    rng = random.Random(f"{rpc.transport.peer_id}/records")
+    reader, stages = RecordReader(rpc.transport, signed.run_id, admission), range(signed.manifest.stages)
+
+    async def on_get_records(request: Request[GetRecords]) -> Answer[Records]:
+        own = [shared for shared in request.message.own if shared.peer == request.peer]
+        view.take(reader.members(own, stages, view))
+        return Answer(Records(records=list(_some_of(rpc, view, request.message.stages, rng))))
+
+    rpc.handle(GetRecords.answered_by(on_get_records))
+
+
+async def hear_of(membership: Membership, peers: Sequence[PeerId], stages: Sequence[int]) -> None:
+    """Ask the peers for records of these stages and bring what is good into the view.
+
+    Takes `ASK_DEADLINE`; who does not answer by then, or answers nonsense, is passed over.
+    """
+    for found in await all_of(*(_ask(membership, peer, stages) for peer in peers)):
+        membership.view.take(found)
+
+
+async def hear_from_several(membership: Membership) -> None:
+    """As a newcomer: ask some of those that were reached, then some of those that these have named.
+
+    Takes twice `ASK_DEADLINE`.
+    """
+    stages, view, transport = range(membership.signed.manifest.stages), membership.view, membership.transport
+    # its own, so that asking does not change what the node draws elsewhere
+    rng = random.Random(f"{membership.run_id}/{transport.peer_id}/several")
+    reached = {peer: network_of(addresses) for peer, addresses in await transport.peers()}
+    first = spread_out(reached, rng)
+    await hear_of(membership, first, stages)
+    now = transport.now()
+    named = {m.peer: m.network for stage in stages for m in view.members(stage, now)}
+    second = spread_out({p: n for p, n in named.items() if p not in first and p != transport.peer_id}, rng)
+    await hear_of(membership, second, stages)
+
+
+def spread_out(networks: dict[PeerId, str], rng: random.Random) -> list[PeerId]:
+    """Draw up to `ASKED` of these peers, of as many networks as there are."""
+    groups: dict[str, list[PeerId]] = {}
+    for peer in sorted(networks):
+        groups.setdefault(networks[peer], []).append(peer)
+    for group in groups.values():
+        rng.shuffle(group)
+    order = sorted(groups)
+    rng.shuffle(order)
+    deepest = max(map(len, groups.values()), default=0)
+    drawn = (groups[name][depth] for depth in range(deepest) for name in order if depth < len(groups[name]))
+    return [peer for peer, _ in zip(drawn, range(ASKED), strict=False)]
+
+
+def overdue(members: Iterable[Member], now: float, lifetime: float) -> list[PeerId]:
+    """Those that should have renewed their records and were not seen to: they are gone, or hidden."""
+    return [m.peer for m in members if not m.announcement.level and m.expires + m.kept - now < lifetime / 3]
+
+
+def _own(rpc: Rpc) -> list[SharedRecord]:
+    own, me = rpc.introduction, rpc.transport.peer_id
+    if own is None or not own.record or own.expires <= rpc.transport.now():
+        return []
+    return [SharedRecord(me, own.stage, own.level, own.record, own.expires)]
+
+
+def _some_of(rpc: Rpc, view: View, stages: Sequence[int], rng: random.Random) -> Iterable[SharedRecord]:
+    """The own record, then of each stage as many as there is room for."""
+    me, now, own = rpc.transport.peer_id, rpc.transport.now(), _own(rpc)
+    yield from own
+    room, places = MOST_BYTES - sum(len(shared.record) for shared in own), MOST_SHARED - len(own)
+    each = max(1, places // len(stages))
+    for stage in stages:
+        known = {m.peer: m for m in view.members(stage, now) if m.sealed and m.peer != me}
+        shown = view.thinned(list(known), rng)
+        for peer in rng.sample(shown, min(each, len(shown))):
+            member = known[peer]
+            room, places = room - len(member.sealed), places - 1
+            if room < 0 or places < 0:
+                return
+            yield SharedRecord(peer, stage, member.announcement.level, member.sealed, member.expires)
+
+
+async def _ask(membership: Membership, peer: PeerId, stages: Sequence[int]) -> list[Member]:
+    rpc = membership.rpc
+    reader = RecordReader(rpc.transport, membership.run_id, membership.admission)
+    try:
+        question = GetRecords(stages=list(stages), own=_own(rpc))
+        answer, _ = await rpc.call(peer, question, deadline=ASK_DEADLINE)
+    except NolocoError as problem:
+        logger.debug("No records from %s: %s", peer[-8:], problem)
+        return []
+    return reader.members(answer.records, stages, membership.view)

@@ -1,0 +1,139 @@
+"""Records from members beside the DHT: who is asked, what is shown, and that nobody has to be believed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+from node.membership.hearsay import ASKED, MOST_BYTES, hear_of, overdue, serve_records, spread_out
+from node.membership.membership import Membership
+from node.membership.view import Member, View
+from protocol.announcement import Announcement, record_key, stage_key
+from protocol.ground import PeerId
+from protocol.identity import Identity
+from protocol.messages.peers import GetRecords, Introduce, Records, SharedRecord
+from protocol.records import seal_record
+from protocol.rpc import Answer, Request
+from tests.unit.two_peers import Two, in_virtual_time, two_peers
+
+LIFE = 60.0
+RUN = "run"
+
+
+def member(name: str, expires: float, stage: int = 0, run: str = RUN, place: str = "9.1.1.1") -> Member:
+    identity = Identity.from_seed(name)
+    said = Announcement(
+        stage=stage, state="serving", since=0.0, addresses=[f"/ip4/{place}/tcp/4000/p2p/{identity.peer_id}"]
+    )
+    key = record_key(run, stage, identity.peer_id, 0)
+    return Member(
+        identity.peer_id, said, expires, sealed=seal_record(identity, key, said.to_bytes(), expires)
+    )
+
+
+@dataclass
+class Asking:
+    two: Two
+    known: View  # the server's
+    found: View  # the asker's
+    membership: Membership
+
+    async def hear(self, *stages: int) -> set[PeerId]:
+        await hear_of(self.membership, [self.two.address], stages or (0,))
+        return set(self.found.peers())
+
+
+@asynccontextmanager
+async def asking() -> AsyncIterator[Asking]:
+    async with two_peers() as two:
+        known, found = View(), View()
+        signed: Any = SimpleNamespace(run_id=RUN, manifest=SimpleNamespace(stages=4))
+        serve_records(two.server, signed, known, None)
+        none = cast(Any, None)
+        yield Asking(two, known, found, Membership(two.caller, signed, found, none, none, none))
+
+
+@in_virtual_time
+async def test_a_member_shows_others_and_itself() -> None:
+    async with asking() as a:
+        now = a.two.network.now()
+        others = [member(f"peer {n}", now + LIFE, stage=n % 2) for n in range(6)]
+        a.known.take(others)
+        server = Identity.from_seed("server")
+        own = seal_record(server, stage_key(RUN, 1), others[1].announcement.to_bytes(), now + LIFE)
+        a.two.server.introduction = Introduce(stage=1, record=own, expires=now + LIFE)
+        assert await a.hear(0) == {others[n].peer for n in (0, 2, 4)}
+        assert await a.hear(0, 1) == {m.peer for m in others} | {server.peer_id}
+        assert all(m.sealed for m in a.found.members(0, now)), "to be shown to others"
+
+
+@in_virtual_time
+async def test_what_is_not_signed_for_this_place_is_not_believed() -> None:
+    async with asking() as a:
+        now = a.two.network.now()
+        good, other = member("good", now + LIFE), member("other", now + LIFE)
+        shown = {
+            "of another run": member("b", now + LIFE, run="another"),
+            "over": member("d", now - 1.0),
+            "for ever": member("e", now + 1e6),
+        }
+        records = [SharedRecord(m.peer, 0, 0, m.sealed, m.expires) for m in (good, *shown.values())]
+        records += [
+            SharedRecord(other.peer, 0, 0, good.sealed, good.expires),  # under another's name
+            SharedRecord(other.peer, 0, 0, other.sealed, other.expires + 1.0),
+            SharedRecord(other.peer, 0, 1, other.sealed, other.expires),
+            SharedRecord(other.peer, 0, 0, b"no record", other.expires),
+            SharedRecord(other.peer, 3, 0, other.sealed, other.expires),
+        ]
+
+        async def lie(request: Request[GetRecords]) -> Answer[Records]:
+            return Answer(Records(records=records))
+
+        a.two.server.handle(GetRecords.answered_by(lie))
+        assert await a.hear(0, 3) == {good.peer}
+
+
+@in_virtual_time
+async def test_an_answer_is_small_and_one_network_does_not_fill_it() -> None:
+    async with asking() as a:
+        now = a.two.network.now()
+        honest = [member(f"honest {n}", now + LIFE, place=f"9.{n}.1.1") for n in range(10)]
+        many = [member(f"many {n}", now + LIFE, place=f"8.8.8.{n}") for n in range(90)]
+        a.known.take([*honest, *many])
+        heard = await a.hear(0)
+        assert len(heard & {m.peer for m in honest}) == len(honest)
+        records = (await a.two.ask(GetRecords(stages=[0]), traffic=None))[0].records
+        assert sum(len(shared.record) for shared in records) <= MOST_BYTES
+
+
+def test_those_that_are_asked_are_of_many_networks() -> None:
+    networks = {PeerId(f"sybil {n}"): "8.8.8.0/24" for n in range(50)}
+    networks |= {PeerId(f"honest {n}"): f"9.{n}.1.0/24" for n in range(3)}
+    for seed in range(20):
+        drawn = spread_out(networks, random.Random(seed))
+        assert len(drawn) == ASKED
+        assert sum(peer.startswith("honest") for peer in drawn) == 3
+    assert spread_out({}, random.Random(1)) == []
+
+
+def test_whose_record_was_not_renewed_is_overdue() -> None:
+    members = [member("a", 100.0), member("b", 115.0), member("c", 130.0)]
+    assert overdue(members, now=90.0, lifetime=60.0) == [members[0].peer]
+    assert overdue(members, now=100.0, lifetime=60.0) == [members[0].peer, members[1].peer]
+
+
+@in_virtual_time
+async def test_who_asks_shows_its_own_record_and_no_other() -> None:
+    async with asking() as a:
+        now = a.two.network.now()
+        caller, other = member("caller", now + LIFE), member("other", now + LIFE)
+        a.two.caller.introduction = Introduce(stage=0, record=caller.sealed, expires=caller.expires)
+        await a.hear(0)
+        assert a.known.peers() == [caller.peer]
+        named = [SharedRecord(other.peer, 0, 0, other.sealed, other.expires)]
+        await a.two.ask(GetRecords(stages=[0], own=named), traffic=None)
+        assert a.known.peers() == [caller.peer]
