@@ -17,7 +17,7 @@ from protocol.supervision import Supervisor, Work, cancelled
 class PairExchange:
     """The exchange with one partner in one round.
 
-    Mutable state: both contributions, the tasks that send the own one, bytes sent, the sample of φ.
+    Mutable state: both contributions, the tasks that send the own one, what was sent, the sample of φ.
     """
 
     def __init__(
