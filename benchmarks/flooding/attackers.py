@@ -1,0 +1,146 @@
+"""Peers that send malformed frames as quickly as they can: identities with a p2pd of their own each, in one process.
+
+None waits to be accepted, and each connects again whenever its connection was ended. Run as a program it prints a line
+of JSON each second: `ready`, then `sent` frames and `opened` streams, until frames or seconds are over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import uvloop
+from flooding.grammar import KINDS, batch_of
+
+from protocol.addresses import peer_id_in
+from protocol.errors import NolocoError
+from protocol.ground import PeerId
+from protocol.identity import Identity
+from protocol.messages import Traffic
+from protocol.supervision import Supervisor
+from protocol.transport.p2pd import Libp2pConfig, P2pd
+
+ALL = tuple(KINDS)
+WRITERS = 4  # of each identity
+BATCH = 32  # frames of one stream
+DEADLINE = 10.0  # seconds for a stream or a connection
+ENDING = 0.5  # seconds in which a victim may answer, before the stream is given up
+STARTED_AT_ONCE = 2
+_CHUNK = 1 << 16
+
+
+class Attacker:
+    """One identity. Mutable state: its p2pd, and what it has sent to each victim."""
+
+    def __init__(self, identity: Identity, kinds: tuple[str, ...] = ALL) -> None:
+        self.peer_id = identity.peer_id
+        self.sent = Counter[PeerId]()  # frames
+        self.opened = 0
+        self._identity = identity
+        self._kinds = kinds
+        self._rng = random.Random(self.peer_id)
+
+    async def start(self, folder: Path, supervisor: Supervisor) -> None:
+        key = folder / f"{self.peer_id}.key"
+        self._identity.save(key)
+        self._p2pd = await P2pd.start(key, Libp2pConfig(client_only=True), supervisor)
+
+    async def stop(self) -> None:
+        await self._p2pd.stop()
+
+    async def flood(self, victims: Sequence[str], batch: int = BATCH) -> None:
+        """Until it is cancelled."""
+        await asyncio.gather(*(self._write_on(victims, writer, batch) for writer in range(WRITERS)))
+
+    async def _write_on(self, victims: Sequence[str], writer: int, batch: int) -> None:
+        for turn in range(writer, 1 << 62):
+            with suppress(NolocoError, OSError, EOFError, RuntimeError, TimeoutError):
+                await self.send(victims[turn % len(victims)], batch)
+            await asyncio.sleep(0)
+
+    async def send(self, victim: str, batch: int) -> None:
+        """So many frames on one stream. Raises what the network does."""
+        peer, traffic = peer_id_in(victim), self._rng.choice(list(Traffic))
+        frames = batch_of(self._rng, traffic.value, self._kinds, batch)
+        control = self._p2pd.control
+        try:
+            stream = await control.open_stream(peer, traffic.protocol, DEADLINE)
+        except NolocoError:
+            await control.connect(victim, peer, DEADLINE)
+            stream = await control.open_stream(peer, traffic.protocol, DEADLINE)
+        self.opened += 1
+        try:
+            stream.write(b"".join(frames))
+            await stream.drain()
+            self.sent[peer] += len(frames)
+            if self._rng.random() < 0.5:  # else whatever was not sent yet is lost with the stream
+                async with asyncio.timeout(ENDING):
+                    while True:
+                        await stream.readexactly(_CHUNK)
+        finally:
+            stream.close()
+
+
+async def started(count: int, folder: Path, supervisor: Supervisor) -> list[Attacker]:
+    """So many attackers with fresh identities."""
+    attackers = [Attacker(Identity.generate()) for _ in range(count)]
+    room = asyncio.Semaphore(STARTED_AT_ONCE)
+
+    async def start(attacker: Attacker) -> None:
+        async with room:
+            await attacker.start(folder, supervisor)
+
+    await asyncio.gather(*map(start, attackers))
+    return attackers
+
+
+def tell(**row: object) -> None:
+    print(json.dumps(row), flush=True)
+
+
+async def attack(victims: Sequence[str], identities: int, frames: int, seconds: float, go: Path) -> None:
+    """Begins once the file `go` is there, and is gone when that is."""
+    supervisor = Supervisor()
+    with tempfile.TemporaryDirectory(prefix="noloco-flood-") as folder:
+        attackers = await started(identities, Path(folder), supervisor)
+        tell(ready=len(attackers), peers=[attacker.peer_id for attacker in attackers])
+        while not go.exists():
+            await asyncio.sleep(0.1)
+        floods = [supervisor.start(attacker.flood(victims)) for attacker in attackers]
+        ends, sent = time.monotonic() + seconds, 0
+        while sent < frames and time.monotonic() < ends:
+            await asyncio.sleep(0.5)
+            sent = sum(attacker.sent.total() for attacker in attackers)
+            tell(sent=sent, opened=sum(attacker.opened for attacker in attackers))
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+        tell(done=sent)
+        while go.exists():  # until what it took was read
+            await asyncio.sleep(0.1)
+        for attacker in attackers:
+            await attacker.stop()
+        await supervisor.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--victims", nargs="+", required=True)
+    parser.add_argument("--identities", type=int, required=True)
+    parser.add_argument("--frames", type=int, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--go", type=Path, required=True)
+    given = parser.parse_args()
+    uvloop.run(attack(given.victims, given.identities, given.frames, given.seconds, given.go))
+
+
+if __name__ == "__main__":
+    main()
