@@ -1,13 +1,14 @@
 """What a flood of malformed frames does to a swarm that trains: speed, memory, log, newcomers, and how soon it bans.
 
-Two `noloco-node` processes train the preset tiny, one stage each. Attackers in another process, each identity with its
-own p2pd, send a grammar of malformed frames to both as quickly as they can, and connect again whenever they are thrown
-out, until `--frames` were sent or `--seconds` are over. As all share the cores of this machine, speed is told four
-times, each by an undisturbed stretch before and one after: steps by wall time (`speed_by_wall`), by processor time of
-the nodes' processes (`speed_by_nodes`), of these and their p2pd (`speed_by_all`), and by what of the machine the
-attackers left (`speed_by_rest`: wall time of its cores less the attackers' processor time). Other ratios:
-`memory_node`, `memory_p2pd` (largest at the end by before), `lines_a_minute` (most in a minute of one log),
-`newcomer` (seconds to join by those before), `most_frames_until_ban`, `not_banned` (identities, of either node).
+Two `noloco-node` processes train the preset tiny, one stage each. Attackers in another process, each identity with
+its own p2pd, send a grammar of malformed frames to both as quickly as they can, and connect again whenever they are
+thrown out, until `--frames` were sent or `--seconds` are over; with `--even` no faster than these two say. They share
+the cores of this machine, after all others. So speed is told four times, each by an undisturbed stretch before and
+one after: steps by wall time (`speed_by_wall`), by processor time of the nodes' processes (`speed_by_nodes`), of
+these and their p2pd (`speed_by_all`), and by what the attackers left of the machine (`speed_by_rest`: wall time less
+the attackers' share of all cores). Other ratios: `memory_node`, `memory_p2pd`, `memory_both` (of one stage, at the
+end by before, the larger), `lines_a_minute` (most in a minute of one log), `newcomer` (seconds to join by those
+before), `most_frames_until_ban`, `not_banned` (identities, of either node).
 """
 
 from __future__ import annotations
@@ -141,8 +142,16 @@ class Stretch:
 
     def row(self) -> dict[str, Any]:
         speeds = {f"steps_by_{name}": round(speed, 3) for name, speed in self.speeds().items()}
-        cores = {name: round(getattr(self, name) / self.seconds, 3) for name in ("nodes", "p2pd", "attackers")}
-        return {"stretch": self.name, "seconds": round(self.seconds, 1), "steps": self.steps, **cores, **speeds}
+        cores = {
+            name: round(getattr(self, name) / self.seconds, 3) for name in ("nodes", "p2pd", "attackers")
+        }
+        return {
+            "stretch": self.name,
+            "seconds": round(self.seconds, 1),
+            "steps": self.steps,
+            **cores,
+            **speeds,
+        }
 
 
 def most_in_a_minute(moments: list[Moment]) -> int:
@@ -164,11 +173,10 @@ class Attack:
         command = [sys.executable, "-m", "flooding.attackers", "--victims", *victims, "--go", str(self._go)]
         for name in ("identities", "frames", "seconds"):
             command += [f"--{name}", str(getattr(arguments, name))]
+        command += ["--even"] * arguments.even
         self._complaints = folder / "attackers.err"
         with self._log.open("wb") as output, self._complaints.open("wb") as complaints:
-            self.process = subprocess.Popen(
-                command, cwd=FLOODING.parent, stdout=output, stderr=complaints
-            )
+            self.process = subprocess.Popen(command, cwd=FLOODING.parent, stdout=output, stderr=complaints)
 
     def told(self) -> dict[str, Any]:
         """All that it has said, the latest of each."""
@@ -266,7 +274,9 @@ class Trial:
                 if process.poll() is not None or time.monotonic() - began > START_SECONDS:
                     raise ChainFailed(f"the newcomer did not join {name} the attack")
                 time.sleep(0.1)
-                if stretch is not None and (not stretch.moments or time.time() - stretch.moments[-1].time > 1):
+                if stretch is not None and (
+                    not stretch.moments or time.time() - stretch.moments[-1].time > 1
+                ):
                     self._sample(stretch)
             took = time.monotonic() - began
         self._report.tell_row({"newcomer": name, "seconds": round(took, 2)})
@@ -281,8 +291,8 @@ class Trial:
             undisturbed.add(each.moments[0], each.moments[-1], each.steps)
         usual = undisturbed.speeds()
         found = {f"speed_by_{name}": speed / usual[name] for name, speed in during.speeds().items()}
-        for kind in ("node", "p2pd"):
-            found[f"memory_{kind}"] = max(self._growth(f"{kind}{stage}") for stage in STAGES)
+        for name, kinds in (("node", ["node"]), ("p2pd", ["p2pd"]), ("both", ["node", "p2pd"])):
+            found[f"memory_{name}"] = max(self._growth([f"{k}{stage}" for k in kinds]) for stage in STAGES)
         found["lines_a_minute"] = most_in_a_minute([*during.moments, *after.moments])
         if len(self.newcomers) > 1:
             found["newcomer"] = self.newcomers[1] / self.newcomers[0]
@@ -291,11 +301,13 @@ class Trial:
         found["not_banned"] = len(STAGES) * self._arguments.identities - len(bans)
         return {name: round(value, 3) for name, value in found.items()}
 
-    def _growth(self, name: str) -> float:
+    def _growth(self, names: list[str]) -> float:
         before, during, _ = self.stretches
-        first = median(moment.memory[name] for moment in before.moments)
-        last = during.moments[-10:]
-        return max(moment.memory[name] for moment in last) / first
+        first, last = (
+            [sum(moment.memory[name] for name in names) for moment in moments]
+            for moments in (before.moments, during.moments[-10:])
+        )
+        return median(last) / median(first)
 
     def bans(self) -> dict[tuple[int, str], int]:
         """Frames that a node began to read of a peer until it banned it, the most where that was repeated."""
@@ -331,8 +343,9 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--identities", type=int, default=50, help="70 MB of memory each")
     parser.add_argument("--seconds", type=float, default=600.0, help="that the attack may take")
+    parser.add_argument("--even", action="store_true", help="spread the frames over the seconds")
     parser.add_argument("--undisturbed", type=float, default=60.0, help="seconds before it, and after it")
-    arguments = arguments_of(parser, frames=2_000, identities=3, seconds=6.0, undisturbed=3.0)
+    arguments = arguments_of(parser, frames=1_000_000, identities=3, seconds=6.0, undisturbed=3.0)
     report = Report("malformed", arguments.json)
     with Victims(endless_tiny(), PLACES) as chain:
         chain.wait_for_steps(WARM_UP_STEPS)

@@ -324,7 +324,9 @@ class Rpc:
         if frame.type is not FrameType.REQUEST:
             raise WireError("a reply came where requests are expected")
         handler = self._handlers.get((traffic, frame.kind))
-        if handler is not None:  # before the door: who sends garbage is never one who has only not been met yet
+        if (
+            handler is not None
+        ):  # before the door: who sends garbage is never one who has only not been met yet
             request = handler.opened(peer, frame, status)
         elif frame.kind not in KINDS and not (self._door is not None and self._door.knows(peer)):
             self._note_fruitless(peer)

@@ -1,7 +1,8 @@
 """Peers that send malformed frames as quickly as they can: identities with a p2pd of their own each, in one process.
 
-None waits to be accepted, and each connects again whenever its connection was ended. Run as a program it prints a line
-of JSON each second: `ready`, then `sent` frames and `opened` streams, until frames or seconds are over.
+None waits to be accepted, and each connects again whenever its connection was ended. Run as a program it prints a
+line of JSON each half second: `ready`, then `sent` frames and `opened` streams, until frames or seconds are over. It
+comes after everybody else on the cores of this machine, as if it had its own.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +36,8 @@ BATCH = 32  # frames of one stream
 DEADLINE = 10.0  # seconds for a stream or a connection
 ENDING = 0.5  # seconds in which a victim may answer, before the stream is given up
 STARTED_AT_ONCE = 2
+PAUSE = 0.1
+NICENESS = 19
 _CHUNK = 1 << 16
 
 
@@ -56,12 +60,17 @@ class Attacker:
     async def stop(self) -> None:
         await self._p2pd.stop()
 
-    async def flood(self, victims: Sequence[str], batch: int = BATCH) -> None:
-        """Until it is cancelled."""
-        await asyncio.gather(*(self._write_on(victims, writer, batch) for writer in range(WRITERS)))
+    async def flood(
+        self, victims: Sequence[str], batch: int = BATCH, may_go: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Until it is cancelled, but only while it may."""
+        await asyncio.gather(*(self._write_on(victims, writer, batch, may_go) for writer in range(WRITERS)))
 
-    async def _write_on(self, victims: Sequence[str], writer: int, batch: int) -> None:
+    async def _write_on(
+        self, victims: Sequence[str], writer: int, batch: int, may_go: Callable[[], bool]
+    ) -> None:
         for turn in range(writer, 1 << 62):
+            await once(may_go)
             with suppress(NolocoError, OSError, EOFError, RuntimeError, TimeoutError):
                 await self.send(victims[turn % len(victims)], batch)
             await asyncio.sleep(0)
@@ -102,21 +111,38 @@ async def started(count: int, folder: Path, supervisor: Supervisor) -> list[Atta
     return attackers
 
 
+async def once(condition: Callable[[], bool]) -> None:
+    """Returns when it holds; other processes make it so."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(PAUSE)
+
+
 def tell(**row: object) -> None:
     print(json.dumps(row), flush=True)
 
 
-async def attack(victims: Sequence[str], identities: int, frames: int, seconds: float, go: Path) -> None:
-    """Begins once the file `go` is there, and is gone when that is."""
+async def attack(
+    victims: Sequence[str],
+    identities: int,
+    frames: int,
+    seconds: float,
+    is_even: bool,
+    go: Callable[[], bool],
+) -> None:
+    """Begins once it may `go`, and is gone when it may no longer; `is_even`: spread over all of the seconds."""
     supervisor = Supervisor()
     with tempfile.TemporaryDirectory(prefix="noloco-flood-") as folder:
         attackers = await started(identities, Path(folder), supervisor)
         tell(ready=len(attackers), peers=[attacker.peer_id for attacker in attackers])
-        while not go.exists():
-            await asyncio.sleep(0.1)
-        floods = [supervisor.start(attacker.flood(victims)) for attacker in attackers]
-        ends, sent = time.monotonic() + seconds, 0
-        while sent < frames and time.monotonic() < ends:
+        await once(go)
+        began, sent = time.monotonic(), 0
+
+        def may_go() -> bool:
+            due = frames * (time.monotonic() - began) / seconds
+            return not is_even or sum(attacker.sent.total() for attacker in attackers) < due
+
+        floods = [supervisor.start(attacker.flood(victims, may_go=may_go)) for attacker in attackers]
+        while sent < frames and time.monotonic() < began + seconds and go():
             await asyncio.sleep(0.5)
             sent = sum(attacker.sent.total() for attacker in attackers)
             tell(sent=sent, opened=sum(attacker.opened for attacker in attackers))
@@ -124,8 +150,7 @@ async def attack(victims: Sequence[str], identities: int, frames: int, seconds: 
             task.cancel()
         await asyncio.wait(floods)
         tell(done=sent)
-        while go.exists():  # until what it took was read
-            await asyncio.sleep(0.1)
+        await once(lambda: not go())  # until what it took was read
         for attacker in attackers:
             await attacker.stop()
         await supervisor.close()
@@ -137,9 +162,12 @@ def main() -> None:
     parser.add_argument("--identities", type=int, required=True)
     parser.add_argument("--frames", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--go", type=Path, required=True)
+    parser.add_argument("--even", action="store_true")
+    parser.add_argument("--go", type=Path, required=True, help="a file that says so while it is there")
     given = parser.parse_args()
-    uvloop.run(attack(given.victims, given.identities, given.frames, given.seconds, given.go))
+    os.nice(NICENESS)
+    amount = given.identities, given.frames, given.seconds
+    uvloop.run(attack(given.victims, *amount, given.even, given.go.exists))
 
 
 if __name__ == "__main__":

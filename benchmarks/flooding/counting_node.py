@@ -1,7 +1,7 @@
 """`noloco-node` that counts the frames which it begins to read of each peer, and writes how many when it bans one.
 
-Lines of JSON in `bans.jsonl` of its state directory: `peer`, `frames`, whether it is `banned`, and the `time`. Also one
-for each hundred frames of a peer that is not banned meanwhile, unless it is a member.
+Lines of JSON in `bans.jsonl` of its state directory: `peer`, `frames`, whether it is `banned`, and the `time`. Also
+one for each hundred frames of a peer that is not banned meanwhile: members send thousands.
 """
 
 from __future__ import annotations

@@ -70,7 +70,6 @@ def _specs(rng: random.Random) -> list[object]:
     )
 
 
-
 def _garbage_for(kinds: dict[str, tuple[str, ...]], rng: random.Random, traffic: str) -> bytes:
     kind = rng.choice(kinds.get(traffic) or kinds["control"])
     return framed([_number(rng), kind, _garbage(rng), []])
