@@ -3,10 +3,11 @@
 Two `noloco-node` processes train the preset tiny, one stage each. Attackers in another process, each identity with
 its own p2pd, send a grammar of malformed frames to both as quickly as they can, and connect again whenever they are
 thrown out, until `--frames` were sent or `--seconds` are over; with `--even` no faster than these two say. They share
-the cores of this machine, after all others. So speed is told four times, each by an undisturbed stretch before and
+the cores of this machine, and give way there. So speed is told four times, each by an undisturbed stretch before and
 one after: steps by wall time (`speed_by_wall`), by processor time of the nodes' processes (`speed_by_nodes`), of
 these and their p2pd (`speed_by_all`), and by what the attackers left of the machine (`speed_by_rest`: wall time less
-the attackers' share of all cores). Other ratios: `memory_node`, `memory_p2pd`, `memory_both` (of one stage, at the
+the attackers' share of all cores). `cores_taken`: processor time of nodes and p2pd that their steps do not explain,
+in cores, of both together; unlike the ratios it does not depend on what else the machine does. `memory_node`, `memory_p2pd`, `memory_both` (of one stage, at the
 end by before, the larger), `lines_a_minute` (most in a minute of one log), `newcomer` (seconds to join by those
 before), `most_frames_until_ban`, `not_banned` (identities, of either node).
 """
@@ -227,7 +228,9 @@ class Trial:
         self.attack = Attack(self._chain.directory, victims, arguments)
         try:
             self._watch.attackers = psutil.Process(self.attack.process.pid)
-            self._chain.wait_for(self.attack.is_ready)
+            while not self.attack.is_ready():  # fifty take minutes on a busy machine
+                self._chain.require_alive()
+                time.sleep(SAMPLE_SECONDS)
             self._train(before, arguments.undisturbed)
             self.attack.begin()
             self._train(during, arguments.seconds / 3)
@@ -291,6 +294,8 @@ class Trial:
             undisturbed.add(each.moments[0], each.moments[-1], each.steps)
         usual = undisturbed.speeds()
         found = {f"speed_by_{name}": speed / usual[name] for name, speed in during.speeds().items()}
+        worked = during.nodes + during.p2pd - during.steps / usual["all"]
+        found["cores_taken"] = worked / during.seconds
         for name, kinds in (("node", ["node"]), ("p2pd", ["p2pd"]), ("both", ["node", "p2pd"])):
             found[f"memory_{name}"] = max(self._growth([f"{k}{stage}" for k in kinds]) for stage in STAGES)
         found["lines_a_minute"] = most_in_a_minute([*during.moments, *after.moments])
