@@ -7,9 +7,9 @@ the cores of this machine, and give way there. So speed is told four times, each
 one after: steps by wall time (`speed_by_wall`), by processor time of the nodes' processes (`speed_by_nodes`), of
 these and their p2pd (`speed_by_all`), and by what the attackers left of the machine (`speed_by_rest`: wall time less
 the attackers' share of all cores). `cores_taken`: processor time of nodes and p2pd that their steps do not explain,
-in cores, of both together; unlike the ratios it does not depend on what else the machine does. `memory_node`, `memory_p2pd`, `memory_both` (of one stage, at the
-end by before, the larger), `lines_a_minute` (most in a minute of one log), `newcomer` (seconds to join by those
-before), `most_frames_until_ban`, `not_banned` (identities, of either node).
+in cores, of all together; what else the machine does slows steps, not this. `memory_node`, `memory_p2pd`,
+`memory_both` (of one stage, at the end by before, the larger), `lines_a_minute` (most in a minute of one log),
+`newcomer` (seconds to join by those before), `most_frames_until_ban`, `not_banned` (identities, of either node).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ SAMPLE_SECONDS = 1.0
 MINUTE = 60.0
 END_SECONDS = 30.0
 STAGES = (0, 1)
+TOLD = ("sent", "offered", "opened")  # by the attackers; the banned ones' streams end before all is sent
 
 
 class Victims(Chain):
@@ -255,7 +256,7 @@ class Trial:
         if now is not begin:
             stretch.add(begin, now, self._steps_until(now.time) - first)
             said = self.attack.told() if self.attack is not None else {}
-            self._report.tell_row(stretch.row() | {k: said[k] for k in ("sent", "opened") if k in said})
+            self._report.tell_row(stretch.row() | {k: said[k] for k in TOLD if k in said})
 
     def _sample(self, stretch: Stretch) -> Moment:
         moment = self._watch.look()
@@ -360,7 +361,7 @@ def main() -> None:
         said = trial.attack.told()
         frames = sorted(trial.bans().values())
         results: list[dict[str, Any]] = [stretch.row() for stretch in trial.stretches]
-        told = {"sent": said.get("sent", 0), "opened": said.get("opened", 0), "frames_until_ban": frames}
+        told = {name: said.get(name, 0) for name in TOLD} | {"frames_until_ban": frames}
         results.append(told | {"newcomers": [round(seconds, 2) for seconds in trial.newcomers]})
         ratios = trial.ratios()
     for row in results:

@@ -1,8 +1,8 @@
 """Peers that send malformed frames as quickly as they can: identities with a p2pd of their own each, in one process.
 
 None waits to be accepted, and each connects again whenever its connection was ended. Run as a program it prints a
-line of JSON each half second: `ready`, then `sent` frames and `opened` streams, until frames or seconds are over. It
-then gives way to others on the cores of this machine, which would not be theirs elsewhere.
+line of JSON each half second: `ready`, then frames `offered` and `sent`, and `opened` streams, until frames or seconds
+are over. It then gives way to others on the cores of this machine, which would not be theirs elsewhere.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Attacker:
         self.peer_id = identity.peer_id
         self.sent = Counter[PeerId]()  # frames
         self.opened = 0
+        self.offered = 0  # frames of all streams, also of those that ended before anything was taken
         self._identity = identity
         self._kinds = kinds
         self._rng = random.Random(self.peer_id)
@@ -87,6 +88,7 @@ class Attacker:
             await control.connect(victim, peer, DEADLINE)
             stream = await control.open_stream(peer, traffic.protocol, DEADLINE)
         self.opened += 1
+        self.offered += len(frames)
         try:
             stream.write(b"".join(frames))
             await stream.drain()
@@ -157,7 +159,8 @@ async def attack(
         while sent < frames and time.monotonic() < began + seconds and go():
             await asyncio.sleep(0.5)
             sent = sum(attacker.sent.total() for attacker in attackers)
-            tell(sent=sent, opened=sum(attacker.opened for attacker in attackers))
+            opened, offered = (sum(getattr(a, name) for a in attackers) for name in ("opened", "offered"))
+            tell(sent=sent, opened=opened, offered=offered)
         for task in floods:
             task.cancel()
         await asyncio.wait(floods)
