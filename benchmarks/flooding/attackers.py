@@ -1,8 +1,8 @@
 """Peers that send malformed frames as quickly as they can: identities with a p2pd of their own each, in one process.
 
 None waits to be accepted, and each connects again whenever its connection was ended. Run as a program it prints a
-line of JSON each half second: `ready`, then frames `offered` and `sent`, and `opened` streams, until frames or seconds
-are over. It then gives way to others on the cores of this machine, which would not be theirs elsewhere.
+line of JSON each half second: `ready`, then frames `offered` and `sent`, and `opened` streams, until frames or
+seconds are over. It then gives way to others on the cores of this machine, which would not be theirs elsewhere.
 """
 
 from __future__ import annotations

@@ -108,6 +108,8 @@ async def test_who_is_banned_takes_no_place_of_those_who_are_dialled_again(netwo
     victim, honest, mallory = await network.peers("vhm")
     for peer in (honest, mallory):
         assert await peer.connect(victim.addresses(), DEADLINE)
+    assert isinstance(victim, Libp2pTransport)
+    assert victim._session is not None
     victim.refuses = lambda peer: peer == mallory.peer_id
     victim._book.clear()
     await victim._look_around(victim._session)
