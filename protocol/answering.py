@@ -41,7 +41,7 @@ class Underway:
 class Answering:
     """Answers the requests of one stream: bounds how many run at once and sends progress for long ones.
 
-    Mutable state: the requests under way, and whether somebody tells how far they are.
+    Mutable state: the requests under way, how many came, and whether somebody tells how far they are.
     """
 
     channel: Channel
@@ -51,6 +51,7 @@ class Answering:
     most_places: int
     supervisor: Supervisor
     underway: dict[int, Underway] = field(default_factory=dict)
+    asked: int = 0  # requests that came and that nobody has given up
     telling: bool = False
 
     @window
@@ -68,8 +69,12 @@ class Answering:
         """
         frame = await self.channel.read(most, self._began_to_come if tells else lambda *_: None)
         if frame.type is FrameType.CANCEL:
+            if not (tells and self.asked):
+                raise WireError("something is given up that was not asked for")
+            self.asked -= 1
             self._give_up(frame.request_id)
             return
+        self.asked += 1
         underway = self.underway.get(frame.request_id, Underway(0.0))
         underway.status.look = lambda: QUEUED
         try:

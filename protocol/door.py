@@ -107,6 +107,10 @@ class Door:
     def leave(self, stream: Stream) -> None:
         self._streams.pop(stream, None)
 
+    def has_ended(self, stream: Stream) -> bool:
+        """Whether it was a visitor's that had to give way to another one."""
+        return stream not in self._streams and not self.knows(stream.remote)
+
     def bound(self, peer: PeerId, most: int, nbytes: int) -> int:
         """The most bytes that a request may have, of which `nbytes` are about to come: `most` from a member.
 

@@ -30,6 +30,9 @@ LONGEST_COMING = 10.0  # seconds that a request may take while others wait for i
 ROOM_PAUSE = 0.05
 BAN_AFTER_STRIKES = 10
 BAN_SECONDS = 300.0
+# Streams that bring nothing, and kinds of requests that there are not, at once and a second, of each peer: what bad
+# luck or a later version explains. Of all peers together there is no bound: one must not get another banned.
+FRUITLESS = (32, 1.0), (1e12, 1e12)
 MAX_OFFENDERS = 4_096  # remembered at once
 MOST_REMEMBERED = 4_096  # peers whose allowances are kept
 

@@ -31,13 +31,23 @@ from protocol.errors import (
 )
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.ground import PeerId
+from protocol.messages import KINDS, Asker, Asks, Done, Handler, Message, Status
 from protocol.messages import Answer as Answer
-from protocol.messages import Asker, Asks, Done, Handler, Message, Status
 from protocol.messages import Request as Request
 from protocol.messages import Traffic as Traffic
 from protocol.messages.peers import Introduce
 from protocol.patience import Patience
-from protocol.peer_limits import INFLOW_FEWEST, LARGE, Bans, Inflow, PeerTable, RequestLimiter, places_for
+from protocol.peer_limits import (
+    FRUITLESS,
+    INFLOW_FEWEST,
+    LARGE,
+    Allowance,
+    Bans,
+    Inflow,
+    PeerTable,
+    RequestLimiter,
+    places_for,
+)
 from protocol.supervision import Supervisor
 from protocol.transport.base import Stream, Transport
 from protocol.windows import amount, counted, short, window
@@ -82,6 +92,7 @@ class Rpc:
         self._places = WeakValueDictionary[tuple[PeerId, Traffic], RequestLimiter]()
         self._inflow = Inflow(INFLOW_FEWEST)
         self._bans = Bans()
+        self._fruitless = Allowance(*FRUITLESS)
         self.introduction: Introduce | None = None  # of this peer, once it has a record
         self._introducing = WeakValueDictionary[PeerId, asyncio.Lock]()  # as for `_opening`
         self._shown = PeerTable[Introduce](MOST_INTRODUCED)  # to whom, and what
@@ -280,7 +291,10 @@ class Rpc:
     async def _serve(self, traffic: Traffic, stream: Stream) -> None:
         peer = stream.remote
         streams = self._streams_from.get(peer, set())
-        if self.is_banned(peer) or len(streams) >= MAX_STREAMS_PER_PEER:
+        if self.is_banned(peer):
+            return
+        if len(streams) >= MAX_STREAMS_PER_PEER:
+            self._note_fruitless(peer)
             return
         self._streams_from[peer] = streams
         streams.add(stream)
@@ -293,15 +307,19 @@ class Rpc:
             *self._places_of(peer, traffic),
             self._supervisor,
         )
+        brought = False  # anything
         try:
             while not self.is_banned(peer):
                 await answering.take(partial(self._most, stream, traffic), tells=traffic.is_work)
+                brought = True
                 self._inflow.leave(stream)
         except WireError as error:
             logger.warning("Peer %s sent something malformed: %s", peer[-8:], error)
             self.strike(peer)
         except PeerUnreachable:
             logger.debug("Peer %s closed its %s stream", peer[-8:], traffic)
+            if not brought and not (self._door is not None and self._door.has_ended(stream)):
+                self._note_fruitless(peer)
         finally:
             answering.end()
             self._inflow.leave(stream)
@@ -330,11 +348,17 @@ class Rpc:
         if frame.type is not FrameType.REQUEST:
             raise WireError("a reply came where requests are expected")
         handler = self._handlers.get((traffic, frame.kind))
+        if (
+            handler is not None
+        ):  # before the door: who sends garbage is never one who has only not been met yet
+            request = handler.opened(peer, frame, status)
+        elif frame.kind not in KINDS and not (self._door is not None and self._door.knows(peer)):
+            self._note_fruitless(peer)
         if self._door is not None:
             await self._door.admit(peer, handler.asker if handler is not None else Asker.ANYBODY)
         if handler is None:
             raise Refused("unknown-request", frame.kind[:40])
-        return await handler.dispatch(peer, frame, status)
+        return await handler.answer(request)
 
     # --- defence ------------------------------------------------------------------------------
 
@@ -342,6 +366,11 @@ class Rpc:
         """Count a breach of protocol; after too many the peer is ignored for a while."""
         if self._bans.strike(peer, asyncio.get_running_loop().time()):
             self._supervisor.spawn(self.shut_out(peer), "ending the connection with a peer that is banned")
+
+    def _note_fruitless(self, peer: PeerId) -> None:
+        """Count as a breach what is one only when it comes again and again."""
+        if not self._fruitless.take(peer, 1, asyncio.get_running_loop().time()):
+            self.strike(peer)
 
     def is_banned(self, peer: PeerId) -> bool:
         return self._bans.is_banned(peer, asyncio.get_running_loop().time())

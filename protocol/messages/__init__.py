@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar, Unpack, cast
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, cast
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -32,6 +32,7 @@ def _peer_id(text: str) -> str:
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+KINDS = set[str]()  # of all messages that there are, each by its name on the wire
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
 Id = Annotated[str, Field(min_length=1, max_length=64)]
@@ -84,6 +85,7 @@ class Message(BaseModel):
         super().__init_subclass__(**settings)
         if kind:
             cls.kind = kind
+            KINDS.add(kind)
 
     @classmethod
     def parsed(cls, body: object) -> Self:
@@ -150,12 +152,13 @@ class Answer(Generic[Reply_co]):
 
 @dataclass(frozen=True)
 class Handler:
-    """What answers the requests of one kind. `dispatch` checks a frame's body before anything is done."""
+    """What answers the requests of one kind, once `opened` has checked a frame's body. Raises `WireError` there."""
 
     kind: str
     traffic: Traffic
     asker: Asker
-    dispatch: Callable[[PeerId, Frame, Status], Awaitable[Answer[Message]]]
+    opened: Callable[[PeerId, Frame, Status], Request[Any]]
+    answer: Callable[[Request[Any]], Awaitable[Answer[Message]]]
 
 
 class Asks(Message, Generic[Reply_co]):
@@ -195,7 +198,7 @@ class Asks(Message, Generic[Reply_co]):
     ) -> Handler:
         """`handler`, for `Rpc.handle`; it may raise `Refused`. `traffic`: another class than the message's own."""
 
-        def dispatch(peer: PeerId, frame: Frame, status: Status) -> Awaitable[Answer[Message]]:
-            return handler(Request(peer, cls.parsed(frame.body), frame, status))
+        def opened(peer: PeerId, frame: Frame, status: Status) -> Request[Self]:
+            return Request(peer, cls.parsed(frame.body), frame, status)
 
-        return Handler(cls.kind, traffic or cls.traffic, cls.asker, dispatch)
+        return Handler(cls.kind, traffic or cls.traffic, cls.asker, opened, handler)

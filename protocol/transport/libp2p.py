@@ -298,6 +298,8 @@ class Libp2pTransport(Transport):
         try:
             await session.refresh_addresses()
             for peer in await session.connected():
+                if self.refuses(peer):
+                    continue  # who comes back again and again would push others out of the book
                 known = self._book.get(peer) or await self._addresses_of(session, peer)
                 self._book[peer] = known[:_BOOK_ADDRESSES]
         except NolocoError as error:

@@ -101,3 +101,16 @@ async def test_the_dht_does_not_answer_a_banned_peer_either(network: OnLoopback)
     entry = record(Identity.from_seed("suite", "mallory"), KEY)
     assert isinstance(await stranger.store(victim, [entry]), Exception)
     assert isinstance(await stranger.ping(victim, stranger.me), Exception)
+
+
+async def test_who_is_banned_takes_no_place_of_those_who_are_dialled_again(network: OnLoopback) -> None:
+    """Before: fifty that came back all the time filled the book, and p2pd was asked for the addresses of each."""
+    victim, honest, mallory = await network.peers("vhm")
+    for peer in (honest, mallory):
+        assert await peer.connect(victim.addresses(), DEADLINE)
+    assert isinstance(victim, Libp2pTransport)
+    assert victim._session is not None
+    victim.refuses = lambda peer: peer == mallory.peer_id
+    victim._book.clear()
+    await victim._look_around(victim._session)
+    assert list(victim._book) == [honest.peer_id]

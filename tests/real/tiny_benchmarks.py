@@ -41,6 +41,7 @@ PROMISED: dict[str, tuple[str, ...]] = {
         "snapshot_stall_ms",
         "round_blocked_s",
     ),
+    "malformed": ("speed_by_all", "memory_both", "lines_a_minute", "most_frames_until_ban", "not_banned"),
     "latency": ("tree_to_pair_at_once_8_sigma_1", "blocked_all_reduce_to_pair_8_sigma_0"),
     "levels": ("throughput_4", "rounds_4", "alone_4", "blocked_4"),
     "memory": ("stage0_highest", "stage0_lowest", "stage1_highest", "p2pd0_highest", "p2pd1_lowest"),

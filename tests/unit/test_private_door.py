@@ -24,10 +24,12 @@ from protocol.rpc import Answer, Request
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
 from tests.unit.test_door import CALLER, requests
+from tests.unit.test_frames import EXAMPLES
 from tests.unit.test_tokens import OWNER, RUN, signed
 from tests.unit.two_peers import Two, in_virtual_time, two_peers
 
 KINDS = sorted(requests(), key=lambda kind: kind.kind)
+BODIES = {example.kind: example.model_dump() for example in EXAMPLES}
 OPEN = {"hello", "introduce"}
 DAY = 86_400.0
 
@@ -62,15 +64,12 @@ class Private:
         self.two.caller.introduction = Introduce(expires=self.now() + DAY, credential=shown)
 
     async def refusals(self) -> dict[str, str]:
-        """What a request of each kind is refused with; nothing for those that reached their handler.
-
-        The bodies are not those of the kinds: what is wrong with them is looked at behind the door.
-        """
+        """What a request of each kind is refused with; nothing for those that reached their handler."""
         codes = {}
         for number, kind in enumerate(KINDS):
             self.two.server._bans = Bans()  # what is malformed is no matter here
             stream = await self.two.caller.transport.open(self.two.address, kind.traffic.protocol, 5.0)
-            await write_frame(stream, FrameType.REQUEST, number, kind.kind, {})
+            await write_frame(stream, FrameType.REQUEST, number, kind.kind, BODIES[kind.kind])
             async with asyncio.timeout(30.0):
                 frame = await read_frame(stream, 1 << 20)
             codes[kind.kind] = frame.kind if frame.type is FrameType.REFUSAL else ""
