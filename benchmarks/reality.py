@@ -184,9 +184,9 @@ def main() -> None:
         for name, seen in zip(("real", "simulated"), pairs[-1], strict=True):
             report.tell_row({"seed": order.seed, "as": name} | numbers(seen))
     both = [[numbers(seen) for seen in side] for side in zip(*pairs, strict=True)]
-    real, simulation = ({what: fmean(row[what] for row in side) for what in side[0]} for side in both)
+    measured, simulation = ({what: fmean(row[what] for row in side) for what in side[0]} for side in both)
     # without a ratio: what real nodes never did, as asking where the question takes long beside the work
-    ratios = {what: round(simulation[what] / real[what], 3) for what in real if real[what]}
+    ratios = {what: round(simulation[what] / measured[what], 3) for what in measured if measured[what]}
     ratios["worst"] = max(ratios.values(), key=lambda ratio: abs(math.log(ratio)))
     report.conclude(ratios, [asdict(seen) for pair in pairs for seen in pair], f"means of {len(pairs)}")
 

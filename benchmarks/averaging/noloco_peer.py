@@ -91,7 +91,7 @@ class NolocoPeer:
             await self._compute.run(Priority.OPTIMIZER, self._work_step)
             self._rounds.step_done(self._step_seconds)
             if self._rounds.must_end:
-                if self._rounds.has_partner:
+                if self._rounds.averager.pair is not None:
                     break
                 await self._finish_round()
             await asyncio.sleep(self._step_seconds)

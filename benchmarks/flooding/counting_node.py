@@ -51,6 +51,6 @@ class CountingBans(Bans):
 if __name__ == "__main__":
     from protocol import rpc
 
-    channel.read_prefix = _counted
+    channel.read_prefix = _counted  # type: ignore[attr-defined]
     rpc.Bans = CountingBans  # type: ignore[misc, attr-defined]
     cli.main()
