@@ -170,7 +170,7 @@ class Board:
         silent: float | None = None,
         to: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Note a member at wall clock `now`: its record, last answer, since when it is `silent`, whom it sends `to`."""
+        """Note a member at wall clock `now`: record, last answer, since when it is `silent`, whom it sends `to`."""
         peer, known = sighting.member.peer, self._seen.get(sighting.member.peer)
         if known is None and len(self._seen) >= MOST_MEMBERS and not self._makes_room(sighting, now):
             return
@@ -224,7 +224,7 @@ class Board:
                 self._pictures.add(now, packed)
 
     def recall(self, points: Iterable[Point]) -> None:
-        """Replace the recalled curves, from before this board began, by these, which are in the order of their times."""
+        """Replace what was recalled by these curves from before this board began, in the order of their times."""
         own = self._points.all()
         self._recalled = [point for point in points if not own or point.time < own[0][0]][-MOST_POINTS:]
         self.version += 1

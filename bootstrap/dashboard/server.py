@@ -57,7 +57,7 @@ HEADERS = {
 
 
 class Pages:
-    """The web server's answers. Mutable state: how many streams are open, what was told last, whether they are to end."""
+    """The server's answers. Mutable state: how many streams are open, what was told last, whether they are to end."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The work of `noloco eval`: the text to measure on; the losses of a swarm, of its first weights or of a checkpoint."""
+"""The work of `noloco eval`: text to measure on; the losses of a swarm, of its first weights or of a checkpoint."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> li
     """Contributions of present and former members, as far as somebody among those seen has a receipt, or signs
     one.
 
-    A member that does not answer within `DEADLINE` seconds is left out. Signatures are checked in a thread: a member may send
-    256 of them.
+    A member that does not answer within `DEADLINE` seconds is left out. Signatures are checked in a thread: a member
+    may send 256 of them.
     """
     slots = asyncio.Semaphore(ASKED_AT_ONCE)
 

@@ -223,7 +223,7 @@ async def _dialled_back(rpc: Rpc, members: Sequence[PeerId]) -> CheckResult:
 
 
 def reachability(answers: Sequence[str | None], port: int, by_relay: bool) -> CheckResult:
-    """Judge the port by peers' answers: the address at which each dialled this machine, "" for none, None for no answer."""
+    """Judge by peers' answers: the address at which each dialled this machine, "" for none, None for no answer."""
     tried = [answer for answer in answers if answer is not None]
     at = sorted({answer for answer in tried if answer})
     forward = (

@@ -79,7 +79,7 @@ class Redactor:
         return text if address.is_loopback or address.is_unspecified else self._for("address", text)
 
     def _folders(self, found: re.Match[str]) -> str:
-        """Replace folders, except those of libraries, which are of use, and parts of a multiaddress, which are none."""
+        """Replace folders; those of libraries are of use and stay, as do parts of a multiaddress, which are none."""
         folders = found[0]
         if folders.startswith(self._libraries) or re.match(r"/(?:ip4|ip6|dns\w*|p2p|tcp|udp|unix)/", folders):
             return folders

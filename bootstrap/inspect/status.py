@@ -52,7 +52,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class HowFar:
-    """The progress of a run: inner steps of its median first-stage replica; None where it stands still or is complete."""
+    """A run's progress: inner steps of its median first-stage replica; None where it stands still or is complete."""
 
     step: int
     total_steps: int
