@@ -158,7 +158,7 @@ def _read(path: Path) -> bytes:
 
 
 def reach_of(address: str) -> str:
-    """Where an address can be reached from: "this machine", "this network" or "everywhere"."""
+    """Say from where an address can be reached: "this machine", "this network" or "everywhere"."""
     parts = address.split("/")
     if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
         host = ipaddress.ip_address(parts[2])
@@ -217,7 +217,7 @@ class SeedPeer:
         )
 
     def tell_newcomers(self) -> None:
-        """Begin to tell whoever founded the run of newcomers."""
+        """Begin to tell whoever founded the run who joins."""
         self._telling.keep(
             "watching who joins",
             lambda: tell_newcomers(self.transport, self.signed, self.view),

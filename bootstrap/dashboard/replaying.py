@@ -167,7 +167,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _events(file: Path) -> Iterator[Event]:
-    """Yield the events that can be read; half a line, left by a node that was killed, cannot."""
+    """Yield the events that can be read; half a line, left at the end by a node that was killed, is none."""
     for each in (before(file), file):
         if each.exists():
             yield from _events_in(each)
@@ -185,7 +185,7 @@ def _events_in(file: Path) -> Iterator[Event]:
 
 
 def _timed(file: Path) -> Iterator[tuple[float, Path, Event]]:
-    """Yield the events with times that never go back, as those of a clock do that is set."""
+    """Yield the events with times that never go back, as a clock's do when it is set."""
     latest = -math.inf
     for event in _events(file):
         latest = max(latest, _number(event["time"]) or 0.0)

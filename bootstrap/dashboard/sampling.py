@@ -1,4 +1,4 @@
-"""Questions of a page now and then, while somebody watches: texts by the present weights, and who gave how much."""
+"""The samples that a page takes while somebody watches: texts by the present weights, and who gave how much."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Givers:
         self._chosen: list[PeerId] = []
 
     async def run(self) -> None:
-        """Add up for ever. Members that do not answer are left out."""
+        """Add up contributions for ever. Members that do not answer are left out."""
         while True:
             await self._audience.somebody()
             if asked := self._asked():

@@ -19,7 +19,7 @@ class Wording:
     """
 
     def __init__(self, stages: int, version: str | None = None) -> None:
-        """Members with an older `version` are told of; None is this program's own."""
+        """`version`: members with an older one are told of; None is this program's own."""
         self._stages = stages
         self._version = own_version() if version is None else version
         self._empty_since: dict[int, float] = {}

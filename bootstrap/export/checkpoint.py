@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Weight:
-    """One named parameter: at which place of which stage's flat weights it is."""
+    """One named parameter, and its place in a stage's flat weights."""
 
     stage: int
     place: Slice

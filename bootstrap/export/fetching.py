@@ -40,7 +40,7 @@ class Donor:
 
 @dataclass(frozen=True)
 class Source:
-    """Where one stage's weights come from; of several donors the mean. Sorted by peer id."""
+    """The source of one stage's weights; of several donors the mean. Sorted by peer id."""
 
     stage: int
     parameters: int

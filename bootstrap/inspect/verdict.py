@@ -149,7 +149,7 @@ def _last_replicas(seen: Seen) -> list[Finding]:
 
 
 def _slow_stage(seen: Seen) -> list[Finding]:
-    """One that can do far less than all others, while they stand idle for part of the time."""
+    """Find a stage that can do far less than all others, while they stand idle for part of the time."""
     if seen.stages < 2:
         return []
     able = [_capacity(seen.serving(stage)) for stage in range(seen.stages)]

@@ -63,7 +63,7 @@ class Summary:
         }
 
     def write(self, path: Path) -> None:
-        """Write it to a file. Raises `StateError` when it cannot be; what was there before is then as it was."""
+        """Write it to a file. Raises `StateError` when that fails; what was there before is then as it was."""
         write_whole(path, json.dumps(asdict(self), indent=2) + "\n", "Choose another file with --summary.")
 
     def lines(self) -> list[str]:

@@ -259,7 +259,7 @@ class LocalSwarm:
         )
 
     def _require_alive(self) -> None:
-        """Raise `UserError` if a node died before all joined, as the swarm cannot start, or later if all have died."""
+        """Raise `UserError` if a node died before all joined, as the swarm cannot start, or later if all died."""
         dead = [node for node in self.nodes.all if not node.is_running and node.name not in self.away]
         if dead and (not self._seen_all or len(dead) == len(self.nodes.all)):
             raise UserError(f"Node {dead[0].name} ended early. The end of its log:\n{dead[0].last_words()}")

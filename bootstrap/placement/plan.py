@@ -66,7 +66,7 @@ def make_plan(
     *,
     progress: Callable[[Improvement], None] | None = None,
 ) -> Placement:
-    """Search by `method`; the budget does not count the compiling before. Raises `ScenarioError` for an unknown one."""
+    """Search by `method`; the budget leaves out the compiling before. Raises `ScenarioError` for an unknown one."""
     if method not in METHODS:
         raise ScenarioError(f"--method {method!r}: choose from {', '.join(METHODS)}.")
     run_search(problem, METHODS[method], Budget(evaluations=WARM_UP), seed)

@@ -34,7 +34,7 @@ class Opinion:
         self._train()
 
     def _train(self) -> None:
-        """Make the progress of the round that begins."""
+        """Draw the progress of the round that begins."""
         noise = self._rng.standard_normal(NUMBERS, dtype=np.float32)
         self._theta = self.phi + torch.from_numpy(noise)
 

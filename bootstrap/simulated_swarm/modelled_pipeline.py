@@ -288,7 +288,7 @@ class ModelledPipeline:
         self._onward(passing)
 
     def _lose_child(self, passing: Passing) -> Passing | None:
-        """Forget what was sent on, as the next stage has it no more or it does not matter whether it has; returns it."""
+        """Forget what was sent on, and return it: the next stage has it no more, or that does not matter."""
         child, passing.child = passing.child, None
         if child is not None:
             self.choices.returned(child.at.peer.peer, child.asked)

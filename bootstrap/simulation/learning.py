@@ -45,7 +45,7 @@ OWN_FACTS = ("slow", "latency", "mbit", "validation_sequences", "seed")
 
 @dataclass(frozen=True)
 class LearningSetting:
-    """One thing to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
+    """One setting to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
 
     `slow` is how many times slower the compute of the last replica of the last stage is. `latency` in seconds
     one way and `mbit` per second describe every peer's link. On another `device` than a processor sums round
