@@ -223,7 +223,7 @@ async def _dialled_back(rpc: Rpc, members: Sequence[PeerId]) -> CheckResult:
 
 
 def reachability(answers: Sequence[str | None], port: int, by_relay: bool) -> CheckResult:
-    """Judge the port by answers: the address at which a peer dialled it, "" for none, None for no answer."""
+    """Judge the port by answers: the address at which this machine was dialled, "" for none, None for no answer."""
     tried = [answer for answer in answers if answer is not None]
     at = sorted({answer for answer in tried if answer})
     forward = (
@@ -241,7 +241,7 @@ def reachability(answers: Sequence[str | None], port: int, by_relay: bool) -> Ch
 
 
 async def _uplink(rpc: Rpc, key: Identity, signed: SignedManifest, members: Sequence[PeerId]) -> CheckResult:
-    """Measure the uplink to some members, who answer whoever shows a record; this one's says at once that it leaves."""
+    """Measure the uplink to members: they answer whoever shows a record, and this one says at once that it leaves."""
     now = rpc.transport.now()
     record = Announcement(stage=0, state="leaving", since=now).to_bytes()
     sealed = seal_record(key, stage_key(signed.run_id, 0), record, now + RECORD_SECONDS)
