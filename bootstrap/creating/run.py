@@ -181,7 +181,7 @@ class SeedPeer:
         kept: Callable[[bytes], bytes] = lambda sealed: b"",
     ) -> None:
         """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens; `credential` lets this peer into a
-        private run; `kept` as of `Revoking`.
+        private run; `kept` is that of `Revoking`.
         """
         self.credential, self._kept = credential, kept
         self.transport = transport

@@ -161,7 +161,7 @@ def entropies_of(manifest: Manifest, data: TrainingData, text: MeasuredText) -> 
 
 
 def _pairs_of_epoch(manifest: Manifest, data: TrainingData) -> NDArray[np.int64]:
-    """[256, 256]: how often byte j follows byte i in what is trained on."""
+    """Counts [256, 256] of how often byte j follows byte i in what is trained on."""
     wide = manifest.model_copy(
         update={
             "data": manifest.data.model_copy(update={"sequence_tokens": EPOCH_TOKENS}),

@@ -85,7 +85,7 @@ def _filled(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
 
 
 def _distances(places: Floats) -> Floats:
-    """[N, N] from coordinates and, last, the logarithm of heights [N, D + 1]."""
+    """Distances [N, N] from coordinates and, last, the logarithm of heights [N, D + 1]."""
     apart = places[:, None, :-1] - places[None, :, :-1]
     height = np.exp(places[:, -1])
     distances: Floats = np.sqrt((apart**2).sum(-1) + 1e-6) + height[:, None] + height[None, :]
