@@ -27,7 +27,7 @@ CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to 
 
 
 async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed: int) -> ChaosReport:
-    """Train undisturbed, then disturbed, for `plan.minutes` each. The summary is the disturbed run's, with the comparison in it."""
+    """Run both, for `plan.minutes` each. The summary is the disturbed run's, with the comparison in it."""
     plan = replace(plan, ends_by_clock=True, checkpoint_minutes=CHECKPOINT_MINUTES)
     console.print(f"First the undisturbed run, {plan.minutes:g} minutes.")
     aside = plan.directory / "undisturbed"
