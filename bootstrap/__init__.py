@@ -1,1 +1,1 @@
-"""How a swarm comes to be, is watched, run on one machine and exported. Imports `node` and `protocol`."""
+"""Founding, watching and exporting a swarm, and running one on a single machine. Imports `node` and `protocol`."""

@@ -1,4 +1,4 @@
-"""What commands show beside plain text: tables, progress bars on a terminal, pictures in a file."""
+"""The displays of commands beside plain text: tables, progress bars on a terminal, pictures in a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bars:
         self._shown.update(self._tasks[name], completed=done, total=total)
 
     def tell(self, sentence: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         self._shown.console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -75,13 +75,13 @@ def writing(file: Path, advice: str) -> Iterator[None]:
 
 
 def write_whole(file: Path, contents: str | bytes, advice: str, mode: int = FOR_OTHERS) -> None:
-    """The file as a whole or, with a `StateError` that ends with `advice`, as it was."""
+    """Write the file as a whole or, with a `StateError` that ends with `advice`, leave it as it was."""
     with writing(file, advice):
         replace_whole(file, contents.encode() if isinstance(contents, str) else contents, mode=mode)
 
 
 def require_places(*files: Path | None, advice: str) -> None:
-    """Raises `StateError` before long work for a file that could not be written after it."""
+    """Refuse, before long work, a file that could not be written after it. Raises `StateError`."""
     for file in files:
         if file is not None:
             with writing(file, advice):

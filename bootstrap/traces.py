@@ -27,7 +27,7 @@ FILE_NAME = "trace.json"  # of a node, in its state directory
 
 
 class TraceEvent(TypedDict, total=False):
-    """What is read of an event; times in microseconds."""
+    """The part of an event that is read; times in microseconds."""
 
     ph: str  # phase: M names a process, X is a span, b and e are the halves of an asynchronous one
     pid: int
@@ -55,7 +55,7 @@ class NodeTime:
 
 @dataclass
 class _Process:
-    """What one process's events say. Mutable while they are read."""
+    """The contents of one process's events. Mutable while they are read."""
 
     name: str = ""
     jobs: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
@@ -79,7 +79,7 @@ class _Process:
 
 
 def time_of_nodes(files: Sequence[Path], skip: float = 0.0) -> list[NodeTime]:
-    """For each process in the traces, which must be of one machine; the first `skip` seconds are left out.
+    """The time of each process in the traces, which must be of one machine, without the first `skip` seconds.
 
     Raises `StateError` when a file cannot be read or holds no trace.
     """

@@ -1,1 +1,1 @@
-"""What a manifest asks of machines and links: `noloco manifest check`."""
+"""The demands of a manifest on machines and links: `noloco manifest check`."""

@@ -1,4 +1,4 @@
-"""What `noloco manifest check --device` says of devices: how fast, how long, how much, what limits and what helps."""
+"""The report of `noloco manifest check --device`: how fast, how long, how much, what limits a run and what helps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def device_table(speeds: Sequence[DeviceReport], costs: Sequence[Cost | None]) -
 
 
 def in_words(cost: Cost, replicas: int) -> str:
-    """All that the table leaves out."""
+    """Say in sentences all that the table leaves out."""
     stages, total = len(cost.uploaded), cost.tokens_per_second * replicas
     said = [
         f"{count(cost.tokens)} tokens in {duration(3600 * cost.hours)}, with {replicas} replicas of {stages} "

@@ -1,11 +1,11 @@
-"""What a run costs its volunteers: seconds of a step, hours in all, bytes, money; what limits, what would help.
+"""The cost of a run to its volunteers: seconds a step, hours in all, bytes, money; what limits it, what would help.
 
-An inner step of M microbatches is taken as the way of one through all stages, there and back, and M − 1 times what
-the slowest part needs for one: a stage's device or its link. On a full link the two directions take turns, since
-what one needs of flow control waits behind the other's data, the longer, the slower the link
-(docs/experiments/wan.md). With a staleness of one the ways of the next step's microbatches overlap it. At the end of
-a round all wait for what is averaged then, which is spread over its steps. Replicas are equal, so that each gets as
-many microbatches as it sends.
+An inner step of M microbatches is modelled as the trip of one microbatch through all stages, there and back, plus
+M − 1 times what the slowest part, a stage's device or its link, needs for one. On a full link the two directions take
+turns, since the flow control of one waits behind the data of the other, the longer the slower the link
+(docs/experiments/wan.md). With a staleness of one the trips of the next step's microbatches overlap it. At the end of
+a round all replicas wait for what is averaged then, which is spread over the round's steps. Replicas are equal, so
+each gets as many microbatches as it sends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_ADVICE = 3
 
 
 class Limit(StrEnum):
-    """What takes most of a step."""
+    """The part that takes most of a step."""
 
     COMPUTE = "computing"
     UPLINK = "the uplink"
@@ -106,7 +106,7 @@ class Cost:
 def cost_of(
     manifest: Manifest, device: Device, links: AssumedLinks, replicas: int, price: float
 ) -> Cost | None:
-    """`price` is one device's for an hour. None when a stage does not fit the device."""
+    """Return the cost of a run, None when a stage does not fit the device; `price` is of one device for an hour."""
     if any(fit_of(manifest, stage, device) == "no" for stage in range(manifest.stages)):
         return None
     step = step_time(manifest, device, links, replicas)
@@ -152,18 +152,18 @@ def traffic_of(manifest: Manifest, stage: int, replicas: int) -> WireBytes:
 
 
 def _link_seconds(traffic: WireBytes, links: AssumedLinks) -> tuple[float, float]:
-    """For a token, up and down."""
+    """Seconds per token, up and down."""
     return traffic.up * FRAMING / links.up(), traffic.down * FRAMING / links.down()
 
 
 def _together(up: float, down: float, links: AssumedLinks) -> float:
-    """Seconds of both directions, which partly take turns."""
+    """Seconds of both directions together, which partly take turns."""
     turns = min(MOST_TURNS, max(LEAST_TURNS, TURNS_AT / links.slower()))
     return max(up, down) + turns * min(up, down)
 
 
 def _link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
-    """Tokens a second; without an end where nothing travels."""
+    """Tokens a second that the link carries; infinite where nothing travels."""
     seconds = _together(*_link_seconds(traffic, links), links)
     return 1 / seconds if seconds else float("inf")
 
@@ -213,7 +213,7 @@ def what_helps(
 
 
 def _changed(manifest: Manifest) -> Iterator[tuple[str, Manifest]]:
-    """One change each, of those that make sense for a manifest."""
+    """The manifest with one change each, of those that make sense for it."""
     wire, inner, outer = manifest.wire, manifest.inner, manifest.outer
     batch, rounds = 2 * inner.microbatches, 2 * outer.inner_steps
     changes: list[tuple[str, dict[str, object]]] = [

@@ -1,4 +1,4 @@
-"""What a manifest means in numbers: memory, bytes, seconds, stability, and how fast devices would train a stage.
+"""A manifest in numbers: memory, bytes, seconds, stability, and how fast devices would train a stage.
 
 Nothing here needs a network or a GPU. A token costs 6 operations for each multiplication of the forward pass: a
 multiplication and an addition, three times. An inner step also reads and writes the stage's weights, gradients and
@@ -74,7 +74,7 @@ class AssumedLinks:
 
 @dataclass(frozen=True)
 class Averaging:
-    """What one replica sends for averaging; it receives as much. `blocking`: the bytes that training waits for."""
+    """The bytes that one replica sends for averaging, receiving as many; training waits for the `blocking` ones."""
 
     sent: float
     blocking: float
@@ -123,7 +123,7 @@ class StageFigures:
 
 @dataclass(frozen=True)
 class Hop:
-    """Between two stages, bytes per token: activations with labels forward, gradients back."""
+    """Bytes per token between two stages: activations with labels forward, gradients back."""
 
     forward: float
     back: float
@@ -179,7 +179,7 @@ def report_on(manifest: Manifest, replicas: int, links: AssumedLinks) -> Report:
 
 
 def averaging_bytes(manifest: Manifest, parameters: int, replicas: int) -> tuple[float, float]:
-    """(sent, blocking) by a replica in one round, as the outer method, its overlap and codecs say."""
+    """Return the bytes (sent, blocking) of a replica in one round, by the outer method, its overlap and codecs."""
     outer, wire = manifest.outer, manifest.wire
     state = nbytes_of(wire.gossip, [parameters])
     if outer.method == "local" or replicas < 2:
@@ -322,7 +322,7 @@ def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
 
 
 def fit_of(manifest: Manifest, stage: int, device: Device) -> str:
-    """How a stage fits, by formula: "whole" microbatches with nothing computed twice, "smaller" ones, or "no"."""
+    """Say by formula how a stage fits: "whole" microbatches with nothing computed twice, "smaller" ones, or "no"."""
     memory = device.memory * GB
     if least_memory(manifest, stage, on_host=not device.is_gpu) > memory:
         return "no"

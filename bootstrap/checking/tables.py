@@ -1,4 +1,4 @@
-"""What `noloco manifest check` says of a run: tables of its stages, and what they do not say in sentences."""
+"""The report of `noloco manifest check` on a run: tables of its stages, and sentences on what they leave out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stage_table(report: Report) -> Table:
 
 
 def sentences(report: Report, manifest: Manifest, links: AssumedLinks) -> dict[str, str]:
-    """What the table leaves out, by subject."""
+    """Say in sentences, by subject, what the table leaves out."""
     outer = manifest.outer
     worst = max(report.stages, key=lambda stage: stage.round.seconds)
     where = f"at {links.mbit:g} Mbit/s and {links.latency * 1000:g} ms one way"

@@ -1,4 +1,4 @@
-"""What a new run is to be, from the options of the command that founds it: model, tokenizer, stages, steps."""
+"""The choice of a new run by the options of the command that founds it: model, tokenizer, stages, steps."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RunOptions:
 
 
 def _require_tokens(preset: Manifest) -> None:
-    """Raises `ManifestError` for a vocabulary of which bytes would use next to nothing."""
+    """Refuse a vocabulary of which bytes would use next to nothing. Raises `ManifestError`."""
     if preset.model.vocab_size > MOST_OVER_BYTES:
         raise ManifestError(
             f"The preset {preset.name} has {preset.model.vocab_size:,} tokens, of which bytes would use 256. Name "
@@ -104,7 +104,7 @@ def _require_tokens(preset: Manifest) -> None:
 
 
 def _require_bytes(manifest: Manifest, checkpoint: str) -> None:
-    """Raises `TokenizerError` for a checkpoint without a tokenizer whose ids are not bytes."""
+    """Refuse a checkpoint without a tokenizer whose ids are not bytes. Raises `TokenizerError`."""
     if manifest.data.tokenizer == BYTES and manifest.model.vocab_size != BYTE_VALUES:
         raise TokenizerError(
             f"{checkpoint} has no {FILE_NAME}, and its {manifest.model.vocab_size:,} tokens are not bytes. Name the "
@@ -146,7 +146,7 @@ def unread_start(source: Pretrained, stages: object) -> Start:
 
 
 def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
-    """Reads and checks all weights."""
+    """The manifest with the digest of each stage's weights, all of which are read and checked."""
     assert manifest.start is not None
     logger.info("Reading the weights of %s: their SHA-256 goes into the manifest.", source.name)
     digests = tuple(stage_digest(source, manifest, stage) for stage in range(manifest.stages))

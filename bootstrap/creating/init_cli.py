@@ -115,7 +115,7 @@ def init(
 
 
 def _asked_for_size() -> Manifest:
-    """Until there is such a preset."""
+    """Ask for a size until there is such a preset."""
     while True:
         try:
             return load_preset(typer.prompt("Size of the model", default="tiny"))
@@ -124,7 +124,7 @@ def _asked_for_size() -> Manifest:
 
 
 def _answered(base: Manifest, given: dict[str, object]) -> Manifest:
-    """What comes of the flags and the answers. Answers that do not go together are asked for again, and none is lost.
+    """The manifest by flags and answers. Answers that do not go together are asked for again, and none is lost.
 
     Raises `ManifestError` when the answers stay as they were.
     """

@@ -36,7 +36,7 @@ class Issuer:
 
     @classmethod
     def owner(cls, directory: Path) -> Issuer:
-        """Raises `StateError` where the key or the manifest is not, `TokenError` for a run that is open."""
+        """The run's owner. Raises `StateError` without its key or manifest, `TokenError` for a run that is open."""
         signed = signed_in(directory)
         if not signed.manifest.access.private:
             raise TokenError(
@@ -47,7 +47,7 @@ class Issuer:
 
     @classmethod
     def delegate(cls, file: Path) -> Issuer:
-        """Raises `StateError` for a file that `write_delegate` has not written."""
+        """The delegate of a file. Raises `StateError` for one that `write_delegate` has not written."""
         try:
             match msgpack.unpackb(file.read_bytes()):
                 case [str(run_id), bytes(seed), float(expires), bytes(signature)] if len(seed) == 32:
@@ -76,7 +76,7 @@ def write_delegate(directory: Path, file: Path, days: float) -> str:
 
 
 def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
-    """The run's list with these, too, signed and written to the directory. Raises `StateError` or `TokenError`.
+    """Add these to the run's list, signed and written to the directory. Raises `StateError` or `TokenError`.
 
     Those who revoke at the same time do so one after another: no entry is lost.
     """

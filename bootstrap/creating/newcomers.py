@@ -1,4 +1,4 @@
-"""What a seed peer tells its founder: who joins and leaves, and what is missing before training can begin."""
+"""A seed peer's news for its founder: who joins and leaves, and what is missing before training can begin."""
 
 from __future__ import annotations
 

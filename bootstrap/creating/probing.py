@@ -1,7 +1,7 @@
-"""What a tokenizer keeps of a text, found out before a run is founded on it.
+"""A probe of what a tokenizer keeps of a text, before a run is founded on it.
 
-Texts of many scripts are written with it and compared. What would end training, or leave documents without a word, is
-refused; what is lost by the tokenizer's own rules is told.
+Texts in many scripts are encoded with it and compared. What would end training, or vanish from documents without a
+word, is refused; what is lost by the tokenizer's own rules is told.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_SHOWN = 4
 
 @dataclass
 class _Findings:
-    """Mutable while the samples are tried: what cannot be written, vanishes, and becomes the unknown token."""
+    """Samples that cannot be encoded, vanish, and become the unknown token. Mutable while the samples are tried."""
 
     unwritable: list[str]
     vanishing: list[str]
@@ -42,7 +42,7 @@ class _Findings:
 
 
 def probe(raw: bytes, end_of_text: str) -> str:
-    """One sentence on what documents lose by being written with the tokenizer.json `raw`; empty for nothing.
+    """One sentence on what documents lose by being encoded with the tokenizer.json `raw`; empty for nothing.
 
     Raises `TokenizerError` when some text would end training, vanish, or end other documents.
     """
@@ -85,7 +85,7 @@ class _Probe:
         return found
 
     def _indistinguishable(self) -> set[str]:
-        """Letters that have the ids of another letter, though the tokenizer's rules of writing tell them apart."""
+        """Letters that have the ids of another letter, though the tokenizer's normalizer tells them apart."""
         groups = defaultdict(list)
         for letter in dict.fromkeys(LETTERS):
             if self._normal(letter) and (ids := self._ids(letter)) is not None:
@@ -94,7 +94,7 @@ class _Probe:
         return {letter for group in mixed for letter in group}
 
     def _alike(self) -> list[str]:
-        """What the tokenizer's rules of writing make the same."""
+        """Say what the tokenizer loses of upper case, accents and white space."""
         cases = (
             ("upper case", (("a", "A"), ("z", "Z"))),
             ("accents", (("e", "é"), ("n", "ñ"))),
@@ -128,7 +128,7 @@ class _Probe:
         )
 
     def _ids(self, text: str) -> list[int] | None:
-        """None when the tokenizer fails."""
+        """The ids of a text; None when the tokenizer fails."""
         try:
             ids: list[int] = self._tokenizer.encode_batch([text])[0].tolist()
         except DataError:
@@ -140,7 +140,7 @@ class _Probe:
         return text
 
     def _normal(self, text: str) -> str:
-        """The text by the tokenizer's own rules of writing, lower case for instance."""
+        """The text as the tokenizer's own normalizer leaves it, in lower case for instance."""
         normalizer = self._file.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
 

@@ -112,7 +112,7 @@ def signed_in(directory: Path) -> SignedManifest:
 
 
 def revocations_in(directory: Path, signed: SignedManifest) -> Revocations:
-    """Whom the owner has shut out so far. Raises `StateError` when the list is damaged."""
+    """The list of those whom the owner has shut out so far. Raises `StateError` when it is damaged."""
     place = directory / REVOKED
     if not place.exists():
         return Revocations()
@@ -126,7 +126,7 @@ def revocations_in(directory: Path, signed: SignedManifest) -> Revocations:
 
 
 def _seed_credential(directory: Path, signed: SignedManifest, seed: Identity) -> bytes:
-    """Kept beside the keys, and made while the run's key is there, too: again if it is damaged.
+    """The credential kept beside the keys; made, or made again if damaged, while the run's key is there, too.
 
     Raises `StateError`, `TokenError`.
     """
@@ -158,7 +158,7 @@ def _read(path: Path) -> bytes:
 
 
 def reach_of(address: str) -> str:
-    """Where an address can be reached from: "this machine", "this network" or "everywhere"."""
+    """Say from where an address can be reached: "this machine", "this network" or "everywhere"."""
     parts = address.split("/")
     if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
         host = ipaddress.ip_address(parts[2])
@@ -181,7 +181,7 @@ class SeedPeer:
         kept: Callable[[bytes], bytes] = lambda sealed: b"",
     ) -> None:
         """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens; `credential` lets this peer into a
-        private run; `kept` as of `Revoking`.
+        private run; `kept` is that of `Revoking`.
         """
         self.credential, self._kept = credential, kept
         self.transport = transport
@@ -217,7 +217,7 @@ class SeedPeer:
         )
 
     def tell_newcomers(self) -> None:
-        """From now on, to whoever founded the run."""
+        """Begin to tell whoever founded the run who joins."""
         self._telling.keep(
             "watching who joins",
             lambda: tell_newcomers(self.transport, self.signed, self.view),
@@ -260,7 +260,7 @@ async def keep_seed_peer(
 
 
 def kept_in(place: Path) -> Callable[[bytes], bytes]:
-    """For `Revoking`: the file that `noloco-bootstrap revoke` writes, and that others' lists do not change."""
+    """The `kept` of `Revoking`: the file that `noloco-bootstrap revoke` writes; others' lists do not change it."""
     return lambda _: place.read_bytes() if place.exists() else b""
 
 

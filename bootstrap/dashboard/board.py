@@ -1,4 +1,4 @@
-"""What is known of a run: members, curves, what happened and what was. Pure; one writer, any number of readers.
+"""The board, all that is known of a run: members, curves, happenings, its past. Pure; one writer, many readers.
 
 Everything is bounded, however many members claim to be there and however long the run takes.
 """
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
 
 
 class Giver(NamedTuple):
-    """What others have signed for one peer."""
+    """The contributions of one peer that others have signed for."""
 
     name: str
     peer: str
@@ -82,7 +82,7 @@ class Point(NamedTuple):
 
 
 class RunFacts(TypedDict):
-    """What does not change: from the signed manifest; names are their founder's text."""
+    """The facts that do not change, from the signed manifest; names are their founder's text."""
 
     name: str
     id: str
@@ -107,7 +107,7 @@ def facts_of(manifest: Manifest, run_id: str) -> RunFacts:
 
 
 class BoardUpdate(TypedDict):
-    """What a reader has not seen yet. With `whole` it replaces everything."""
+    """The news that a reader has not seen yet. With `whole` it replaces everything."""
 
     version: int
     whole: bool
@@ -136,7 +136,7 @@ Verdict = Callable[[Sequence[Sighting], float], Sequence[Finding]]
 
 
 class Board:
-    """What is known of a run: members, curves, happenings and pictures of the past, all bounded.
+    """All that is known of a run: members, curves, happenings and pictures of the past, each bounded.
 
     Mutable state: `version` grows with each change.
     """
@@ -170,7 +170,7 @@ class Board:
         silent: float | None = None,
         to: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """A member at wall clock `now`: its record and last answer, since when it is `silent`, whom it sends `to`."""
+        """Note a member at wall clock `now`: record, last answer, since when it is `silent`, whom it sends `to`."""
         peer, known = sighting.member.peer, self._seen.get(sighting.member.peer)
         if known is None and len(self._seen) >= MOST_MEMBERS and not self._makes_room(sighting, now):
             return
@@ -188,7 +188,7 @@ class Board:
         self._seen[peer] = _Seen(row, sighting, version)
 
     def _makes_room(self, sighting: Sighting, now: float) -> bool:
-        """One that answers takes the place of one that never has: anybody can claim to be there."""
+        """Drop one that has never answered for one that answers, if possible: anybody can claim to be there."""
         if sighting.stats is None:
             return False
         mute = next((peer for peer, seen in self._seen.items() if seen.sighting.stats is None), None)
@@ -201,7 +201,7 @@ class Board:
         self._gone.append((self.version, peer))
 
     def keep_only(self, peers: Iterable[PeerId], now: float) -> None:
-        """All others have left, or their records have run out."""
+        """Drop all others: they have left, or their records have run out."""
         for peer in self._seen.keys() - set(peers):
             self._drop(peer, now)
 
@@ -224,7 +224,7 @@ class Board:
                 self._pictures.add(now, packed)
 
     def recall(self, points: Iterable[Point]) -> None:
-        """The curves from before this board began, in the order of their times, instead of those recalled before."""
+        """Replace what was recalled by these curves from before this board began, in the order of their times."""
         own = self._points.all()
         self._recalled = [point for point in points if not own or point.time < own[0][0]][-MOST_POINTS:]
         self.version += 1
@@ -235,7 +235,7 @@ class Board:
         self._samples.append((self.version, sample))
 
     def note_givers(self, givers: list[Giver]) -> None:
-        """All that are known, the most first."""
+        """Note all givers that are known, the largest first."""
         if givers != self._givers[1]:
             self.version += 1
             self._givers = self.version, givers
@@ -248,11 +248,11 @@ class Board:
     # --- reading ------------------------------------------------------------------------------
 
     def rows(self) -> list[Row]:
-        """By stage and peer id."""
+        """The members' rows, by stage and peer id."""
         return sorted((seen.row for seen in self._seen.values()), key=lambda row: (row["stage"], row["id"]))
 
     def sightings(self) -> list[Sighting]:
-        """Without numbers of those that are silent."""
+        """The members' sightings, without numbers of those that are silent."""
         return [
             seen.sighting if seen.row["silent"] is None else Sighting(seen.sighting.member, None)
             for seen in self._seen.values()
@@ -272,7 +272,7 @@ class Board:
         return self._remarks
 
     def change_since(self, version: int) -> BoardUpdate:
-        """For a reader that has seen everything up to `version`; 0 is nothing."""
+        """The update for a reader that has seen everything up to `version`; 0 is nothing."""
         forgotten = max(self._rewritten, self._gone[0][0] if len(self._gone) == MOST_GONE else 0)
         whole = not 0 < version <= self.version or version < forgotten
         since = -1 if whole else version
@@ -302,7 +302,7 @@ class Board:
 
 
 def point_of(rows: Sequence[Row], tokens: int, now: float) -> Point:
-    """The median over those who tell, so that one liar moves nothing; who is silent tells nothing."""
+    """The run by medians over the members that tell, so that one liar moves nothing; a silent one tells nothing."""
     told = [row for row in rows if row["silent"] is None]
     losses, spreads, expected = (
         [value for row in told if (value := row[name]) is not None] for name in ("loss", "spread", "expected")

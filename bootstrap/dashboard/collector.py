@@ -39,13 +39,13 @@ SILENCES = 2  # requests without an answer that make a member "silent"; one may 
 
 
 def pause_between_reads(members: int, lifetime: float) -> float:
-    """Seconds, by the members that are known and their records' lifetime: soon again while it costs little."""
+    """Seconds to the next read, by the known members and their records' lifetime: few while it costs little."""
     pause = RECORD_SECONDS if members > FEW else SOON_SECONDS if members else LOOK_SECONDS
     return min(pause, lifetime / 3)
 
 
 class Audience:
-    """Whether somebody watches a board: only then are members asked often. Mutable state: how many do."""
+    """The watchers of a board: members are asked often only while there are any. Mutable state: how many watch."""
 
     def __init__(self, watchers: int = 0) -> None:
         self._watchers = watchers
@@ -55,7 +55,7 @@ class Audience:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """One more watches while the block runs."""
+        """Count one more watcher while the block runs."""
         self._watchers += 1
         self._somebody.set()
         try:
@@ -79,7 +79,7 @@ class Audience:
 
 @dataclass
 class _Asked:
-    """What is known of one member's answers.
+    """The answers of one member, as far as they are known.
 
     Mutable state: what a member answered last and when, by the loop's clock, and the failures since then.
     """

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 
 def matrix_of(sightings: Sequence[Sighting]) -> dict[str, object]:
-    """ "names", and from the row's to the column's: "ms" one way and "mbit" per second, null where nobody measured.
+    """Return "names", and from the row's to the column's "ms" one way and "mbit" a second, null where not measured.
 
     With more than `MOST_MEMBERS` members "by" is "stage", and the numbers are medians over the measured pairs.
     """
@@ -48,5 +48,5 @@ def _by_stage(values: Floats, found: LinkMap, stages: Sequence[int]) -> Floats:
 
 
 def _rows(values: Floats) -> list[list[float | None]]:
-    """Four digits."""
+    """The values with four digits, None where nobody measured."""
     return [[None if np.isnan(x) else float(f"{x:.4g}") for x in row] for row in values.tolist()]

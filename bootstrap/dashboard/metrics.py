@@ -122,7 +122,7 @@ def _labels(row: Row) -> list[str]:
 
 
 def exposition(board: Board) -> tuple[bytes, str]:
-    """(text, content type) of the answer to Prometheus."""
+    """Return (text, content type) of the answer to Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BoardMetrics(board))
     return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

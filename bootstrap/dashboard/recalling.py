@@ -54,7 +54,7 @@ def _at(time: float, step: float, histories: Sequence[Sequence[HistoryPoint]]) -
 
 
 def _tokens(before: HistoryPoint, after: HistoryPoint, time: float) -> int:
-    """Of the first stage, at a time between two points."""
+    """Tokens of the first stage, at a time between two points."""
     if before.stage:
         return 0
     if after.stage or after.time <= before.time:

@@ -93,7 +93,7 @@ class Life:
         self._began = self._heard = 0.0
 
     def take(self, time: float, event: Event) -> None:
-        """One event; what is malformed in it, or is told again, counts for nothing."""
+        """Take in one event; what is malformed in it, or is told again, counts for nothing."""
         if event.get("standing") and self.is_there:
             return
         self._began = self._began if self.is_there else time
@@ -122,7 +122,7 @@ class Life:
         self._marks.append((time, computed))
 
     def silent(self, now: float) -> float | None:
-        """Since when it has said nothing; None while that is not long, or it has nothing more to say."""
+        """Say since when it has been silent; None while that is not long, or it has nothing more to say."""
         usual = (self._marks[-1][0] - self._marks[0][0]) / len(self._marks) if self._marks else 0.0
         is_long = now - self._heard > max(SILENT_SECONDS, 5 * usual)
         return self._heard if is_long and self._state == "serving" else None
@@ -167,7 +167,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _events(file: Path) -> Iterator[Event]:
-    """Those that can be read; half a line at the end of a node that was killed cannot."""
+    """Yield the events that can be read; half a line, left at the end by a node that was killed, is none."""
     for each in (before(file), file):
         if each.exists():
             yield from _events_in(each)
@@ -185,7 +185,7 @@ def _events_in(file: Path) -> Iterator[Event]:
 
 
 def _timed(file: Path) -> Iterator[tuple[float, Path, Event]]:
-    """In an order of times that never go back, as a clock does that is set."""
+    """Yield the events with times that never go back, as a clock's do when it is set."""
     latest = -math.inf
     for event in _events(file):
         latest = max(latest, _number(event["time"]) or 0.0)
@@ -194,7 +194,7 @@ def _timed(file: Path) -> Iterator[tuple[float, Path, Event]]:
 
 @dataclass(frozen=True)
 class _Outline:
-    """What a file is about; `first` and `last` are when its node began, and when it trained last."""
+    """The outline of a file; `first` and `last` are when its node began, and when it trained last."""
 
     file: Path
     peer: PeerId
@@ -204,7 +204,7 @@ class _Outline:
 
 
 def _outline(file: Path) -> _Outline | None:
-    """None without an event. A node whose id no event tells is called as its directory."""
+    """Outline a file; None without an event. A node whose id no event tells is named after its directory."""
     peer, stage, first, last = PeerId(file.parent.name[:64]), 0, math.nan, math.nan
     for time, _, event in _timed(file):
         first = time if math.isnan(first) else first
@@ -218,7 +218,7 @@ def _outline(file: Path) -> _Outline | None:
 
 
 def _manifest(files: Sequence[Path]) -> tuple[Manifest | None, str]:
-    """The run's, from beside the events; (None, "") where it was not kept: then nobody knows the tokens of a step."""
+    """The run's manifest and id, kept beside the events; else (None, ""): nobody knows the tokens of a step then."""
     for file in files:
         try:
             signed = StateDirectory(file.parent).manifest()

@@ -18,7 +18,7 @@ STATES = get_args(State)
 
 
 class Row(TypedDict):
-    """As JSON. Rates are per second; `silent` is since when it has not answered (wall clock), None while it does."""
+    """A member as JSON. Rates are per second; `silent` is since when it has not answered (wall clock), else None."""
 
     id: str
     stage: int
@@ -84,6 +84,6 @@ def sent_per_second(before: NodeStats | None, now: NodeStats, seconds: float) ->
 
 
 def asked_next(asked: Mapping[PeerId, float], now: float, pause: float, most: int) -> list[PeerId]:
-    """Whom to ask at `now`: those asked `pause` seconds ago or longer, the longest ago first, `most` at once."""
+    """The peers to ask at `now`: those asked `pause` seconds ago or longer, the longest ago first, `most` at once."""
     due = sorted((when, peer) for peer, when in asked.items() if now - when >= pause)
     return [peer for _, peer in due[:most]]

@@ -54,7 +54,7 @@ async def show_dashboard(join: Sequence[str], host: str, port: int) -> None:
 
 
 async def show_at(listening: socket.socket, join: Sequence[str]) -> None:
-    """The same at a socket that listens already. Raises `JoinError` when nobody answers."""
+    """Show a running swarm at a socket that listens already. Raises `JoinError` when nobody answers."""
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     audience = Audience()
@@ -81,7 +81,7 @@ def _listening(host: str, port: int) -> socket.socket:
 async def _show(
     board: Board, listening: socket.socket, leaving: asyncio.Event, audience: Audience | None = None
 ) -> None:
-    """A run that is over has no `audience`: it asks nobody."""
+    """Serve the board until told to stop. A run that is over has no `audience`: it asks nobody."""
     from bootstrap.dashboard.server import Pages, serve
 
     host = listening.getsockname()[0]

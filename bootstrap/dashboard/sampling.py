@@ -1,4 +1,4 @@
-"""What a page asks for now and then, while somebody watches: texts by the present weights, and who gave how much."""
+"""The samples that a page takes while somebody watches: texts by the present weights, and who gave how much."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Texts:
         self._rng = random.Random(observer.transport.peer_id)
 
     async def run(self) -> None:
-        """For ever: a text a minute while somebody watches, each within `ANSWER_SECONDS` or not at all."""
+        """Take a text a minute for ever while somebody watches, each within `ANSWER_SECONDS` or not at all."""
         while True:
             await self._audience.somebody()
             if route := self._route():
@@ -63,7 +63,7 @@ class Texts:
             await asyncio.sleep(SECONDS if route else LOOK_SECONDS)
 
     async def _sample(self, route: Sequence[PeerId]) -> Sample:
-        """Raises `NolocoError` when the route fails, and when nobody gives the run's tokenizer."""
+        """Let a route write a text. Raises `NolocoError` when it fails, or nobody gives the run's tokenizer."""
         manifest = self._observer.manifest
         if self._tokenizer is None:
             self._tokenizer = tokenizer_of_run(manifest, await tokenizer_file(self._observer, ""))
@@ -108,7 +108,7 @@ class Givers:
         self._chosen: list[PeerId] = []
 
     async def run(self) -> None:
-        """For ever. Members that do not answer are left out."""
+        """Add up contributions for ever. Members that do not answer are left out."""
         while True:
             await self._audience.somebody()
             if asked := self._asked():
@@ -131,7 +131,7 @@ def answering_at(board: Board) -> list[Sighting]:
 
 
 def givers_of(found: Sequence[Contribution]) -> list[Giver]:
-    """The most first, `MOST_GIVERS` at most; shares are of all that is signed for."""
+    """The givers, the largest first, `MOST_GIVERS` at most; shares are of all that is signed for."""
     total = sum(one.tokens for one in found) or 1
     return [
         Giver(
@@ -147,5 +147,5 @@ def givers_of(found: Sequence[Contribution]) -> list[Giver]:
 
 
 def harmless(text: str, most: int) -> str:
-    """What strangers wrote, at most so many characters, control characters as their codes."""
+    """The text that strangers wrote, at most so many characters of it, control characters as their codes."""
     return legible(text[:most])[:most]

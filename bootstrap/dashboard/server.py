@@ -57,7 +57,7 @@ HEADERS = {
 
 
 class Pages:
-    """What is answered. Mutable state: how many streams are open, what was told last, and whether they are to end."""
+    """The server's answers. Mutable state: how many streams are open, what was told last, whether they are to end."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class Pages:
         return answer
 
     async def state(self, request: Request) -> Response:
-        """Everything, to begin with."""
+        """Answer with everything, to begin with."""
         change = self._board.change_since(0)
         run = {**self._board.run, "replay": self._is_replay}
         return _json({"run": run, "cursor": self.cursor(change["version"]), **change})
 
     def cursor(self, version: int) -> str:
-        """What a reader shows to be told what came after a version."""
+        """The mark that a reader shows to be told what came after a version."""
         return f"{self._life}-{version}"
 
     def version_of(self, cursor: str) -> int:
@@ -141,7 +141,7 @@ class Pages:
             self._readers -= 1
 
     def _change(self, since: int) -> str:
-        """What came after a version, as JSON."""
+        """The change since a version, as JSON."""
         if self._told is None or self._told[:2] != (since, self._board.version):
             change = self._board.change_since(since)
             self._told = since, change["version"], _packed(change)
@@ -164,7 +164,7 @@ class Pages:
         return _json(matrix_of(self._board.sightings()))
 
     async def health(self, request: Request) -> Response:
-        """How the run does, in a word; 503 when nothing has been heard of it for `UNHEARD_SECONDS`."""
+        """Say in a word how the run does; 503 when nothing has been heard of it for `UNHEARD_SECONDS`."""
         is_fresh = self._is_replay or self._now() - self._board.now.time < UNHEARD_SECONDS
         word = in_a_word(self._board.findings) if is_fresh else "nothing is heard of the run"
         return PlainTextResponse(f"{word}\n", 200 if is_fresh else 503)

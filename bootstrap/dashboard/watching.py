@@ -30,7 +30,7 @@ class Destinations:
 
 
 def curves_of(point: Point) -> dict[str, float]:
-    """What is known at that moment, by the names that TensorBoard and Weights & Biases group by."""
+    """The values known at that moment, by the names that TensorBoard and Weights & Biases group by."""
     values = {
         "learning/loss": point.loss,
         "replicas/spread": point.spread,

@@ -19,13 +19,13 @@ class Wording:
     """
 
     def __init__(self, stages: int, version: str | None = None) -> None:
-        """`version`: whoever has an older one is told of; none is this program's own."""
+        """`version`: members with an older one are told of; None is this program's own."""
         self._stages = stages
         self._version = own_version() if version is None else version
         self._empty_since: dict[int, float] = {}
 
     def __call__(self, sightings: Sequence[Sighting], now: float) -> list[Finding]:
-        """At wall clock `now`."""
+        """The verdict at wall clock `now`."""
         seen = Seen(self._stages, sightings, version=self._version)
         self._empty_since = {stage: self._empty_since.get(stage, now) for stage in seen.empty}
         for_seconds = {stage: now - since for stage, since in self._empty_since.items()}
@@ -42,7 +42,7 @@ class Voice:
         self._standing: dict[tuple[str, int | None], Finding] = {}
 
     def note(self, findings: Sequence[Finding]) -> None:
-        """What is found now; what is fine is not worth a line."""
+        """Log what has changed in what is found now; what is fine is not worth a line."""
         found = {(f.kind, f.stage): f for f in findings if f.severity > Severity.FINE}
         for key, finding in found.items():
             before = self._standing.get(key)

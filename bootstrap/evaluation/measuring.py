@@ -1,4 +1,4 @@
-"""What `noloco eval` does: the text to measure on; the losses of a swarm, of its first weights or of a checkpoint."""
+"""The work of `noloco eval`: text to measure on; the losses of a swarm, of its first weights or of a checkpoint."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def text_of_files(
 ) -> MeasuredText:
     """Each document in windows of `tokens`, one after another, the last one shorter; `at_once` windows make a batch.
 
-    `entries` as of --data: a text file is one document; JSONL, parquet and datasets have theirs in `field`. Every
+    `entries` are as in --data: a text file is one document; JSONL, parquet and datasets have theirs in `field`. Every
     token but a document's first is predicted once, from what is before it in its window. With `limit` no more
     windows than that. Raises `DataError` when there is nothing to predict, or a file cannot be read.
     """

@@ -25,7 +25,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def is_byte_tokenizer(raw: bytes) -> bool:
-    """Whether a tokenizer.json is that of an export whose run had bytes as tokens."""
+    """Return whether a tokenizer.json is that of an export whose run had bytes as tokens."""
     try:
         vocabulary = tokenizers.Tokenizer.from_str(raw.decode()).get_vocab()
     except Exception:  # noqa: BLE001  the library raises nothing narrower; what it is will be told by whoever loads it

@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Weight:
-    """One named parameter: at which place of which stage's flat weights it is."""
+    """One named parameter, and its place in a stage's flat weights."""
 
     stage: int
     place: Slice
@@ -106,7 +106,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an export. Losses are in nats per token; None is unknown."""
+    """The known facts of an export. Losses are in nats per token; None is unknown."""
 
     run_id: str
     manifest: Manifest
@@ -199,7 +199,7 @@ def _rows(facts: Facts) -> str:
 
 
 def _contributors(facts: Facts) -> str:
-    """Names are what strangers call themselves: shown as text, whatever is in them."""
+    """The table of contributors. Names are what strangers call themselves: shown as text, whatever is in them."""
     if not facts.contributions:
         return ""
     rows = [

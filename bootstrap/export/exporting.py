@@ -136,7 +136,7 @@ def _dtype(order: ExportOrder) -> torch.dtype:
 
 
 def _require_disk(manifest: Manifest, order: ExportOrder) -> None:
-    """Raises `ResourceError` unless there is room for what is fetched and for the checkpoint beside it."""
+    """Refuse an export without room for what is fetched and the checkpoint beside it. Raises `ResourceError`."""
     partial = order.directory / PARTIAL
     here = sum(path.stat().st_blocks * 512 for path in partial.glob("*.f32"))
     needed = _parameters(manifest) * (4 + _dtype(order).itemsize) - here

@@ -40,7 +40,7 @@ class Donor:
 
 @dataclass(frozen=True)
 class Source:
-    """Where one stage's weights come from; of several donors the mean. Sorted by peer id."""
+    """The source of one stage's weights; of several donors the mean. Sorted by peer id."""
 
     stage: int
     parameters: int
@@ -49,7 +49,7 @@ class Source:
 
     @property
     def key(self) -> list[list[str | int]]:
-        """What two fetches must have in common to be of the same weights."""
+        """The key that two fetches must have in common to be of the same weights."""
         return [[str(donor.peer), donor.round] for donor in self.donors]
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Source:
 
 
 def choose(donors: Sequence[Donor], mean: bool, earlier: Sequence[Sequence[str | int]] = ()) -> list[Donor]:
-    """Which of them to take; those of an earlier, incomplete export where they are still at the same round.
+    """Choose donors; those of an earlier, incomplete export where they are still at the same round.
 
     For a mean the largest group at one round, of equal ones the latest; replicas that have finished are one group.
     """
@@ -78,7 +78,7 @@ def choose(donors: Sequence[Donor], mean: bool, earlier: Sequence[Sequence[str |
 
 
 async def donors_of(observer: Observer, stage: int, parameters: int, peers: Sequence[PeerId]) -> list[Donor]:
-    """Those of `peers` that answer and hold as many parameters as the manifest says, by peer id.
+    """The donors among `peers`: those that answer and hold as many parameters as the manifest says, by peer id.
 
     Raises `JoinError` when nobody does, with what each of those asked failed with.
     """
@@ -225,7 +225,7 @@ class StageFile:
 
 
 def earlier_donors(directory: Path, run_id: str, stage: int) -> Sequence[Sequence[str | int]]:
-    """Whose weights an earlier export into `directory` was fetching; nobody's where there was none of this run."""
+    """The donors of an earlier, incomplete export of this run into `directory`; none where there was none."""
     header, _ = _read_journal(_paths(directory, stage)[1])
     donors = header.get("donors", []) if header.get("run") == run_id else []
     return donors if isinstance(donors, list) else []

@@ -51,7 +51,7 @@ _WITH_ORIGINAL_LENGTH: tuple[RopeType, ...] = ("llama3", "yarn")
 def config_of(
     manifest: Manifest, dtype: str = "float32", ids: Mapping[str, int | None] | None = None
 ) -> Config:
-    """What config.json of an export holds, for transformers 4 and 5, which name rotary positions differently.
+    """The config.json of an export, for transformers 4 and 5, which name rotary positions differently.
 
     `ids` are the tokenizer's special tokens, as `eos_token_id`.
     """
@@ -156,7 +156,7 @@ def _size(config: Config, name: str) -> int:
 
 
 def _sliding(family: Family, config: Config) -> tuple[int, int]:
-    """(tokens of the sliding window or 0, layers before it)."""
+    """Return (tokens of the sliding window or 0, layers before it)."""
     is_used = family in SLIDING and (family == "mistral" or config.get("use_sliding_window"))
     window = config["sliding_window"] if is_used else 0
     first = 0 if family == "mistral" else config.get("max_window_layers", 0)
@@ -164,7 +164,7 @@ def _sliding(family: Family, config: Config) -> tuple[int, int]:
 
 
 def _rope(config: Config) -> tuple[float, Config]:
-    """(theta, the manifest's [model.rope])."""
+    """Return (theta, the manifest's [model.rope])."""
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         raise ValueError(f"rope_parameters are {str(given)[:40]!r}")

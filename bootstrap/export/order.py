@@ -1,4 +1,4 @@
-"""What an export is to be, and whether it can be made, known before anybody is asked for anything."""
+"""The order of an export, and the check that it can be met, made before anybody is asked for anything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_SHARD = 1_000  # bytes: less is a size whose unit was forgotten
 
 @dataclass(frozen=True)
 class ExportOrder:
-    """What to export: the replicas of `route` if it is given, else any replica of each stage, or their mean."""
+    """An order to export the replicas of `route` if it is given, else any replica of each stage, or their mean."""
 
     directory: Path
     mean: bool = False
@@ -31,7 +31,7 @@ class ExportOrder:
 
 
 def check_order(order: ExportOrder) -> None:
-    """Raises `UserError` for an order that cannot be met, before any peer is asked. Leaves nothing behind."""
+    """Refuse an order that cannot be met, before any peer is asked. Raises `UserError`. Leaves nothing behind."""
     directory = order.directory
     shard_bytes(order.shard_size)
     if order.dtype not in DTYPES:

@@ -20,7 +20,7 @@ from protocol.manifest import BYTES, Manifest
 
 
 class ModelTokenizer:
-    """What a tokenizer.json makes of texts.
+    """A tokenizer.json applied to texts.
 
     `begin` and `end` are the ids of the tokens that begin and end one, None where there is none; `context` is the
     longest text that the model was trained on, in tokens.
@@ -45,7 +45,7 @@ class ModelTokenizer:
 
     @cached_property
     def _reader(self) -> FileTokenizer:
-        """What training makes of the file."""
+        """The file's tokenizer as training uses it."""
         return FileTokenizer(self._file.to_str().encode(), str(self._end_name))
 
     @cached_property
@@ -63,7 +63,7 @@ class ModelTokenizer:
         return text
 
     def byte_count(self, ids: Sequence[int], before: int | None = None) -> int:
-        """How many bytes of text `ids` stand for where the token `before` precedes them; an end of text is none.
+        """Count the bytes of text that `ids` stand for after the token `before`; an end of text is none.
 
         Exact where tokens are bytes under other names. Elsewhere a character cut at either end counts as its
         replacement.
@@ -82,9 +82,7 @@ class ModelTokenizer:
         return total
 
     def _length(self, token: int) -> int:
-        """Bytes of a token whose name has a character for each byte, but for what was added, whose name is its
-        text.
-        """
+        """Bytes of a token whose name has a character for each byte, or, for an added one, is its text."""
         added = self._added.get(token)
         return len(str(self._file.id_to_token(token))) if added is None else len(added.encode())
 
@@ -96,9 +94,7 @@ class ModelTokenizer:
         return len(self._file.decode(list(ids), skip_special_tokens=False).encode("utf-8", errors="replace"))
 
     def special_ids(self) -> dict[str, int | None]:
-        """Ids of special tokens as config.json and generation_config.json name them: what ends a text also fills
-        up.
-        """
+        """Ids of special tokens as config.json and generation_config.json name them: what ends a text also pads."""
         return {"bos_token_id": self.begin, "eos_token_id": self.end, "pad_token_id": self.end}
 
     def save(self, directory: Path) -> None:
@@ -122,7 +118,7 @@ class ModelTokenizer:
 def tokenizer_of_run(manifest: Manifest, raw: bytes | None) -> ModelTokenizer:
     """The run's tokenizer; `raw` is its tokenizer.json, None where bytes are tokens.
 
-    It adds nothing to a text, as training did not. The token that ends a text also begins one and fills up. Raises
+    It adds nothing to a text, as training did not. The token that ends a text also begins one and pads. Raises
     `TokenizerError` for another file than the manifest names.
     """
     load_tokenizer(raw, manifest)  # checks it

@@ -1,4 +1,4 @@
-"""How the next token is chosen, for an export and a swarm alike."""
+"""The choice of the next token, for an export and a swarm alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.errors import UserError
 
 @dataclass(frozen=True)
 class Decoding:
-    """Temperature 0 is greedy: always the likeliest token. `top_k` 0 and `top_p` 1 leave all tokens in."""
+    """The settings of the choice. Temperature 0 is greedy: the likeliest token. `top_k` 0, `top_p` 1 leave all in."""
 
     most_tokens: int = 100
     temperature: float = 0.0
@@ -37,7 +37,7 @@ class Decoding:
 
     @property
     def needed(self) -> int:
-        """How many of the largest logits are needed to choose a token; 0 means all."""
+        """The number of largest logits needed to choose a token; 0 means all."""
         return 1 if self.is_greedy else self.top_k
 
     def for_transformers(self) -> dict[str, float]:

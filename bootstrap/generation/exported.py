@@ -32,9 +32,10 @@ class ExportedModel:
 
 
 def load_exported(directory: Path) -> ExportedModel:
-    """Raises `StateError` with one line on what is wrong with the directory; nothing is fetched from anywhere.
+    """Load the model in a directory; nothing is fetched from anywhere.
 
-    Raises `MissingPackage` where transformers is not installed.
+    Raises `StateError` with one line on what is wrong with the directory, `MissingPackage` where transformers is not
+    installed.
     """
     if not directory.is_dir():
         raise StateError(f"There is no directory {directory}. Give --model what `noloco export --out` wrote.")
@@ -67,7 +68,7 @@ def load_exported(directory: Path) -> ExportedModel:
 
 
 def tokenizer_in(directory: Path) -> ModelTokenizer:
-    """Raises `StateError` when the directory has no tokenizer that can be loaded."""
+    """Load the tokenizer in a directory. Raises `StateError` when it has none that can be loaded."""
     if not any((directory / name).exists() for name in (FILE_NAME, CONFIG)):
         raise StateError(f"{directory} has no {FILE_NAME}. Copy the one of the run or of the model there.")
     settings = _settings(directory / CONFIG)

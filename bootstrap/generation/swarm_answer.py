@@ -56,7 +56,7 @@ class SwarmAnswer:
             sequence.append(token)
 
     async def _logits(self, sequence: list[int], top: int) -> torch.Tensor:
-        """[vocabulary]; −∞ where they were not asked for."""
+        """The logits [vocabulary]; −∞ where they were not asked for."""
         values = await self._predict(sequence, top)
         vocabulary = self._observer.manifest.model.vocab_size
         logits = torch.full((vocabulary,), -torch.inf)

@@ -1,4 +1,4 @@
-"""What `noloco generate` does: a text goes on, written character by character as its tokens come."""
+"""The work of `noloco generate`: a text goes on, written character by character as its tokens come."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _end(stream: TextStream, prompt_tokens: int, context: int, decoding: Decodin
 
 
 def _write(text: str) -> None:
-    """To the terminal; peers chose the tokens, which may be an escape sequence's."""
+    """Write legible text to the terminal: peers chose the tokens, which may be an escape sequence's."""
     sys.stdout.write(legible(text))
     sys.stdout.flush()
 

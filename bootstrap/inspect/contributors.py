@@ -26,8 +26,8 @@ async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> li
     """Contributions of present and former members, as far as somebody among those seen has a receipt, or signs
     one.
 
-    Who does not answer within `DEADLINE` seconds is left out. Signatures are checked in a thread: a member may send
-    256 of them.
+    A member that does not answer within `DEADLINE` seconds is left out. Signatures are checked in a thread: a member
+    may send 256 of them.
     """
     slots = asyncio.Semaphore(ASKED_AT_ONCE)
 
@@ -45,7 +45,7 @@ async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> li
 
 
 async def show_contributors(join: Sequence[str], as_json: bool) -> None:
-    """Raises `JoinError` when nobody answers."""
+    """Print who gave how much to a run. Raises `JoinError` when nobody answers."""
     async with visit(join) as observer:
         found = await contributions(observer, await observer.survey())
         if as_json:

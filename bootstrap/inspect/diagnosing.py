@@ -124,7 +124,7 @@ def _manifest(state: StateDirectory) -> Any:
 
 
 def _or_why(ask: Callable[[], Any]) -> Any:
-    """What it returns, or a sentence why it cannot."""
+    """Return what `ask` returns, or a sentence on why it cannot."""
     try:
         return ask()
     except (NolocoError, Unwell, OSError, ValueError) as problem:
@@ -159,7 +159,7 @@ async def _run(join: Sequence[str], token: str) -> Any:
 
 
 def _names_in(found: dict[str, Any]) -> Iterator[str]:
-    """What people called the run and their nodes."""
+    """The names that people gave to the run and their nodes."""
     run = found["run"]
     if isinstance(run, dict):
         yield run["run"]["name"]

@@ -57,7 +57,7 @@ class CheckResult:
 
 
 def machine(directory: Path) -> list[CheckResult]:
-    """Memory, disk, GPU, interfaces. Takes a second or two where there is a GPU."""
+    """Check memory, disk, GPU, interfaces. Takes a second or two where there is a GPU."""
     return [_memory(), _disk(directory), _gpu(), _mtu()]
 
 
@@ -119,7 +119,7 @@ def _mtu(host: str = "192.0.2.1") -> CheckResult:
 
 
 async def network(join: Sequence[str], host: str, port: int) -> AsyncIterator[CheckResult]:
-    """Step by step, as a node takes them; ends after the first that fails, whose name is the hop."""
+    """Check each step to the run, as a node takes them; ends after the first that fails, whose name is the hop."""
     reachable = []
     for address in join:
         finding = await _tcp(address)
@@ -197,7 +197,7 @@ async def _as_visitor(rpc: Rpc, key: Identity, reached: Sequence[PeerId]) -> Asy
 
 
 async def _members(rpc: Rpc, signed: SignedManifest, reached: Sequence[PeerId]) -> list[PeerId]:
-    """Those who were dialled, and some of the run's nodes."""
+    """The peers that were dialled, and some of the run's nodes."""
     view, transport, run_id = View(), rpc.transport, signed.run_id
     stages = signed.manifest.stages
     rpc.limit(payload_limits(signed.manifest))
@@ -223,7 +223,7 @@ async def _dialled_back(rpc: Rpc, members: Sequence[PeerId]) -> CheckResult:
 
 
 def reachability(answers: Sequence[str | None], port: int, by_relay: bool) -> CheckResult:
-    """From what peers say: the address at which they dialled this machine, "" for none, None for no answer."""
+    """Judge the port by answers: the address at which this machine was dialled, "" for none, None for no answer."""
     tried = [answer for answer in answers if answer is not None]
     at = sorted({answer for answer in tried if answer})
     forward = (
@@ -241,7 +241,7 @@ def reachability(answers: Sequence[str | None], port: int, by_relay: bool) -> Ch
 
 
 async def _uplink(rpc: Rpc, key: Identity, signed: SignedManifest, members: Sequence[PeerId]) -> CheckResult:
-    """To some members: they answer whoever shows a record, and this one says at once that it leaves."""
+    """Measure the uplink to members: they answer whoever shows a record, and this one says at once that it leaves."""
     now = rpc.transport.now()
     record = Announcement(stage=0, state="leaving", since=now).to_bytes()
     sealed = seal_record(key, stage_key(signed.run_id, 0), record, now + RECORD_SECONDS)
@@ -268,7 +268,7 @@ async def _uplink(rpc: Rpc, key: Identity, signed: SignedManifest, members: Sequ
 
 
 async def examine_machine(join: Sequence[str], directory: Path, host: str, port: int) -> bool:
-    """Print each finding as it comes; whether none is bad."""
+    """Print each finding as it comes; return whether none is bad."""
     found = await asyncio.to_thread(machine, directory)
     for finding in found:
         print(line(finding), flush=True)

@@ -137,7 +137,7 @@ def _examine_one(directory: Path, console: Console) -> bool:
 
 
 def table_of(report: Report) -> Table:
-    """A line for each part."""
+    """The table of a node, with a line for each part."""
     title = f"node …{str(report.get('peer'))[-8:]}  {report.get('state')}"
     if "stage" in report:
         title += f"  stage {report['stage']}  step {report['step']}  round {report['round']}"

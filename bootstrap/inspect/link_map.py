@@ -61,7 +61,7 @@ class LinkMap:
 
 
 def link_map(nodes: Iterable[MappedNode]) -> LinkMap:
-    """Reports of peers that are not among `nodes` are left out.
+    """Map the links between `nodes`; reports of other peers are left out.
 
     Of two reports of a round trip the longer one counts: a peer that claims to be near others is then believed
     only by those who find so themselves.
@@ -88,7 +88,7 @@ def link_map(nodes: Iterable[MappedNode]) -> LinkMap:
 
 
 def seen_from_outside(sightings: Iterable[Sighting], manifest: Manifest) -> list[MappedNode]:
-    """All links of a node that answered; those in its record of one that did not."""
+    """The nodes with all their links where they answered, with those in their records where they did not."""
     seen = []
     for sighting in sightings:
         member, stats = sighting.member, sighting.stats
@@ -130,7 +130,7 @@ def scenario_of(links: LinkMap, manifest: Manifest) -> dict[str, object]:
 
 
 def _rows(matrix: Floats) -> list[list[float | None]]:
-    """Six digits; 0 on the diagonal."""
+    """The values with six digits, None where nobody measured; 0 on the diagonal."""
     rows = [[None if math.isnan(x) else float(f"{x:.6g}") for x in row] for row in matrix.tolist()]
     for i, row in enumerate(rows):
         row[i] = 0.0
@@ -152,7 +152,7 @@ async def show_links(join: list[str], token: str, out: Path | None) -> None:
 
 
 def write_scenario(file: Path, scenario: dict[str, object]) -> None:
-    """Raises `StateError` when the file cannot be written."""
+    """Write a scenario as JSON. Raises `StateError` when the file cannot be written."""
     with writing(file, "Name another --out."):
         file.write_text(json.dumps(scenario), encoding="utf-8")
 
@@ -177,6 +177,6 @@ def table_of(found: LinkMap, name: str) -> Table:
 
 
 def _median(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]], form: str) -> str:
-    """A dash when nothing was measured."""
+    """The median as text; a dash when nothing was measured."""
     known = values[~np.isnan(values)]
     return format(float(np.median(known)), form) if len(known) else "-"

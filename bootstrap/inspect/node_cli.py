@@ -70,7 +70,7 @@ def status(state_dir: StateDir = HERE) -> None:
 
 
 def lines_of(report: Report) -> list[str]:
-    """For people: a line about the node, and one for each thing that holds it back."""
+    """Return lines for people: one about the node, and one for each thing that holds it back."""
     where = (
         f", stage {report['stage']}, step {report['step']:,}, round {report['round']:,}"
         if "stage" in report
@@ -85,7 +85,7 @@ def lines_of(report: Report) -> list[str]:
 
 
 def _ordered(state_dir: Path, order: str) -> list[tuple[Path, Report]]:
-    """What each node of the directory answers; ends the command with a sentence when one does not."""
+    """The answer of each node of the directory; ends the command with a sentence when one does not answer."""
     try:
         answers = [(directory, look(directory, order=order)) for directory in directories(state_dir)]
     except Unwell as silence:
@@ -101,7 +101,7 @@ def _ordered(state_dir: Path, order: str) -> list[tuple[Path, Report]]:
 
 
 def _paused(directory: Path) -> str:
-    """Wait until it is."""
+    """Wait until the node is paused, `PAUSE_PATIENCE` seconds at most; return a sentence on it."""
     ends = time.monotonic() + PAUSE_PATIENCE
     while (state := look(directory).get("state")) != "paused" and time.monotonic() < ends:
         time.sleep(LOOK_SECONDS)

@@ -59,7 +59,7 @@ class Sighting:
 
     @classmethod
     def of(cls, member: Member, stats: NodeStats, now: float) -> Sighting:
-        """An answer that came at the observer's wall clock `now`."""
+        """The sighting of a member whose answer came at the observer's wall clock `now`."""
         return cls(member, stats, None if stats.time is None else stats.time - now)
 
 
@@ -129,7 +129,7 @@ class Observer:
             await asyncio.sleep(PAUSE_SECONDS)
 
     def nobody_at(self, stage: int) -> JoinError:
-        """What is said of a stage of which the last survey found no record."""
+        """The error for a stage of which the last survey found no record."""
         return JoinError(
             f"Found no record of stage {stage} of {self.manifest.stages} in {self._looked:.0f} s: nobody serves it, "
             "or its members cannot be found from here. `noloco status` shows who is there; try again once somebody "
@@ -139,8 +139,8 @@ class Observer:
     async def routes(self, among: Collection[PeerId] | None = None) -> list[list[PeerId]]:
         """Ways through the pipeline, replica i of every stage for the i-th; as many as the largest stage.
 
-        Only through those that are `among` these, if any are named. Who does not answer is left out where others of
-        the stage do: a record outlives its node for a while.
+        They lead only through peers `among` these, if any are named. A replica that does not answer is left out where
+        others of the stage do: a record outlives its node for a while.
         Raises `JoinError` when a stage has no replica that could answer.
         """
         silent = {seen.member.peer for seen in await self.survey() if seen.stats is None}
@@ -153,7 +153,7 @@ class Observer:
         return [[holding[i % len(holding)] for holding in there] for i in range(max(map(len, there)))]
 
     def hops_after_first(self, route: Sequence[PeerId]) -> list[str]:
-        """Where a request goes from the first peer of the route on; in a ring it ends there."""
+        """The peers to which a request goes from the first peer of the route on; in a ring it ends there."""
         return [*route[1:], *(route[:1] if self.manifest.is_ring else ())]
 
 
@@ -202,7 +202,7 @@ def _those(among: Collection[PeerId] | None, peers: list[PeerId]) -> list[PeerId
 async def measure_spread(observer: Observer, among: Collection[PeerId] | None = None) -> float:
     """Root mean squared deviation of φ from its mean, over the replicas and parameters of all stages.
 
-    Of the replicas that are `among` these, if any are named.
+    Only replicas `among` these count, if any are named.
     Fetches every replica's state: for small models and swarms. Raises `JoinError` when one goes away.
     """
     squares, entries = 0.0, 0
@@ -220,8 +220,8 @@ async def measure_spread(observer: Observer, among: Collection[PeerId] | None = 
 async def sampled_spreads(observer: Observer, rng: random.Random) -> dict[int, float]:
     """Spread by stage, on random entries of φ of all replicas that answer, at one moment.
 
-    1,024 entries of each of up to `PIECES_SAMPLED` pieces, by a request each: within 5 % or so of the whole. Without
-    stages of which no two replicas answer.
+    1,024 entries of each of up to `PIECES_SAMPLED` pieces, by a request each: within 5 % or so of the whole. Stages
+    of which no two replicas answer are left out.
     """
     spreads = {}
     for stage in range(observer.manifest.stages):
@@ -238,7 +238,7 @@ async def sampled_spreads(observer: Observer, rng: random.Random) -> dict[int, f
 
 
 def spread_of_all(manifest: Manifest, spreads: Mapping[int, float]) -> float | None:
-    """Stages count by their parameters. None without any."""
+    """The spread over all stages, weighted by their parameters; None without any."""
     sizes = {stage: parameter_count(manifest, stage) for stage in spreads}
     if not sizes:
         return None

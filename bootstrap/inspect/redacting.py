@@ -71,7 +71,7 @@ class Redactor:
         return text
 
     def _address(self, text: str) -> str:
-        """Loopback and "any" tell nothing."""
+        """Replace an address, except loopback and "any", which tell nothing."""
         try:
             address = ipaddress.ip_address(text)
         except ValueError:
@@ -79,7 +79,7 @@ class Redactor:
         return text if address.is_loopback or address.is_unspecified else self._for("address", text)
 
     def _folders(self, found: re.Match[str]) -> str:
-        """Those of libraries are of use; of a multiaddress they are none."""
+        """Replace folders; those of libraries are of use and stay, as do parts of a multiaddress, which are none."""
         folders = found[0]
         if folders.startswith(self._libraries) or re.match(r"/(?:ip4|ip6|dns\w*|p2p|tcp|udp|unix)/", folders):
             return folders

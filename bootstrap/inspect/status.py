@@ -52,7 +52,7 @@ SIGNS = {
 
 @dataclass(frozen=True)
 class HowFar:
-    """How far a run is: inner steps of its median first-stage replica; None where it stands still or is complete."""
+    """A run's progress: inner steps of its median first-stage replica; None where it stands still or is complete."""
 
     step: int
     total_steps: int
@@ -256,7 +256,7 @@ async def show_status(
 
 
 async def _print_all(watching: Watching, status: RunStatus, *, watch: bool, is_json: bool) -> None:
-    """Once, or as JSON one line for each look."""
+    """Print the status, and with `watch` again after each look; as JSON, one line for each."""
     while True:
         if is_json:
             print(json.dumps(as_json(status)), flush=True)

@@ -1,4 +1,4 @@
-"""What a person watches while a swarm trains: a live table in a terminal, plain lines elsewhere."""
+"""The view for people while a swarm trains: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def render(picture: Picture, width: int = PICTURE_WIDTH) -> Group:
 
 
 def node_table(picture: Picture, width: int = PICTURE_WIDTH) -> Table:
-    """What nodes compute on is shown where there is room for it."""
+    """The table of nodes; what they compute on is shown where there is room for it."""
     columns = COLUMNS if width < WIDE else (*COLUMNS, *DEVICE_COLUMNS)
     shown = [place for place, name in enumerate(columns) if width >= NARROW or name not in DETAILS]
     headings = [columns[place] for place in shown]
@@ -129,7 +129,7 @@ def headline(picture: Picture) -> str:
 
 
 def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], None]]:
-    """(draw, close): draws one picture after another, and is closed at the end.
+    """Return (draw, close): the one draws one picture after another, the other ends it.
 
     A live table in a terminal; elsewhere a plain line now and then.
     """
@@ -174,7 +174,7 @@ def _row(sighting: Sighting, names: Mapping[PeerId, str]) -> list[str]:
 
 
 def _device(stats: NodeStats | None) -> list[str]:
-    """What a node says of its device, which anybody can say."""
+    """The cells on a node's device, as it describes it; anybody can say that."""
     if stats is None or not stats.device:
         return [""] * len(DEVICE_COLUMNS)
     name = word(stats.device.removeprefix("NVIDIA "))
@@ -192,7 +192,7 @@ def _lag(stats: NodeStats) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A dash where a node of an earlier version gives no number."""
+    """The fraction in percent; a dash where a node of an earlier version gives no number."""
     return "-" if fraction is None else f"{fraction:.0%}"
 
 

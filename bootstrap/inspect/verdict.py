@@ -1,4 +1,4 @@
-"""What a swarm's numbers mean, in sentences: what stands still, what is at risk, whether it learns. Pure."""
+"""The meaning of a swarm's numbers, in sentences: what stands still, what is at risk, whether it learns. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`sentence` has no capital letter and no full stop, so that it can stand in a list."""
+    """A finding; its `sentence` has no capital letter and no full stop, so that it can stand in a list."""
 
     severity: Severity
     kind: str  # for programs: "stage-empty", "one-replica", …
@@ -51,10 +51,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an observer has of a run with so many `stages`.
+    """The sightings that an observer has of a run with so many `stages`.
 
-    `empty_for`: for how many seconds whoever has watched for longer has seen nobody at a stage; what the nodes
-    themselves say counts, too. `version` is the observer's own.
+    `empty_for`: the seconds for which an observer that has watched for longer has seen nobody at a stage; what the
+    nodes themselves say counts, too. `version` is the observer's own.
     """
 
     stages: int
@@ -73,7 +73,7 @@ class Seen:
 
     @property
     def is_complete(self) -> bool:
-        """A first stage has ended, and none trains on."""
+        """True if a replica of the first stage has finished, and none trains on."""
         return not self.serving(0) and any(stats.state == "finished" for stats in self.stats(0))
 
     @property
@@ -149,7 +149,7 @@ def _last_replicas(seen: Seen) -> list[Finding]:
 
 
 def _slow_stage(seen: Seen) -> list[Finding]:
-    """One that can do far less than all others, while they stand idle for part of the time."""
+    """Find a stage that can do far less than all others, while they stand idle for part of the time."""
     if seen.stages < 2:
         return []
     able = [_capacity(seen.serving(stage)) for stage in range(seen.stages)]
@@ -233,12 +233,12 @@ def _versions(seen: Seen) -> list[Finding]:
 
 
 def word(told: str) -> str:
-    """What a stranger wrote in place of a word or two, for one line of a terminal."""
+    """The text that a stranger wrote in place of a word or two, for one line of a terminal."""
     return " ".join(legible(told).split())[:MOST_LETTERS]
 
 
 def versions_told(versions: Iterable[str]) -> str:
-    """Those that name one, in order, for people: what a stranger wrote is legible and short, and few are named."""
+    """The versions told, in order, for people: what a stranger wrote is legible and short, and few are named."""
     known = sorted({version for version in versions if version}, key=_in_order)
     names = [word(version) for version in known[:MOST_VERSIONS]]
     return ", ".join([*names, "…"] if len(known) > MOST_VERSIONS else names)

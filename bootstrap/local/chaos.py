@@ -27,7 +27,7 @@ CHECKPOINT_MINUTES = 0.25  # a node that is killed every few minutes has one to 
 
 
 async def run_both(plan: LocalPlan, console: Console, progress: StatusLine, seed: int) -> ChaosReport:
-    """Run both for `plan.minutes` each. The summary is the disturbed run's, with the comparison in it."""
+    """Run both, for `plan.minutes` each. The summary is the disturbed run's, with the comparison in it."""
     plan = replace(plan, ends_by_clock=True, checkpoint_minutes=CHECKPOINT_MINUTES)
     console.print(f"First the undisturbed run, {plan.minutes:g} minutes.")
     aside = plan.directory / "undisturbed"
@@ -72,7 +72,7 @@ def _swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> LocalSwar
 
 
 def _restarted_parts(directories: Iterable[Path]) -> dict[str, int]:
-    """How often each part of the nodes failed and was restarted, by name."""
+    """Count how often each part of the nodes failed and was restarted, by name."""
     restarts: Counter[str] = Counter()
     for directory in directories:
         path = directory / "events.jsonl"
@@ -93,7 +93,7 @@ def loss_at(curve: Curve, tokens: int) -> float | None:
 
 @dataclass(frozen=True)
 class ChaosReport:
-    """`complete` is whether both runs had all their time."""
+    """The report on two runs; `complete` is whether both had all their time."""
 
     seed: int
     complete: bool

@@ -1,4 +1,4 @@
-"""What the nodes of a local swarm compute on, and how that is said."""
+"""The devices that the nodes of a local swarm compute on, and a sentence about them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def devices_told(setting: str) -> tuple[tuple[str, ...], str]:
 
 
 def _checked(device: str) -> str:
-    """Like `choose_device`, without taking memory of a GPU that this process computes nothing on."""
+    """Check as `choose_device` does, without taking memory of a GPU that this process computes nothing on."""
     if not device.startswith("cuda"):
         return choose_device(device)
     number = device.removeprefix("cuda").removeprefix(":") or "0"
@@ -37,7 +37,7 @@ def _checked(device: str) -> str:
 
 
 def described(device: str) -> str:
-    """For people: "cuda:0 (NVIDIA H100 80GB HBM3)", "the CPU"."""
+    """Name a device for people: "cuda:0 (NVIDIA H100 80GB HBM3)", "the CPU"."""
     if device == "cpu":
         return "the CPU"
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else device

@@ -1,4 +1,4 @@
-"""Which fault comes when and to whom, drawn from a seed so that a run can be repeated; doing and undoing it."""
+"""Faults, their times and victims drawn from a seed so that a run can be repeated; doing and undoing them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WHAT = {
 
 @dataclass(frozen=True)
 class Fault:
-    """`hours` is how far a clock jumps."""
+    """A fault; `hours` is how far a clock jumps."""
 
     kind: Kind
     node: str
@@ -185,7 +185,7 @@ class Disturber:
         _signal_p2pd(node, signal.SIGKILL)
 
     async def _cut(self, node: LocalNode, fault: Fault) -> None:
-        """All its links: without privileges nothing cuts one of them on loopback. Others see silence, no end."""
+        """Cut all its links: without privileges nothing cuts one of them on loopback. Others see silence, no end."""
         await self._frozen(node, fault.seconds, partial(_signal_p2pd, node))
 
     async def _frozen(self, node: LocalNode, seconds: float, send: Callable[[signal.Signals], None]) -> None:
@@ -198,7 +198,7 @@ class Disturber:
 
     @contextmanager
     def _away(self, node: LocalNode) -> Iterator[None]:
-        """Nobody expects the node to answer while the block runs."""
+        """Let nobody expect the node to answer while the block runs."""
         self.swarm.away.add(node.name)
         try:
             yield
@@ -206,9 +206,9 @@ class Disturber:
             self.swarm.away.discard(node.name)
 
     async def _disk(self, node: LocalNode, fault: Fault) -> None:
-        """No file grows beyond a few kilobytes; writing fails with EFBIG instead of ENOSPC.
+        """Let no file grow beyond a few kilobytes; writing fails with EFBIG instead of ENOSPC.
 
-        What the node says goes to a file here, which may still grow a little: a terminal has no disk that is full.
+        The node's output goes to a file here, which may still grow a little: a terminal has no disk that is full.
         """
         most = node.log.stat().st_size + WORDS
         hard = resource.prlimit(node.pid, resource.RLIMIT_FSIZE)[1]
@@ -220,7 +220,7 @@ class Disturber:
                 resource.prlimit(node.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
     async def _clock(self, node: LocalNode, fault: Fault) -> None:
-        """Asks the node's own process for the fault, as for losses that are NaN."""
+        """Ask the node's own process for the fault, as for losses that are NaN."""
         faults.ask(node.directory, fault.hours, fault.kind == "nan")
         try:
             await asyncio.sleep(fault.seconds)

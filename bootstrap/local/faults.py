@@ -33,7 +33,7 @@ def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
 
 
 def obey(directory: Path) -> None:
-    """In a node's process, before it begins: do from now on what the file asks for."""
+    """Do from now on what the file asks for; called in a node's process before it begins."""
     from node.model.passes import Passes
 
     learned = Passes.last_stage

@@ -112,7 +112,7 @@ class Measuring:
     async def at_the_end(self, observer: Observer, tokens: int, own: Collection[PeerId]) -> None:
         """Measure the mean loss over replicas and their true spread, then the export and its loss.
 
-        Of the swarm's `own` nodes: others may train on, or leave meanwhile.
+        Only the swarm's `own` nodes count: others may train on, or leave meanwhile.
         """
         routes = await observer.routes(own)
         losses = [(await evaluate_route(observer, self._text, route)).nats for route in routes]
@@ -148,10 +148,10 @@ EPOCH_TOKENS, EPOCH_SEQUENCES = 2**16, 16  # of a batch while an epoch is counte
 
 
 def entropies_of(manifest: Manifest, data: TrainingData, text: MeasuredText) -> tuple[float, float]:
-    """(unigram, bigram): nats per byte of `text` under the frequencies in one epoch of `data`, bytes as tokens.
+    """Return (unigram, bigram), nats per byte of `text` by the frequencies in one epoch of `data`, bytes as tokens.
 
-    What a model would score that learned only how common each byte is, the first mark to pass; and one that sees
-    only the byte before: below that, attention has begun to work.
+    Unigram is the score of a model that has learned only how common each byte is, the first mark to pass; bigram that
+    of one that sees only the byte before: below it, attention has begun to work.
     """
     trained, seen = _pairs_of_epoch(manifest, data), np.zeros((VOCABULARY, VOCABULARY), np.int64)
     for inputs, labels in text.batches:
@@ -161,7 +161,7 @@ def entropies_of(manifest: Manifest, data: TrainingData, text: MeasuredText) -> 
 
 
 def _pairs_of_epoch(manifest: Manifest, data: TrainingData) -> NDArray[np.int64]:
-    """[256, 256]: how often byte j follows byte i in what is trained on."""
+    """Counts [256, 256] of how often byte j follows byte i in what is trained on."""
     wide = manifest.model_copy(
         update={
             "data": manifest.data.model_copy(update={"sequence_tokens": EPOCH_TOKENS}),

@@ -1,4 +1,4 @@
-"""What `noloco swarm` was asked for, and its node processes.
+"""The plan that `noloco swarm` was asked for, and its node processes.
 
 They are forked from one process that has imported torch and compiled the kernels once.
 Six processes that each import for themselves take a minute of two cores; forked ones begin to join at once.
@@ -36,7 +36,7 @@ _context = multiprocessing.get_context("forkserver")
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """`minutes` is the time that each node trains at most."""
+    """The plan of a local swarm; `minutes` is the time that each node trains at most."""
 
     manifest: Manifest
     replicas: int
@@ -57,7 +57,7 @@ class LocalPlan:
 
     @property
     def data_plan(self) -> DataPlan:
-        """All nodes and the evaluation share one store of documents."""
+        """The data of all nodes and the evaluation, which share one store of documents."""
         return DataPlan(self.data, self.text_field, self.directory / "documents", "--dir", "")
 
     def joining(self, address: str) -> str:
@@ -100,7 +100,7 @@ class LocalPlan:
 
 @dataclass
 class LocalNode:
-    """`process` is that of its last start; `log` has the output of all."""
+    """A node on this machine; `process` is that of its last start, `log` has the output of all."""
 
     name: str
     arguments: list[str]
@@ -165,7 +165,7 @@ class LocalNodes:
 
 
 def _be_node(arguments: list[str], directory: Path, prepare: Callable[[Path], None] | None) -> None:
-    """In the forked process: what `noloco-node` does, in a session of its own, so that no Ctrl-C reaches it."""
+    """Do in the forked process what `noloco-node` does, in a session of its own, so that no Ctrl-C reaches it."""
     import node.cli
 
     die_with_parent()

@@ -33,7 +33,7 @@ _context = multiprocessing.get_context("forkserver")
 
 
 def require_place(place: str) -> None:
-    """Raises `UserError` for what is neither HOST:PORT nor `NOWHERE`."""
+    """Refuse what is neither HOST:PORT nor `NOWHERE`. Raises `UserError`."""
     if place != NOWHERE:
         require_host_and_port(place, FLAG)
 
@@ -67,7 +67,7 @@ class LocalPage:
     """
 
     def __init__(self, listening: socket.socket | None, log: Path, tell: Tell) -> None:
-        """Without a socket there is no page. What it prints goes to `log`: the terminal has the table."""
+        """Prepare the page; without a socket there is none. Its output goes to `log`: the terminal has the table."""
         self._listening = listening
         self._log = log
         self._supervisor = Supervisor(tell)
@@ -81,7 +81,7 @@ class LocalPage:
             )
 
     async def _run(self, listening: socket.socket, addresses: Callable[[], Sequence[str]]) -> None:
-        """One life, until it ends by itself: then raises `UserError`."""
+        """Run the page's process until it ends by itself, and raise `UserError` then."""
         join = addresses()
         while not join:
             await asyncio.sleep(POLL_SECONDS)
@@ -93,7 +93,7 @@ class LocalPage:
         raise UserError(f"its process ended; {self._log} says why")
 
     async def close(self) -> None:
-        """None of its processes runs when this returns, after `END_SECONDS` at most."""
+        """End the page: none of its processes runs when this returns, after `END_SECONDS` at most."""
         await self._supervisor.close()
         started = [life for life in self._lives if life.pid is not None]
         for life in started:
@@ -115,7 +115,7 @@ async def _end_of(process: BaseProcess) -> None:
 
 
 def _be_page(listening: socket.socket, join: Sequence[str], log: Path) -> None:
-    """In the forked process: what `noloco dashboard` does, in a session of its own, so that no Ctrl-C reaches it."""
+    """Do in the forked process what `noloco dashboard` does, in its own session, so that no Ctrl-C reaches it."""
     die_with_parent()
     os.setsid()
     os.nice(NICENESS)

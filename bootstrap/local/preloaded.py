@@ -1,6 +1,6 @@
-"""What every node imports and compiles before it can join, done once: nodes are forked from a process that has.
+"""The imports and kernels that every node needs before it can join, loaded once, in the process they are forked from.
 
-To import this module takes ten seconds of processor time, more where the kernels were never compiled. It starts no
+Importing this module takes ten seconds of processor time, more where the kernels were never compiled. It starts no
 thread of torch's or Python's, so that the process may fork after it, and has it end with the process that started it.
 """
 

@@ -79,7 +79,7 @@ def what_nodes_do(states: Iterable[tuple[str, Path]]) -> str:
 
 
 def _doing(directory: Path) -> str:
-    """What the node does by its last telling event; a line that is not yet complete is skipped."""
+    """Say what the node does by its last telling event; a line that is not yet complete is skipped."""
     try:
         lines = (directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
     except OSError:

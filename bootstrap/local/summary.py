@@ -1,4 +1,4 @@
-"""What a local swarm leaves behind: summary.json, and the same on screen; the tokens that it has trained on."""
+"""The summary that a local swarm leaves behind, in summary.json and on screen; the tokens that it has trained on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Summary:
         }
 
     def write(self, path: Path) -> None:
-        """Raises `StateError` when it cannot be; what was there before is then as it was."""
+        """Write it to a file. Raises `StateError` when that fails; what was there before is then as it was."""
         write_whole(path, json.dumps(asdict(self), indent=2) + "\n", "Choose another file with --summary.")
 
     def lines(self) -> list[str]:
@@ -98,7 +98,7 @@ class Summary:
 
     @staticmethod
     def _export_beside(export: dict[str, Any]) -> str:
-        """Its loss by transformers, beside the swarm's; without transformers that it was not loaded."""
+        """Say the export's loss by transformers beside the swarm's, or that it was not loaded, and why."""
         swarm = f"swarm {export['swarm_loss']:.6f}"
         if "not_loaded" in export:
             return f"{swarm}; not loaded to compare. {export['not_loaded']}"

@@ -45,7 +45,10 @@ async def run_swarm(plan: LocalPlan, console: Console, progress: StatusLine) -> 
 
 
 def have_finished(own: Sequence[NodeStats], guests: Sequence[NodeStats]) -> bool:
-    """Whether the swarm's own nodes have. Its later stages go on while a guest at the first does, maybe for ever."""
+    """Return whether the swarm's own nodes have finished.
+
+    Its later stages go on while a guest at the first does, maybe for ever.
+    """
     goes_on = any(stats.stage == 0 and stats.state != "finished" for stats in guests)
     return all(stats.state == "finished" for stats in own if stats.stage == 0 or not goes_on)
 
@@ -85,12 +88,12 @@ class LocalSwarm:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Ctrl-C: end the training, stop the nodes gracefully, write what was measured."""
+        """End the training on Ctrl-C, stop the nodes gracefully, write what was measured."""
         self._console.print("Stopping the nodes; they save their state first.")
         self._stopping.set()
 
     def _say(self, sentence: str) -> None:
-        """A line that can be copied: it is not wrapped, whatever the width."""
+        """Print a line that can be copied: it is not wrapped, whatever the width."""
         self._console.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
     def _tell(self, sentence: str, event: str, **fields: object) -> None:
@@ -190,7 +193,7 @@ class LocalSwarm:
         raise UserError(f"The swarm took over {deadline:.0f} s. The logs in {self.plan.directory} say why.")
 
     def _begin_training(self, observer: Observer) -> None:
-        """All nodes were seen: show the table from now on, and start what runs beside it."""
+        """Show the table from now on, as all nodes were seen, and start what runs beside it."""
         self._seen_all = True
         self._training_since = self._elapsed
         self._progress.doing("")
@@ -207,7 +210,7 @@ class LocalSwarm:
         return len(own) >= alive and have_finished(own, guests)
 
     def _answering(self, own: bool) -> list[NodeStats]:
-        """What the swarm's own nodes said when they were last looked at, or guests, who have joined it since."""
+        """The last answers of the swarm's own nodes, or of guests, which have joined it since."""
         return [
             s.stats for s in self.sightings if s.stats is not None and (s.member.peer in self.names) == own
         ]
@@ -225,7 +228,7 @@ class LocalSwarm:
             self._samples.append((self._elapsed, self.tokens.total, present))
 
     def _note_in_summary(self) -> None:
-        """What was seen last: Ctrl-C may come at any time, and nobody is asked any more after it."""
+        """Note what was seen last: Ctrl-C may come at any time, and nobody is asked any more after it."""
         self.summary.tokens = self.tokens.total
         for sighting in self.sightings:
             if sighting.stats is not None:
@@ -256,7 +259,7 @@ class LocalSwarm:
         )
 
     def _require_alive(self) -> None:
-        """A node that dies before all have joined means that the swarm cannot start; later it goes on."""
+        """Raise `UserError` if a node died before all joined, as the swarm cannot start, or later if all died."""
         dead = [node for node in self.nodes.all if not node.is_running and node.name not in self.away]
         if dead and (not self._seen_all or len(dead) == len(self.nodes.all)):
             raise UserError(f"Node {dead[0].name} ended early. The end of its log:\n{dead[0].last_words()}")
@@ -283,7 +286,7 @@ class LocalSwarm:
         await self._measuring.at_the_end(observer, summary.tokens, self.names.keys())
 
     async def _gather_traces(self) -> None:
-        """The nodes have ended: make one file of theirs. A failure costs that file, not what was measured."""
+        """Make one file of the ended nodes' traces. A failure costs that file, not what was measured."""
         plan = self.plan
         if plan.trace is None:
             return

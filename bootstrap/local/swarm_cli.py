@@ -137,7 +137,7 @@ def swarm(
 def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, StatusLine, socket.socket | None]]:
     """Print the first lines, and start the process that nodes are forked from, which imports torch meanwhile.
 
-    The socket is what the page will be at, None without one.
+    The socket is the one for the page, None without a page.
     """
     from rich.console import Console
 

@@ -26,7 +26,7 @@ DOUBT = 0.5  # what "no correction" counts, in measured pairs
 
 
 def complete_latency(latency: Floats) -> Floats:
-    """`latency` [N, N] in seconds, symmetric, with NaN where unknown: those become estimates. The diagonal is 0."""
+    """Return `latency` [N, N] in seconds, symmetric, with NaN, unknown, replaced by estimates. The diagonal is 0."""
     if not np.isnan(latency).any():
         return latency
     pairs = np.nonzero(np.triu(~np.isnan(latency), 1))
@@ -47,7 +47,7 @@ def complete_latency(latency: Floats) -> Floats:
 
 
 def complete_bandwidth(bandwidth: Floats, latency: Floats) -> Floats:
-    """`bandwidth` [N, N] in bit/s, symmetric, NaN where unknown, beside complete latencies in seconds."""
+    """Return `bandwidth` [N, N] in bit/s, symmetric, NaN replaced by estimates; latencies in seconds are complete."""
     if not np.isnan(bandwidth).any():
         return bandwidth
     pairs = np.nonzero(np.triu(~np.isnan(bandwidth), 1))
@@ -70,9 +70,9 @@ def complete_bandwidth(bandwidth: Floats, latency: Floats) -> Floats:
 
 
 def _filled(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
-    """`measured`, and where it is NaN `estimate`, times what the measured pairs nearby are above theirs.
+    """Return `measured`, with `estimate`, times what the measured pairs nearby are above theirs, in place of NaN.
 
-    Nearby is what is near i at one end and near j at the other.
+    Nearby is a pair that is near i at one end and near j at the other.
     """
     off_diagonal = ~np.eye(len(measured), dtype=bool)
     known = ~np.isnan(measured) & off_diagonal
@@ -85,7 +85,7 @@ def _filled(measured: Floats, estimate: Floats, latency: Floats) -> Floats:
 
 
 def _distances(places: Floats) -> Floats:
-    """[N, N] from coordinates and, last, the logarithm of heights [N, D + 1]."""
+    """Distances [N, N] from coordinates and, last, the logarithm of heights [N, D + 1]."""
     apart = places[:, None, :-1] - places[None, :, :-1]
     height = np.exp(places[:, -1])
     distances: Floats = np.sqrt((apart**2).sum(-1) + 1e-6) + height[:, None] + height[None, :]

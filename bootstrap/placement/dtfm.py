@@ -53,7 +53,7 @@ class DtfmProblem:
         return generator.permutation(np.repeat(np.arange(self.stages), self.replicas))
 
     def state(self, stage_of: Integers) -> Integers:
-        """What a walk changes in place: the devices of each stage [S, n]."""
+        """The array that a walk changes in place: the devices of each stage [S, n]."""
         return groups_of(stage_of, self.stages)
 
     def placement(self, state: Integers) -> Integers:
@@ -66,7 +66,7 @@ class DtfmProblem:
         self, state: Integers, best: Integers, least: float, temperature: float, steps: int,
         generator: np.random.Generator,
     ) -> float:  # fmt: skip
-        """`anneal_swaps`"""
+        """Walk by `anneal_swaps`."""
         return float(
             anneal_swaps(self.parallel, self.pipeline, state, best, least, temperature, steps, generator)
         )
@@ -121,7 +121,7 @@ class DtfmCost:
 
 
 def dtfm_problem(scenario: Scenario, stages: int, replicas: int) -> DtfmProblem:
-    """Raises `ScenarioError` when the devices are not exactly those that the stages need."""
+    """Make the problem of a scenario. Raises `ScenarioError` unless the devices are exactly what the stages need."""
     if scenario.members:
         raise ScenarioError("The objective dtfm plans single devices, 1,024 at most: use --objective noloco.")
     if scenario.devices < stages:

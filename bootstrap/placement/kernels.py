@@ -74,7 +74,7 @@ def bottleneck(weights: Floats, rows: Integers, columns: Integers, partner: Inte
 
 @compiled
 def members(chosen: int) -> int:
-    """How many bits of a set are 1."""
+    """Count the bits of a set that are 1."""
     count = 0
     while chosen:
         chosen &= chosen - 1

@@ -49,7 +49,7 @@ class LiveSwarm:
 
     @property
     def stage_of(self) -> Integers:
-        """[N], at present."""
+        """The present stage of each peer [N]."""
         return np.array([peer.stage for peer in self.peers], np.int64)
 
     def scenario(self) -> Scenario:
@@ -68,7 +68,7 @@ class LiveSwarm:
 
 
 async def look_at(join: Sequence[str], token: str) -> LiveSwarm:
-    """Raises `JoinError` when nobody answers."""
+    """Visit a run and look at it. Raises `JoinError` when nobody answers."""
     async with visit(join, token) as observer:
         return await seen_by(observer)
 
@@ -101,7 +101,7 @@ def relative_speeds(peers: Sequence[Peer], manifest: Manifest) -> list[float] | 
 
 @dataclass(frozen=True)
 class Moves:
-    """`stage_of` [N] is the variant of the plan that needs the fewest moves; costs in seconds."""
+    """The moves to a plan; `stage_of` [N] is its variant that needs the fewest, costs are in seconds."""
 
     peers: tuple[Peer, ...]
     stage_of: Integers
@@ -110,7 +110,7 @@ class Moves:
 
     @property
     def movers(self) -> list[tuple[int, Peer, int]]:
-        """Device, peer and its stage in the plan."""
+        """Device, peer and its stage in the plan, of each that would move."""
         return [
             (i, peer, int(stage))
             for i, (peer, stage) in enumerate(zip(self.peers, self.stage_of, strict=True))
@@ -198,7 +198,7 @@ def moves_table(moves: Moves) -> Table:
 
 
 def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float) -> bytes:
-    """Signed with the key that `noloco-bootstrap` keeps in the directory. Raises `StateError` for another run's."""
+    """Sign with the key that `noloco-bootstrap` keeps in the directory. Raises `StateError` for another run's."""
     key = Identity.load(directory / RUN_KEY)
     if key.public_key != swarm.signed.public_key:
         raise StateError(
@@ -214,7 +214,7 @@ def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float)
 async def publish_plan(
     join: Sequence[str], token: str, swarm: LiveSwarm, sealed: bytes, seconds: float
 ) -> None:
-    """Raises `JoinError` when nobody answers or takes it. Nodes keep copies of it until it expires."""
+    """Publish a plan; nodes keep copies until it expires. Raises `JoinError` when nobody answers or takes it."""
     async with visit(join, token) as observer:
         lifetime = min(MAX_LIFETIME, seconds)
         key = plan_key(swarm.signed.run_id)

@@ -107,7 +107,7 @@ def warmth(scale: float, start: Found) -> tuple[float, float]:
 def clustered(
     problem: Problem, scale: float, meter: BudgetMeter, generator: np.random.Generator
 ) -> Iterator[Found]:
-    """For DT-FM's cost a hot run among clusters, where devices are many; what it finds counts by its true cost."""
+    """Run hot among clusters, for DT-FM's cost where devices are many; what that finds counts by its true cost."""
     if not isinstance(problem, DtfmProblem) or (made := problem.coarse(generator)) is None:
         return
     coarse, members = made
@@ -125,7 +125,7 @@ def lifted(stage_of: Integers, members: Integers) -> Integers:
 
 
 def spending(share: float, method: Iterator[Found], meter: BudgetMeter) -> Iterator[Found]:
-    """What `method` finds until that fraction of the budget is spent on it."""
+    """Yield what `method` finds until that fraction of the budget is spent on it."""
     end = meter.spent() + share
     while meter.spent() < end and (found := next(method, None)) is not None:
         yield found
@@ -154,7 +154,7 @@ def cooled(
 
 
 def chunk(steps: int, meter: BudgetMeter, took: float) -> int:
-    """How many steps next: many enough for the loop around them not to matter, few enough for a smooth schedule."""
+    """The number of steps next: enough for the loop around them not to matter, few enough for a smooth schedule."""
     if meter.budget.seconds is None:
         return max(1, (meter.budget.evaluations or 0) // CHUNKS)
     longest = min(CHUNK_SECONDS, meter.budget.seconds / CHUNKS)
@@ -197,7 +197,7 @@ def near_neighbours(problem: Problem, sizes: Integers, generator: np.random.Gene
 
 
 def ordered(problem: Problem, found: Iterator[Found]) -> Iterator[Found]:
-    """What another search finds, and the same with its stages reordered where that matters."""
+    """Yield what another search finds, and the same with its stages reordered where that matters."""
     for one in found:
         yield one
         if problem.order_matters:

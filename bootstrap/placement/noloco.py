@@ -31,7 +31,7 @@ from protocol.errors import ScenarioError
 
 @dataclass(frozen=True)
 class Training:
-    """How the swarm trains. `microbatches` B and `in_flight` F are of one replica of each stage."""
+    """The training of the swarm. `microbatches` B and `in_flight` F are of one replica of each stage."""
 
     microbatches: float = 64.0
     in_flight: float = 16.0
@@ -91,7 +91,7 @@ class NolocoProblem:
         return float(step_time(self.model, np.ascontiguousarray(stage_of)))
 
     def drawn(self, generator: np.random.Generator) -> Integers:
-        """Sizes as equal as they and the devices' memory can be."""
+        """Draw a placement with sizes as equal as they and the devices' memory can be."""
         stages, count = self.stages, len(self.weights)
         sizes = np.full(stages, count // stages)
         sizes[generator.permutation(stages)[: count % stages]] += 1
@@ -104,7 +104,7 @@ class NolocoProblem:
         return placement
 
     def state(self, stage_of: Integers) -> Integers:
-        """What a walk changes in place: the stage of each device [N]."""
+        """The array that a walk changes in place: the stage of each device [N]."""
         return stage_of.astype(np.int64)
 
     def placement(self, state: Integers) -> Integers:
@@ -114,7 +114,7 @@ class NolocoProblem:
         self, state: Integers, best: Integers, least: float, temperature: float, steps: int,
         generator: np.random.Generator,
     ) -> float:  # fmt: skip
-        """`anneal_moves`"""
+        """Walk by `anneal_moves`."""
         return float(anneal_moves(self.model, state, best, least, temperature, steps, generator))
 
     def coarse(self, generator: np.random.Generator) -> tuple[NolocoProblem, Integers] | None:
@@ -164,7 +164,7 @@ class NolocoProblem:
 
 
 def noloco_problem(scenario: Scenario, stages: int, training: Training) -> NolocoProblem:
-    """Raises `ScenarioError` when the devices are too few, or too small, for the stages."""
+    """Make a scenario's problem. Raises `ScenarioError` when devices are too few, or too small, for the stages."""
     count = scenario.devices
     if count < stages:
         raise ScenarioError(f"{count} devices cannot fill {stages} stages: ask for fewer stages.")
@@ -205,7 +205,7 @@ def noloco_problem(scenario: Scenario, stages: int, training: Training) -> Noloc
 
 
 class CostArrays(NamedTuple):
-    """What the compiled loops need of a scenario and a training. [N, N] are seconds from device to device."""
+    """The arrays of a scenario and a training for the compiled loops. [N, N] are seconds from device to device."""
 
     stages: int
     least_size: int  # of a stage: nobody is to be the only one that has it
@@ -238,7 +238,7 @@ class TermArrays(NamedTuple):
 
 @compiled
 def grouped(stage_of: Integers, stages: int) -> tuple[Integers, Integers]:
-    """`members` [N] and `starts` [S + 1]: stage s is members[starts[s] : starts[s + 1]]."""
+    """Return `members` [N] and `starts` [S + 1]: stage s is members[starts[s] : starts[s + 1]]."""
     starts = np.zeros(stages + 1, np.int64)
     starts[1:] = np.bincount(stage_of, minlength=stages).cumsum()
     members, seat = np.empty(stage_of.size, np.int64), starts.copy()
@@ -323,7 +323,7 @@ def step_time(model: CostArrays, stage_of: Integers) -> float:
 
 @compiled
 def change(model: CostArrays, stage_of: Integers, generator: np.random.Generator) -> None:
-    """One random change in place: of the stages' order now and then, else of one or two devices."""
+    """Make one random change in place: of the stages' order now and then, else of one or two devices."""
     stages, count = model.stages, stage_of.size
     kind = generator.random()
     if kind < 0.05 and stages > 2:  # the stages between two turn round: the links at the two ends change

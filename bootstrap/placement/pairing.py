@@ -1,4 +1,4 @@
-"""Which replicas of a stage average with each other: how fast that mixes, and how near the partners are.
+"""The pairing of a stage's replicas for averaging: how fast it mixes, and how near the partners are.
 
 A round's pairing is a matrix P [n, n] of probabilities, symmetric, its rows summing to 1 with the chance of staying
 alone on the diagonal. Under plain averaging of pairs the squared disagreement shrinks by (1 + λ₂(P))/2 a round, λ₂

@@ -1,4 +1,4 @@
-"""From a scenario to a plan: the problem of an objective, a search with the budget given, the stages in order."""
+"""The way from a scenario to a plan: an objective's problem, a search with the budget given, the stages in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WARM_UP = 101  # evaluations: every loop of every method has run once, and is co
 
 @dataclass(frozen=True)
 class Placement:
-    """What one search found, and its cost term by term."""
+    """The placement that one search found, and its cost term by term."""
 
     method: str
     seed: int
@@ -50,7 +50,7 @@ class Placement:
 def problem_of(
     scenario: Scenario, objective: str, stages: int, replicas: int | None, training: Training
 ) -> Problem:
-    """Raises `ScenarioError` when the scenario's devices cannot fill the stages, or the objective is unknown."""
+    """Make the objective's problem. Raises `ScenarioError` if it is unknown or the devices cannot fill the stages."""
     if objective == "noloco":
         return noloco_problem(scenario, stages, training)
     if objective == "dtfm":
@@ -66,7 +66,7 @@ def make_plan(
     *,
     progress: Callable[[Improvement], None] | None = None,
 ) -> Placement:
-    """Raises `ScenarioError` for an unknown method. The budget does not count the compiling before."""
+    """Search by `method`; the budget leaves out the compiling before. Raises `ScenarioError` for an unknown one."""
     if method not in METHODS:
         raise ScenarioError(f"--method {method!r}: choose from {', '.join(METHODS)}.")
     run_search(problem, METHODS[method], Budget(evaluations=WARM_UP), seed)

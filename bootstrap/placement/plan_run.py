@@ -1,4 +1,4 @@
-"""What `noloco plan` does: the scenario, the search with a bar, tables and picture, and for the owner a signature."""
+"""The work of `noloco plan`: scenario, search with a bar, tables and picture, and for the owner a signature."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RANDOM = 20  # placements, with whose median cost a plan is compared
 
 
 def make_and_show(request: PlanRequest) -> None:
-    """Raises `NolocoError` with what to do."""
+    """Plan as requested and show it. Raises `NolocoError` with what to do."""
     if request.join:
         _plan_swarm(request, run_async(look_at(request.join, request.token)))
         return
@@ -55,7 +55,10 @@ def make_and_show(request: PlanRequest) -> None:
 
 
 def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
-    """Raises `ScenarioError` when too little was measured, `StateError` when the key cannot be used."""
+    """Plan for a running swarm, show it, and publish it if requested.
+
+    Raises `ScenarioError` when too little was measured, `StateError` when the key cannot be used.
+    """
     known, manifest = swarm.scenario(), swarm.manifest
     training = Training(
         manifest.inner.microbatches, request.in_flight, manifest.outer.inner_steps, request.uniform
@@ -169,7 +172,7 @@ def stage_table(
 
 
 def sentences(plan: Placement, scenario: Scenario, random: float, floor: float) -> list[str]:
-    """`random`: median cost of random placements."""
+    """Say what the tables leave out; `random` is the median cost of random placements."""
     lines = [plan.terms.sentence()]
     if isinstance(plan.terms, Terms) and max(map(len, plan.stages)) <= MATCHED:
         lines.append(
@@ -217,7 +220,7 @@ def compared(plans: Sequence[Placement]) -> list[dict[str, float | str]]:
 
 
 def ranges(devices: Sequence[int]) -> str:
-    """ "0-3 7" for 0, 1, 2, 3, 7."""
+    """Write numbers as ranges: "0-3 7" for 0, 1, 2, 3, 7."""
     parts = []
     # neighbours have the same distance to their rank
     for _, run in groupby(enumerate(sorted(devices)), lambda ranked: ranked[1] - ranked[0]):
@@ -230,7 +233,7 @@ def ranges(devices: Sequence[int]) -> str:
 
 
 def plot_plan(plan: Placement, scenario: Scenario, plans: Sequence[Placement], file: Path) -> None:
-    """`plan` on the left, the searches of `plans` on the right. Raises `UserError` when it cannot be written."""
+    """Plot `plan` on the left, the searches of `plans` on the right. Raises `UserError` when it cannot be written."""
     with figure(file, panels=2) as (left, right):
         if scenario.coordinates is not None:
             _map(left, plan, scenario)
@@ -240,7 +243,7 @@ def plot_plan(plan: Placement, scenario: Scenario, plans: Sequence[Placement], f
 
 
 def _map(axis: Axes, plan: Placement, scenario: Scenario) -> None:
-    """Devices at one place stand in a ring; grey lines lead from stage to stage."""
+    """Draw a map: devices at one place stand in a ring; grey lines lead from stage to stage."""
     assert scenario.coordinates is not None
     places = _spread(scenario.coordinates)
     for here, there in pairwise(plan.stages):

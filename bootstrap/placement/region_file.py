@@ -77,7 +77,7 @@ def _regions(contents: Mapping[str, object]) -> tuple[list[str], Integers]:
 
 
 def _square(contents: Mapping[str, object], key: str, count: int) -> Floats:
-    """[R, R], the mean of both directions."""
+    """The matrix [R, R], the mean of both directions."""
     rows = contents.get(key)
     if not isinstance(rows, list) or len(rows) != count:
         raise ScenarioError(f"{key} is not a list of {count} rows, one for each of region_names.")

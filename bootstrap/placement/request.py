@@ -1,4 +1,4 @@
-"""What `noloco plan` is asked for."""
+"""The request to `noloco plan`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PlanRequest:
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False
 
     def check(self) -> None:
-        """Raises `UserError` that names the option."""
+        """Refuse options that cannot be used. Raises `UserError` that names the option."""
         if (self.scenario is None) == (not self.join):
             raise UserError(
                 "Give either --scenario FILE or --join ADDRESS: measured links, or a running swarm."

@@ -64,7 +64,7 @@ class Scenario:
         return len(self.latency)
 
     def single(self, chosen: Iterable[int]) -> list[int]:
-        """The devices that these are."""
+        """The single devices that these are."""
         if not self.members:
             return sorted(chosen)
         return sorted(device for cluster in chosen for device in self.members[cluster])
@@ -76,7 +76,7 @@ class Scenario:
 
 
 def read_scenario(file: Path) -> Scenario:
-    """Raises `ScenarioError` that names what is wrong, and where."""
+    """Read a scenario's file. Raises `ScenarioError` that names what is wrong, and where."""
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ScenarioError(f"{file} is larger than {MAX_BYTES // 2**20} MiB: give fewer devices.")
@@ -160,7 +160,7 @@ def _links(contents: Mapping[str, object]) -> tuple[Floats, Floats, int]:
 
 
 def _matrix(contents: Mapping[str, object], name: str) -> Floats:
-    """[N, N]; NaN where the file says null."""
+    """The matrix [N, N]; NaN where the file says null."""
     rows = contents.get(name)
     if not isinstance(rows, list) or not rows:
         raise ScenarioError(f"{name} is missing: give a square matrix, a list of rows.")
@@ -206,7 +206,7 @@ def _may_serve(rows: object, count: int) -> tuple[frozenset[int], ...]:
 
 
 def _uplinks(uplinks: object, regions: tuple[str, ...]) -> tuple[Integers | None, Floats | None]:
-    """Which uplink each device is behind, −1 for none, and the bit/s of each uplink."""
+    """The uplink that each device is behind, −1 for none, and the bit/s of each uplink."""
     if uplinks is None:
         return None, None
     if not isinstance(uplinks, dict) or not uplinks:
@@ -234,7 +234,7 @@ def _numbers(contents: Mapping[str, object], name: str, count: int, above: bool 
 
 
 def _coordinates(contents: Mapping[str, object], count: int) -> Floats | None:
-    """[N, 2]"""
+    """The latitudes and longitudes [N, 2], None where they are not known."""
     if contents.get("coordinates") is None:
         return None
     pairs = [

@@ -37,7 +37,7 @@ class Budget:
 
 
 class BudgetMeter:
-    """How much of a budget is spent. The clock gives seconds."""
+    """A meter of how much of a budget is spent. The clock gives seconds."""
 
     def __init__(self, budget: Budget, clock: Callable[[], float]) -> None:
         self.budget = budget

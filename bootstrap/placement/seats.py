@@ -1,4 +1,4 @@
-"""Which devices may take which stage, and random placements in which each has one that it may take."""
+"""The stages that devices may take, and random placements in which each has one of those."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEALT = 256  # devices; above, an assignment takes half a second and is only loo
 
 
 def fitting(scenario: Scenario, stages: int) -> Flags:
-    """[N, S]: which devices have the memory for which stage. Raises `ScenarioError` for one that has it for none."""
+    """Tell which devices fit which stage [N, S]. Raises `ScenarioError` for one that has the memory for none."""
     needed = np.array(scenario.stage_memory or (0.0,))
     if len(needed) not in (1, stages):
         raise ScenarioError(

@@ -34,7 +34,7 @@ MAX_ENUMERATED_DEVICES = 16
 
 
 def built(problem: Problem, generator: np.random.Generator) -> Iterator[Found]:
-    """All that the links suggest, in random order; some hundred of them, and none when there is nothing to choose."""
+    """Yield all that the links suggest, in random order; some hundred, and none when there is nothing to choose."""
     if problem.stages == 1 or problem.stages == len(problem.weights):
         return
     tree = hierarchy.linkage(squareform(problem.weights, checks=False), "average")
@@ -108,7 +108,7 @@ def enumerated(problem: Problem, most: int) -> list[Integers] | None:
 
 
 def _placements(problem: Problem, begun: list[int]) -> Iterator[list[int]]:
-    """Those that begin so. Where the order does not matter, stages are opened in their order."""
+    """Yield the placements that begin so. Where the order does not matter, stages are opened in their order."""
     count, stages = len(problem.weights), problem.stages
     if len(begun) == count:
         yield begun
@@ -124,7 +124,7 @@ def _placements(problem: Problem, begun: list[int]) -> Iterator[list[int]]:
 
 
 def is_free(problem: Problem) -> bool:
-    """Whether a search also comes to groups that are not as equal as they can be."""
+    """Return whether a search also comes to groups that are not as equal as they can be."""
     if isinstance(problem, DtfmProblem):
         return False
     return problem.model.sizes_vary or not bool(problem.model.fits.all())

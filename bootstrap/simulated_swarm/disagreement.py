@@ -1,4 +1,4 @@
-"""How far simulated replicas are apart: a few numbers stand for the weights, moved by the daemon's own outer step.
+"""The spread of simulated replicas: a few numbers stand for the weights, moved by the daemon's own outer step.
 
 A round's progress is noise of variance 1 for each replica and number, so that the theory of `node.model.outer` says
 what the spread should be.
@@ -27,14 +27,14 @@ class Opinion:
     """
 
     def __init__(self, seed: Sequence[int], donor: Opinion | None = None) -> None:
-        """A newcomer's is its donor's."""
+        """Start from a donor's numbers, as a newcomer does, or from zero."""
         self._rng = np.random.default_rng(seed)
         self.phi: torch.Tensor = torch.zeros(NUMBERS) if donor is None else donor.phi.clone()
         self._delta: torch.Tensor = torch.zeros(NUMBERS) if donor is None else donor._delta.clone()
         self._train()
 
     def _train(self) -> None:
-        """The progress of the round that begins."""
+        """Draw the progress of the round that begins."""
         noise = self._rng.standard_normal(NUMBERS, dtype=np.float32)
         self._theta = self.phi + torch.from_numpy(noise)
 

@@ -30,7 +30,7 @@ class EventQueue:
         return self.now
 
     def run_until(self, end: float) -> None:
-        """All events up to `end` in seconds, which is then the time."""
+        """Run all events up to `end` in seconds, which is then the time."""
         events = self._events
         while events and events[0][0] <= end:
             self.now, _, action, arguments = heapq.heappop(events)

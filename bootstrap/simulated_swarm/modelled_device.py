@@ -40,7 +40,7 @@ class ModelledDevice:
         self._add(0, 1 - FORWARD_SHARE, done, work)
 
     def both(self, done: Callable[..., Any], work: object) -> None:
-        """At the last stage."""
+        """Compute forward and backward at once, at the last stage."""
         self._add(1, 1.0, done, work)
 
     def _add(self, priority: int, share: float, done: Callable[..., Any], work: object) -> None:
@@ -74,12 +74,12 @@ class ModelledDevice:
         self._idle_since = now
 
     def note_idle_at_end(self) -> None:
-        """The simulation is over."""
+        """Add the idle time so far when the simulation is over."""
         if not self._is_busy:
             self.note_idle()
 
     def stop(self) -> None:
-        """It is gone: what waits is dropped."""
+        """Drop what waits: the device is gone."""
         self.note_idle_at_end()
         for waiting in self._waiting:
             waiting.clear()

@@ -47,12 +47,12 @@ class ModelledDht:
         self.refused = 0
 
     def seconds(self, peers: int, nbytes: int, downlink: float) -> float:
-        """That a search takes among so many peers: a round trip for each hop, and its bytes."""
+        """Seconds that a search takes among so many peers: a round trip for each hop, and its bytes."""
         hops = 1 + math.ceil(math.log(max(2, peers)) / math.log(REACH))
         return hops * self._network.round_trip + nbytes / downlink
 
     def get(self, reader: SwarmPeer, key: str) -> list[Member]:
-        """What is there and can be reached; nothing where the answer is lost."""
+        """Return the records that can be reached; none where the answer is lost."""
         if self._loss and self._random() < self._loss:
             return []
         now, cut, stored = self._queue.now, self._network.cut_since, self._stored.get(key)
@@ -71,7 +71,7 @@ class ModelledDht:
         return found
 
     def put(self, writer: SwarmPeer, key: str, member: Member) -> bool:
-        """Whether it was stored: a full key takes nobody more."""
+        """Store a record unless it is lost, and return whether it was stored: a full key takes nobody more."""
         if self._loss and self._random() < self._loss:
             return False
         stored = self._stored.setdefault(key, {})

@@ -1,4 +1,4 @@
-"""How a simulated newcomer comes to a stage: as `node.membership.newcomer`, whose decisions it calls; its download.
+"""A simulated newcomer's way to a stage, as `node.membership.newcomer`, whose decisions it calls; its download.
 
 Left out are the links that newcomers measure and the owner's plan.
 """
@@ -42,7 +42,7 @@ class Joining:
         self._work = peer.world.work
 
     def join(self) -> Iterator[float]:
-        """Yields the seconds to wait, until the peer serves."""
+        """Join a stage: yields the seconds to wait, until the peer serves."""
         peer, world = self._peer, self._world
         arrival = (world.now, peer.peer)
         intention = Announcement(stage=0, state="joining", since=world.now, addresses=[peer.address])
@@ -65,7 +65,7 @@ class Joining:
         yield from self._download()
 
     def _survey(self) -> tuple[list[Peer], float]:
-        """Who serves, or has claimed, a stage and answers; and the seconds that it takes to ask."""
+        """The peers that serve, or have claimed, a stage and answer; and the seconds that it takes to ask."""
         peer, world = self._peer, self._world
         nbytes = sum(peer.look(stage) for stage in world.stages)
         peers = [p for stage in world.stages for p in peers_of(peer.view, stage, world.now)]
@@ -82,7 +82,7 @@ class Joining:
         return surveyed(p for p in peers if self._asked.get(p.peer, True)), seconds
 
     def _settle(self, stage: int) -> Iterator[float]:
-        """Like `Newcomer._settle`."""
+        """Settle on a stage as `Newcomer._settle` does."""
         peer, world = self._peer, self._world
         self._claim(stage)
         for look in range(LOOKS):
@@ -108,12 +108,12 @@ class Joining:
     # --- the state ----------------------------------------------------------------------------
 
     def _download(self) -> Iterator[float]:
-        """From a few replicas at once, in pieces; without any the stage's first state."""
+        """Download from a few replicas at once, in pieces; without any, take the stage's first state."""
         yield from download(self._peer)
 
 
 def download(peer: SwarmPeer) -> Iterator[float]:
-    """Yields the seconds to wait, until the state is there and the peer serves."""
+    """Download the state: yields the seconds to wait, until it is there and the peer serves."""
     world = peer.world
     pieces = max(1, STATE_SHARES * world.scenario.run.state_bytes // PIECE_BYTES)
     size = STATE_SHARES * world.scenario.run.state_bytes // pieces
@@ -143,4 +143,4 @@ def download(peer: SwarmPeer) -> Iterator[float]:
 
 
 def _arrived() -> None:
-    """A piece is here; the download goes on by the time that its last one takes."""
+    """Ignore the arrival of a piece: the download goes on by the time that its last one takes."""

@@ -1,4 +1,4 @@
-"""When a simulated peer moves to another stage: as `node.membership.moving`, whose decisions it calls."""
+"""The moves of a simulated peer to another stage, as `node.membership.moving`, whose decisions it calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from protocol.announcement import Announcement, moving_key
 
 
 def moving(peer: SwarmPeer) -> Iterator[float]:
-    """Yields the seconds to wait; ends with the peer's service at this stage."""
+    """Move when it is due: yields the seconds to wait; ends with the peer's service at this stage."""
     world, stage = peer.world, peer.stage
     lifetime = world.scenario.run.record_lifetime
     patience, known = MovePatience(PATIENCE * lifetime), world.scenario.count
@@ -59,7 +59,7 @@ def _claims(peer: SwarmPeer) -> list[Member]:
 
 
 def _claim(peer: SwarmPeer, lifetime: float = LONGEST_CLAIM) -> None:
-    """One that is withdrawn ends at once."""
+    """Claim a move; a claim that is withdrawn ends at once."""
     now = peer.world.now
     said = Announcement(stage=peer.stage, state="joining", since=now, addresses=[peer.address])
     peer.world.dht.put(peer, moving_key(RUN_ID), Member(peer.peer, said, now + lifetime))

@@ -60,7 +60,7 @@ class ModelledNetwork:
         action: Callable[..., Any],
         *arguments: Any,
     ) -> float:
-        """`action` happens where and when it arrives, unless the link is cut or `other` is dead by then.
+        """Send bytes: `action` happens where and when they arrive, unless the link is cut or `other` is dead by then.
 
         Returns when the last byte leaves. Small messages pass large ones by, as they have streams of their own.
         """

@@ -1,6 +1,6 @@
 """The way of a microbatch through a simulated peer and to the next stage, as node/pipeline/ has it.
 
-Who is admitted, to whom it goes, how many are on their way and how long one waits for an answer is decided by the
+What is admitted, to whom it goes, how many are on their way and how long one waits for an answer is decided by the
 daemon's `MicrobatchAdmission`, `Router`, `Window` and `AdaptiveDeadline`; computing and links take modelled time.
 """
 
@@ -81,7 +81,7 @@ class ModelledPipeline:
         self._known: tuple[Sequence[PeerId], Shares] | None = None
 
     def _shares(self, peers: Sequence[PeerId]) -> Shares:
-        """Of the same list the same ones, since `View.serving` returns another list when something changed."""
+        """The peers' shares, kept for the same list: `View.serving` returns another list when something changed."""
         if self._known is None or self._known[0] is not peers:
             self._known = peers, self.peer.view.shares(peers)
         return self._known[1]
@@ -94,7 +94,7 @@ class ModelledPipeline:
                 self._draw()
 
     def next_step(self) -> None:
-        """The weights have changed."""
+        """Begin the next step: the weights have changed."""
         self._held = self._steps = False
         self._wake(self._admission.next_step())
         if self.stage == 0:
@@ -105,7 +105,7 @@ class ModelledPipeline:
         self.arrive(Passing(self, f"{next(self._names)}", None, self._world.now))
 
     def hold(self) -> None:
-        """Like `Gate.hold`: what waits goes elsewhere."""
+        """Hold work as `Gate.hold` does: what waits goes elsewhere."""
         if self.stage == 0:
             return
         self._held = True
@@ -143,7 +143,7 @@ class ModelledPipeline:
             self._onward(passing)
 
     def _onward(self, passing: Passing) -> None:
-        """To a peer of the next stage that was not tried yet; later, where there is none."""
+        """Pass a microbatch on to a peer of the next stage that was not tried yet; later, where there is none."""
         if passing.is_over or not self.peer.is_alive:
             return
         world, peer, now = self._world, self.peer, self._world.now
@@ -170,7 +170,7 @@ class ModelledPipeline:
         return device.busy_seconds / (device.microbatches + 1)
 
     def send(self, passing: Passing, chosen: PeerId) -> None:
-        """To that peer of the next stage."""
+        """Send a microbatch to that peer of the next stage."""
         if passing.is_over or not self.peer.is_alive:
             return
         world, peer, now = self._world, self.peer, self._world.now
@@ -198,7 +198,7 @@ class ModelledPipeline:
     # --- answers ------------------------------------------------------------------------------
 
     def _answered(self, passing: Passing, child: Passing, said: float) -> None:
-        """The gradient came, and what the other says of its load."""
+        """Take the gradient that came, and what the other says of its load."""
         if passing.child is not child:
             return
         now = self._world.now
@@ -222,7 +222,7 @@ class ModelledPipeline:
         self._wake(self._admission.allow(min(self._in_flight, in_flight)))
 
     def _learned(self, passing: Passing) -> None:
-        """Its backward pass is done: it counts, and the sender gets the gradient."""
+        """Count a microbatch whose backward pass is done; the sender gets the gradient."""
         if passing.is_over or not self.peer.is_alive:
             return
         passing.is_over = True
@@ -248,7 +248,7 @@ class ModelledPipeline:
         )
 
     def _refuse(self, passing: Passing) -> None:
-        """Busy: the sender asks another one."""
+        """Refuse a microbatch as busy: the sender asks another peer."""
         world = self._world
         if world.measures.counts:
             world.measures.refusals += 1
@@ -270,7 +270,7 @@ class ModelledPipeline:
             self._onward(passing)
 
     def failed(self, passing: Passing, child: Passing) -> None:
-        """No sign of life of the next peer within the deadline."""
+        """Give up the next peer, which showed no sign of life within the deadline, and try another."""
         if passing.child is not child or not self.peer.is_alive:
             return
         world, other = self._world, child.at.peer.peer
@@ -288,7 +288,7 @@ class ModelledPipeline:
         self._onward(passing)
 
     def _lose_child(self, passing: Passing) -> Passing | None:
-        """The next stage has it no more, or it is no matter whether it has; returns what was there."""
+        """Forget what was sent on, and return it: the next stage has it no more, or that does not matter."""
         child, passing.child = passing.child, None
         if child is not None:
             self.choices.returned(child.at.peer.peer, child.asked)
@@ -307,7 +307,7 @@ class ModelledPipeline:
                 self.peer.device.backward(self._learned, passing)
 
     def _drop(self, passing: Passing) -> None:
-        """It is given up here, and so is what the next stages do for it."""
+        """Give up a microbatch here, and what the next stages do for it."""
         passing.is_over = True
         self.expected.pop(passing, None)
         child = self._lose_child(passing)
@@ -318,7 +318,7 @@ class ModelledPipeline:
             self._wake(self._admission.release(passing.place))
 
     def cancel(self, passing: Passing) -> None:
-        """The sender has given it up."""
+        """Drop a microbatch that the sender has given up."""
         if not passing.is_over:
             self._drop(passing)
 
@@ -332,7 +332,7 @@ class ModelledPipeline:
         return "gradients" if self._admission.running else "microbatches"
 
     def leave(self) -> None:
-        """Its stage has one peer less: senders wait for their deadlines, broken streams tell the next stages."""
+        """Leave the stage without a word: senders wait for their deadlines, broken streams tell the next stages."""
         queue = self._world.queue
         for child in self.expected:
             sender = child.parent
@@ -346,13 +346,13 @@ class ModelledPipeline:
         self.expected.clear()
 
     def close(self) -> None:
-        """The peer goes to another stage: what is here goes elsewhere."""
+        """Refuse what is here, so that it goes elsewhere: the peer goes to another stage."""
         for passing in list(self._here.values()):
             if not passing.is_over:
                 self._refuse(passing)
 
     def cut_off(self) -> None:
-        """The network is cut in two: what is on its way between the halves is not answered."""
+        """Leave what is on its way between the halves unanswered: the network is cut in two."""
         for child in list(self.expected):
             sender = child.parent
             if sender is not None and sender.at.peer.side != self.peer.side:

@@ -1,4 +1,4 @@
-"""Two peers of the next stage are asked how much they have to do, as `node.pipeline.stage_client` does."""
+"""Asks two peers of the next stage how much they have to do, as `node.pipeline.stage_client` does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Question:
-    """Two peers are asked how much they have to do. Mutable state: what they told, and whether it is settled."""
+    """Asks two peers how much they have to do. Mutable state: what they told, and whether it is settled."""
 
     def __init__(self, by: ModelledPipeline, passing: Passing, candidates: Sequence[PeerId]) -> None:
         self._by = by

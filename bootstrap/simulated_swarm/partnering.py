@@ -57,7 +57,7 @@ class Partnering:
         return self._tempo.progress(self._world.now, self.steps)
 
     def step_done(self, seconds: float) -> bool:
-        """An inner step ended; whether the round ends with it."""
+        """Note that an inner step ended; return whether the round ends with it."""
         self.steps += 1
         self._tempo.step_done(seconds, self._world.now)
         here, pairing = self.here(), self.pairing
@@ -202,7 +202,7 @@ class Partnering:
         self._world.network.send(self._peer, other, "pairing", MESSAGE, getattr(other, what), mine)
 
     def let_go(self) -> None:
-        """This peer leaves its stage in good order."""
+        """Release the agreed partners: this peer leaves its stage in good order."""
         for agreement in self.pairing.agreements:
             self.pairing.drop(agreement.pair)
             self._release(agreement.pair)
@@ -214,7 +214,7 @@ class Partnering:
         return self.pairing.current is not None
 
     def finish(self) -> None:
-        """The round ends; `SwarmPeer.round_over` is called when its outer step is done."""
+        """End the round; `SwarmPeer.round_over` is called when its outer step is done."""
         world, peer, agreement = self._world, self._peer, self.pairing.current
         self._tempo.round_ended(world.now)
         self.pairing.end_round(self.here())
@@ -231,7 +231,7 @@ class Partnering:
         world.queue.after(run.gossip_deadline, self.give_up, pair)
 
     def contributed(self, pair: Pair, z: Any) -> bool:
-        """The partner's contribution is here; whether it was expected."""
+        """Take the partner's contribution; return whether it was expected."""
         if not self.pairing.holds(pair):
             return False
         self._came[pair.name] = z

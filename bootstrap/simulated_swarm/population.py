@@ -1,4 +1,4 @@
-"""Who comes and goes in a simulated swarm: spot preemption, days and nights, exits, crowds."""
+"""The comings and goings of a simulated swarm: spot preemption, days and nights, exits, crowds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Population:
             world.queue.at(60 * (partition.minute + partition.minutes), self._heal)
 
     def came(self, peer: SwarmPeer) -> None:
-        """Another peer is there: when it is preempted, if it is."""
+        """Plan when a peer that has come is preempted, if it is."""
         rate = peer.kind.preempted / 60
         if rate:
             self._world.queue.after(self._rng.expovariate(rate), self._preempt, peer)

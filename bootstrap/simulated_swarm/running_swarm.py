@@ -16,7 +16,7 @@ from bootstrap.simulated_swarm.swarm_world import simulate_swarm
 
 
 def run_scenario(scenario: SwarmScenario, is_json: bool, page: Path | None) -> int:
-    """The exit code: 1, and a sentence for each, when a bound is broken. Raises `StateError` for the page."""
+    """Return the exit code: 1, with a sentence for each bound that is broken. Raises `StateError` for the page."""
     minutes, began = scenario.run.minutes, time.process_time()
     with bars() as shown:
 

@@ -53,7 +53,7 @@ def within(name: str, found: float | None, band: tuple[float, float]) -> SwarmCh
 
 
 def checks_of(world: SwarmWorld, outcome: SwarmOutcome) -> list[SwarmCheck]:
-    """Those that the scenario calls for."""
+    """The checks that the scenario calls for."""
     scenario = world.scenario
     return [
         *_of_pairing(world, outcome),
@@ -66,7 +66,7 @@ def checks_of(world: SwarmWorld, outcome: SwarmOutcome) -> list[SwarmCheck]:
 
 
 def _is_steady(scenario: SwarmScenario) -> bool:
-    """Nobody comes or goes, and nothing is cut."""
+    """Return whether nobody comes or goes, and nothing is cut."""
     comes = any(kind.preempted or kind.presence != "constant" for kind in scenario.peers)
     return not (comes or scenario.changes or scenario.network.partitions)
 
@@ -118,7 +118,7 @@ def _of_changes(world: SwarmWorld) -> Iterator[SwarmCheck]:
 
 
 def _kept_up(world: SwarmWorld, at: float, over: float) -> float | None:
-    """What those who trained before `at` do from then on, by what they did before."""
+    """The rate from `at` on of those who trained before, as a share of their rate until then."""
     before = between(world, max(world.measures.warm_up, at - BEFORE), at)
     after = between(world, at, over + BEFORE)
     if not before or not after:
@@ -139,7 +139,7 @@ def _of_partitions(world: SwarmWorld, outcome: SwarmOutcome) -> Iterator[SwarmCh
 
 
 def _steady(world: SwarmWorld, begin: float) -> float:
-    """Nine tenths of what it was before."""
+    """Nine tenths of the throughput before."""
     return round(0.9 * (throughput_of(between(world, world.measures.warm_up, begin)) or 0.0), 3)
 
 

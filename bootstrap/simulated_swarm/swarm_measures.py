@@ -1,4 +1,4 @@
-"""What is counted while a swarm is simulated. Nothing is decided by it."""
+"""The counts that are kept while a swarm is simulated. Nothing is decided by them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class SwarmMeasures:
             self.bytes["discovery"] += nbytes
 
     def offered(self, stage: int, peer: str, replicas: float) -> None:
-        """A sender chose this replica for a microbatch."""
+        """Count that a sender chose this replica for a microbatch."""
         if not self.counts:
             return
         self.offers += 1
@@ -109,7 +109,7 @@ class SwarmMeasures:
             self._windows[stage] = RoutingWindow()
 
     def round_ended(self, time: float, is_alone: bool, is_uneven: bool) -> None:
-        """In a stage of an uneven number one is alone by necessity."""
+        """Count a round; in a stage of an uneven number one replica is alone by necessity."""
         moment = self.at(time)
         moment.rounds += 1
         moment.alone += is_alone
@@ -123,7 +123,7 @@ class SwarmMeasures:
             self.proposals[stage][partner] += 1
 
     def partner_met(self, is_again: bool, chance: float) -> None:
-        """Whether it is the partner of the last round once more, and how likely that was."""
+        """Count whether it is the partner of the last round once more, and how likely that was."""
         if self.counts:
             self.partners_again += is_again
             self.expected_again += chance

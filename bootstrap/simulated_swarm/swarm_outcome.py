@@ -1,4 +1,4 @@
-"""What a simulated swarm did, in numbers that people compare, from what was measured."""
+"""The outcome of a simulated swarm, in numbers that people compare, from what was measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def throughput_of(moments: Sequence[Moment], side: int | None = None) -> float | None:
-    """Microbatches done by what the peers that were present could do at best; of one side of a cut network."""
+    """Microbatches done, as a share of what the peers present could do at best; of one side of a cut network."""
     done = sum(m.done if side is None else m.done_by_side[side] for m in moments)
     ideal = sum(m.ideal if side is None else m.ideal_by_side[side] for m in moments)
     return done / ideal if ideal else None
@@ -26,7 +26,7 @@ def throughput_of(moments: Sequence[Moment], side: int | None = None) -> float |
 
 @dataclass(frozen=True)
 class SwarmOutcome:
-    """What came of a simulation, in the time after the warm-up. None: there was nothing of the kind."""
+    """The outcome of a simulation, in the time after the warm-up. None: there was nothing of the kind."""
 
     scenario: str
     seed: int
@@ -93,7 +93,7 @@ class SwarmOutcome:
 
 
 def _most_asked(world: SwarmWorld) -> float | None:
-    """In standard deviations of a count of so many events; the largest over the stages."""
+    """The most asked replica's excess, in standard deviations of such a count; the largest over the stages."""
     above = []
     for stage, asked in world.measures.proposals.items():
         mean = asked.total() / max(1, world.serving[stage])
@@ -107,7 +107,7 @@ def counted(world: SwarmWorld) -> list[Moment]:
 
 
 def between(world: SwarmWorld, begin: float, end: float) -> list[Moment]:
-    """Those that lie within, in seconds."""
+    """The moments that lie within, in seconds."""
     return [
         moment
         for place, moment in sorted(world.measures.moments.items())

@@ -34,7 +34,7 @@ CURVES: list[tuple[str, list[Curve]]] = [
 
 
 def write_page(file: Path, world: SwarmWorld, outcome: SwarmOutcome, checks: Sequence[SwarmCheck]) -> None:
-    """Raises `StateError` when the file cannot be written."""
+    """Write the page. Raises `StateError` when the file cannot be written."""
     moments = [(place * BIN / 60, m) for place, m in sorted(world.measures.moments.items()) if m.peers]
     title = html.escape(f"Simulated swarm {outcome.scenario}")
     rows = "".join(f"<tr><th>{html.escape(n)}<td>{html.escape(v)}" for n, v in rows_of(outcome))

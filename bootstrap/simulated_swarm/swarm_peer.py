@@ -82,7 +82,7 @@ class SwarmPeer:
         return known
 
     def serve(self, stage: int, opinion: Opinion) -> None:
-        """From now on."""
+        """Serve a stage from now on."""
         world = self.world
         self.stage, self.serves, self.since = stage, True, world.now
         self.pipelines[stage] = pipeline = ModelledPipeline(self, stage, self.rng)
@@ -94,7 +94,7 @@ class SwarmPeer:
         pipeline.begin()
 
     def leave_stage(self) -> None:
-        """In good order, for another one."""
+        """Leave the stage in good order, for another one."""
         assert self.partnering is not None
         assert self.pipeline is not None
         self.partnering.let_go()
@@ -121,7 +121,7 @@ class SwarmPeer:
     # --- training -----------------------------------------------------------------------------
 
     def gradient_in(self) -> None:
-        """A microbatch counts here."""
+        """Count a microbatch whose gradient is here."""
         if not self.is_newcomer:
             self.world.measures.at(self.world.now).done_by_first += 1
         if self.has_learned:
@@ -157,7 +157,7 @@ class SwarmPeer:
     # --- the others ---------------------------------------------------------------------------
 
     def shares(self, peers: Sequence[PeerId]) -> Shares:
-        """Of replicas of its own stage; of the same list the same ones."""
+        """The shares of replicas of its own stage; the same for the same list."""
         if self._known is None or self._known[0] is not peers:
             self._known = peers, self.view.shares(peers)
         return self._known[1]
@@ -178,7 +178,7 @@ class SwarmPeer:
         )
 
     def announce(self, state: State = "serving") -> None:
-        """Like `Discovery.announce`."""
+        """Announce the peer as `Discovery.announce` does."""
         world, level = self.world, self.view.level(self.stage)
         now = world.now
         said = self.announcement(state).model_copy(update={"level": level})
@@ -192,7 +192,7 @@ class SwarmPeer:
         self._announced = now if stored else float("-inf")
 
     def look(self, stage: int, view: View | None = None) -> int:
-        """Like `read_stage`; returns the bytes that it took."""
+        """Look up a stage as `read_stage` does; returns the bytes that it took."""
         look, nbytes = look_at(view or self.view, RUN_ID, stage, self.peer), 0
         key = next(look)
         while True:
@@ -205,7 +205,7 @@ class SwarmPeer:
                 return nbytes
 
     def discover(self) -> Iterator[float]:
-        """Like `Discovery.run`: yields the seconds to wait."""
+        """Discover others as `Discovery.run` does: yields the seconds to wait."""
         world, stage = self.world, self.stage
         lifetime, stages = world.scenario.run.record_lifetime, len(world.serving)
         neighbours = [s for s in (stage - 1, stage, stage + 1) if 0 <= s < stages]
@@ -239,7 +239,7 @@ class SwarmPeer:
             self.partnering.pairing.drop(pair)
 
     def on_contribution(self, sender: SwarmPeer, pair: Pair, z: Any) -> None:
-        """What a partner sends at the end of a round."""
+        """Take what a partner sends at the end of a round."""
         theirs = sender.partnering
         assert theirs is not None
         if self.partnering is not None and self.partnering.contributed(pair, z):

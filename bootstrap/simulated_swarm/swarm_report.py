@@ -16,7 +16,7 @@ Row = tuple[str, str]
 
 
 def rows_of(outcome: SwarmOutcome) -> list[Row]:
-    """What people read, in the order in which they ask."""
+    """The rows that people read, in the order in which they ask."""
     idle = ", ".join(f"{cause} {share:.1%}" for cause, share in outcome.idle.items() if share >= 0.001)
     moved = ", ".join(f"{purpose} {_bytes(nbytes)}" for purpose, nbytes in outcome.bytes.items())
     rows: list[tuple[str, str | None]] = [
@@ -62,7 +62,7 @@ def _bytes(nbytes: float) -> str:
 
 
 def show(outcome: SwarmOutcome, checks: Sequence[SwarmCheck], seconds: float) -> None:
-    """On the terminal; `seconds` of the processor it took."""
+    """Show the outcome on the terminal; `seconds` of the processor it took."""
     console = Console()
     title = f"{outcome.scenario}: {outcome.peers:,} peers, {outcome.minutes:g} minutes, seed {outcome.seed}"
     table = plain_table(title, ("measured", "value"), left=("measured", "value"))

@@ -93,7 +93,7 @@ class SwarmNetwork(ScenarioSection):
 
 
 class SwarmRun(ScenarioSection):
-    """What is trained, as far as it decides anything. Bytes as they travel."""
+    """The run that is trained, as far as it decides anything. Bytes are as they travel."""
 
     stages: Annotated[int, Field(ge=1, le=256)] = 2
     inner_steps: Natural = 10  # k, of a round
@@ -141,7 +141,7 @@ class SwarmScenario(ScenarioSection):
 
 
 def swarm_scenario(contents: object, where: str) -> SwarmScenario:
-    """Raises `ScenarioError` that names `where` and each bad setting."""
+    """Validate a scenario. Raises `ScenarioError` that names `where` and each bad setting."""
     try:
         return SwarmScenario.model_validate(contents)
     except ValidationError as error:

@@ -66,7 +66,7 @@ class SwarmWorld:
     # --- running ------------------------------------------------------------------------------
 
     def run(self, tell: Callable[[float], None] = lambda minutes: None) -> None:
-        """To the end; `tell` is called after each virtual minute."""
+        """Run to the end; `tell` is called after each virtual minute."""
         run, queue = self.scenario.run, self.queue
         self._begin()
         self.population.begin()
@@ -98,7 +98,7 @@ class SwarmWorld:
     # --- peers --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The peers of the beginning, as many in each stage; each kind's are spread over the stages."""
+        """Add the peers of the beginning, as many in each stage; each kind's are spread over the stages."""
         place = 0
         for kind in self.scenario.peers:
             for _ in range(kind.count):
@@ -116,7 +116,7 @@ class SwarmWorld:
             self.start_moving(peer)
 
     def _knows_sizes(self, peer: SwarmPeer) -> None:
-        """How large the stages are, as one does that was there before: the swarm does not begin with the scenario."""
+        """Tell a peer the stages' sizes, as if it had been there before: no swarm begins with its scenario."""
         for stage in self.stages:
             replicas = self.scenario.count / len(self.stages)
             level = level_of(replicas, 0)
@@ -131,7 +131,7 @@ class SwarmWorld:
         return peer
 
     def arrive(self, kind: PeerKind) -> None:
-        """A newcomer: it chooses a stage, downloads it and trains."""
+        """Add a newcomer: it chooses a stage, downloads it and trains."""
         peer = self._add(kind)
         self.measures.log(self.now, "arrives", peer.peer)
         if self.network.cut_since is not None:
@@ -139,7 +139,7 @@ class SwarmWorld:
         self.start(Joining(peer).join(), peer)
 
     def kill(self, peer: SwarmPeer) -> None:
-        """It vanishes without a word."""
+        """Let a peer vanish without a word."""
         self.measures.deaths += 1
         self._speed -= peer.speed
         del self.alive[peer.peer]
@@ -157,7 +157,7 @@ class SwarmWorld:
         moment.done_by_side[peer.side] += 1
 
     def _watch(self) -> Iterator[float]:
-        """Once in each moment of the time-lapse."""
+        """Note the swarm once in each moment of the time-lapse."""
         yield BIN - 1e-6
         while True:
             moment, stages = self.measures.at(self.now), len(self.stages)
@@ -185,7 +185,7 @@ class SwarmWorld:
         return sum(ratios) / len(ratios) if ratios else None
 
     def _look_at_views(self) -> None:
-        """How many members of views are dead for longer than a record lives and a look takes."""
+        """Count the members of views that are dead for longer than a record lives and a look takes."""
         overdue = self.now - 1.5 * self.scenario.run.record_lifetime
         living = list(self.alive.values())
         for peer in self._rng.sample(living, min(LOOKED_AT, len(living))):
@@ -198,7 +198,7 @@ class SwarmWorld:
 def simulate_swarm(
     scenario: SwarmScenario, keeps_events: bool = False, tell: Callable[[float], None] | None = None
 ) -> SwarmWorld:
-    """Run it to its end."""
+    """Run a simulated swarm to its end."""
     world = SwarmWorld(scenario, keeps_events)
     world.run(tell or (lambda minutes: None))
     return world

@@ -1,1 +1,1 @@
-"""What a setting would do, without a swarm: how long synchronising takes, and how well it learns."""
+"""Trying a setting without a swarm: how long synchronising takes, and how well it learns."""

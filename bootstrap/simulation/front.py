@@ -1,4 +1,4 @@
-"""What the study of docs/learning.md found, loss against bytes: kept with the package so that others can cite it.
+"""The results of the study of docs/learning.md, loss against bytes: kept with the package so that others can cite it.
 
 `benchmarks/front.py` runs the study and writes front.json.
 """
@@ -63,7 +63,7 @@ def read_points() -> tuple[FrontPoint, ...]:
 
 
 def citation(manifest: Manifest) -> str | None:
-    """What the study found for settings like these, and what did better with no more bytes.
+    """Cite what the study found for settings like these, and what did better with no more bytes.
 
     None when the manifest is far from every setting that was tried.
     """
@@ -87,7 +87,7 @@ def citation(manifest: Manifest) -> str | None:
 
 
 def _distance(point: FrontPoint, manifest: Manifest) -> float:
-    """0 for the same outer settings; 1 for twice the k, or for coefficients that are 0.5 apart."""
+    """The distance: 0 for the same outer settings; 1 for twice the k, or for coefficients that are 0.5 apart."""
     outer, wire = manifest.outer, manifest.wire
     kinds = ("noloco", "average")
     if point.method != outer.method and not (point.method in kinds and outer.method in kinds):

@@ -1,4 +1,4 @@
-"""How well a setting learns: the whole daemon for N replicas × S stages in one process, under virtual time.
+"""Trials of how well settings learn: the whole daemon for N replicas × S stages in one process, in virtual time.
 
 Weights, gradients, pairing, routing and the wire formats are those of the real node; only the network and the
 clock are modelled. A setting and its seed give the same outcome every time.
@@ -45,7 +45,7 @@ OWN_FACTS = ("slow", "latency", "mbit", "validation_sequences", "seed")
 
 @dataclass(frozen=True)
 class LearningSetting:
-    """One thing to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
+    """One setting to try. `all_reduce` averages gradients in every step, the baseline of data parallel training.
 
     `slow` is how many times slower the compute of the last replica of the last stage is. `latency` in seconds
     one way and `mbit` per second describe every peer's link. On another `device` than a processor sums round
@@ -81,7 +81,7 @@ class LearningSetting:
         return "all-reduce" if self.all_reduce else self.manifest.outer.method
 
     def facts(self) -> dict[str, object]:
-        """What people compare settings by."""
+        """The facts by which people compare settings."""
         manifest, inner, outer = self.manifest, self.manifest.inner, self.manifest.outer
         shape = {
             "method": self.method,
@@ -134,7 +134,7 @@ class LearningResult:
 
 
 def text_of(manifest: Manifest, texts: tuple[str, ...] = ()) -> TrainingData:
-    """`texts`, or what the manifest names. Raises `DataError`, also where that is left to volunteers."""
+    """Open `texts`, or what the manifest names. Raises `DataError`, also where that is left to volunteers."""
     return open_data(manifest, DataPlan(texts, DEFAULT_FIELD, default_cache(), "XDG_CACHE_HOME", ""), None)
 
 
@@ -179,7 +179,7 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
 
 
 async def _to_the_end(swarm: SimulatedSwarm) -> tuple[float, dict[int, float]]:
-    """When the last node began to train and when each node finished, in virtual time.
+    """Return when the last node began to train and when each node finished, in virtual time.
 
     Raises what ended a node before its time.
     """
@@ -282,13 +282,13 @@ def _measure(
 
 
 def _bytes_sent(setting: LearningSetting, nodes: list[Node]) -> float:
-    """What the average replica sends for averaging."""
+    """The bytes that the average replica sends for averaging."""
     if setting.all_reduce:
         return _bytes_of_all_reduce(setting, nodes)
     return sum(node.context.counters.gossip_bytes for node in nodes) / len(nodes)
 
 
 def _bytes_of_all_reduce(setting: LearningSetting, nodes: list[Node]) -> float:
-    """What a ring all-reduce of bf16 gradients in every step sends, per replica."""
+    """The bytes that a ring all-reduce of bf16 gradients in every step sends, per replica."""
     size = sum(2 * node.replica.parameters * node.replica.step for node in nodes) / len(nodes)
     return 2 * (setting.replicas - 1) / setting.replicas * size

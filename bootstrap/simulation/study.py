@@ -56,7 +56,7 @@ def one_setting(
     chosen: Mapping[str, object] | None = None,
     **outer: object,
 ) -> LearningSetting:
-    """`base` with changes, and validated; `seed` draws the first weights, too.
+    """Make a setting of `base` with changes, validated; `seed` draws the first weights, too.
 
     `chosen` has further settings of the manifest by name, as outer.clip; they count last. A method that cannot use
     the base's gossip codec has int8, unless another is chosen. Raises `ManifestError` for settings that contradict
@@ -143,7 +143,7 @@ def read_outcomes(file: Path) -> list[LearningResult]:
 
 
 def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int) -> Iterator[Result]:
-    """`work` of each item, in the order in which they end; `jobs` processes at a time.
+    """Yield `work` of each item, in the order in which they end; `jobs` processes at a time.
 
     With one job all is done in this process, in the order of the items. `work`, items and results are pickled
     otherwise. An error of `work` comes out here. Nothing further begins after that or when the iterator is
@@ -166,7 +166,7 @@ def as_they_end(work: Callable[[Item], Result], items: Sequence[Item], jobs: int
 def run_and_show(
     settings: Sequence[LearningSetting], results: Path | None, jobs: int, plot: Path | None, as_json: bool
 ) -> None:
-    """Resumes from the outcomes in `results`. Raises `NolocoError` with what to do."""
+    """Run a study and show it, resuming from the outcomes in `results`. Raises `NolocoError` with what to do."""
     console = Console(stderr=True)
 
     def tell(outcome: LearningResult, done: int, total: int) -> None:

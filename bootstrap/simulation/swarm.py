@@ -71,7 +71,7 @@ class SimulatedSwarm:
         self.seed_peer = SeedPeer(MemoryTransport(self.network, self._seed_identity), signed, self.tokenizer)
 
     async def start(self, replicas: int, **settings: Any) -> None:
-        """The seed peer, then `replicas` nodes for each stage; they join as separate daemons would."""
+        """Start the seed peer, then `replicas` nodes for each stage; they join as separate daemons would."""
         await self.seed_peer.start()
         for number in range(replicas * self.manifest.stages):
             self.add(number, stage=number % self.manifest.stages, **settings)
@@ -119,7 +119,7 @@ class SimulatedSwarm:
             self.events.append({"node": number, **event})
 
     def kill(self, number: int) -> None:
-        """Like kill -9: the node's tasks stop wherever they are, and its streams break.
+        """Kill a node as kill -9 does: its tasks stop wherever they are, and its streams break.
 
         Nothing is saved and nobody is told.
         """
@@ -148,7 +148,7 @@ class SimulatedSwarm:
         await self.leave()
 
     async def leave(self) -> None:
-        """All living nodes leave gracefully, then the seed peer."""
+        """Let all living nodes leave gracefully, then the seed peer."""
         for node in self.nodes.values():
             node.stop()
         await asyncio.gather(*self._killed, return_exceptions=True)
