@@ -1,1 +1,1 @@
-"""What a node keeps on its disk from one start to the next."""
+"""The state that a node keeps on its disk from one start to the next."""

@@ -1,1 +1,1 @@
-"""What a node tells of itself: log, events, trace, numbers."""
+"""Reports of a node on itself: log, events, trace, numbers."""
