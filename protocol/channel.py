@@ -138,7 +138,7 @@ class Channel:
             self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
 
     def _moved(self) -> float:
-        """When bytes last moved, either way."""
+        """The time at which bytes last moved, either way."""
         return max(self.stream.wrote, self.stream.heard)
 
     @asynccontextmanager
@@ -208,5 +208,5 @@ class Channel:
 def _limit(
     patience: Patience | None, due: Callable[[Patience], float]
 ) -> AbstractAsyncContextManager[None, bool | None]:
-    """Like `until`; what nobody waits for has no limit."""
+    """Limit a block as `until` does; what nobody waits for has no limit."""
     return nullcontext() if patience is None else until(lambda: due(patience))

@@ -63,16 +63,16 @@ class Frame:
 
 
 class FrameWatch:
-    """Is told of every frame that was moved, with when that began. This one has no clock and does nothing."""
+    """A watch that is told of every frame moved, with when that began. This one has no clock and does nothing."""
 
     def now(self) -> float:
         return 0.0
 
     def sent(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        """A frame was handed to the network, all of it."""
+        """Note that a frame was handed to the network, all of it."""
 
     def received(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        """A frame was read, all of it."""
+        """Note that a frame was read, all of it."""
 
 
 UNWATCHED = FrameWatch()

@@ -84,7 +84,7 @@ def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoin
 
 
 def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: int = 0) -> Tensor:
-    """What the dithers of blocks are drawn by, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
+    """The numbers that draw the dithers of blocks, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
     places = torch.arange(blocks, device=device)
     each = each or max(1, blocks)
     numbers = torch.tensor([seed & 0xFFFFFFFF for seed in seeds], device=device)
@@ -263,7 +263,7 @@ def _checksum(turns: Tensor) -> Tensor:
 
 @cache
 def tables() -> Tables:
-    """For the compiled loops."""
+    """The tables for the compiled loops."""
     factors = _factor_table().numpy().astype(np.uint32)
     return Tables(SIGNS, _cell_table().numpy(), _dither_table().numpy(), factors)
 

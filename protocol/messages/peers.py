@@ -1,4 +1,4 @@
-"""What peers ask of each other beside training: who they are, how fast links are, and a stage's state."""
+"""Requests of peers beside training: who they are, how fast links are, and a stage's state."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LossTrend(NamedTuple):
 
 
 class NodeStats(Message, kind="node-stats"):
-    """What a node tells of itself on request: the numbers of `noloco status` and of the summary."""
+    """A node's answer about itself: the numbers of `noloco status` and of the summary."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore"
@@ -191,7 +191,7 @@ class GetReceipts(Asks[ReceiptList], kind="get-receipts", traffic=Traffic.CONTRO
 
 
 class HistoryPoint(NamedTuple):
-    """What a node was like at some time. Travels as an array."""
+    """A node at some time. Travels as an array."""
 
     time: Figure  # its wall clock
     stage: Natural
@@ -203,7 +203,7 @@ class HistoryPoint(NamedTuple):
 
 
 class History(Message, kind="history"):
-    """Oldest first; evenly spaced over the life of the node that tells it."""
+    """A node's history, oldest first; evenly spaced over the life of the node that tells it."""
 
     points: Annotated[list[HistoryPoint], Field(max_length=MOST_HISTORY)]
 
@@ -219,7 +219,7 @@ class GetHistory(Asks[History], kind="get-history", traffic=Traffic.CONTROL, ask
 
 
 class Probed(Message, kind="probed"):
-    """Everything arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
+    """Confirms that all arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
 
     digest: Annotated[bytes, Field(min_length=16, max_length=16)]  # BLAKE2b over the nonce and the payload
 
@@ -282,9 +282,9 @@ class StateSample(Message, kind="state-sample"):
 
 
 class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic.STATE, asker=Asker.ANYBODY):
-    """What a replica holds at positions of a piece, counted within it: to see whether a donor's is like others'.
+    """Asks what a replica holds at positions of a piece, counted within it: to see whether a donor's is like others'.
 
-    Refusals: as of `GetStatePiece`, and "no-such-position".
+    Refusals: those of `GetStatePiece`, and "no-such-position".
     """
 
     stage: Natural
