@@ -56,7 +56,8 @@ def check_address(text: str) -> str:
 def check_announced(text: str, own: PeerId | None = None) -> str:
     """Check the address that others are to dial this peer at; return it with its own /p2p/ taken off.
 
-    Its form is /<ip4|ip6|dns4|dns6|dns>/<host>/tcp/<port>. Raises `UserError` for all else; as long as the peer's `own` id is not known, any id passes.
+    Its form is /<ip4|ip6|dns4|dns6|dns>/<host>/tcp/<port>. Raises `UserError` for all else; as long as the
+    peer's `own` id is not known, any id passes.
     """
     address, _, peer = text.strip().partition("/p2p/")
     parts = address.split("/")
@@ -154,7 +155,7 @@ class Whereabouts:
     def may_dial(self, address: str) -> bool:
         """Return whether to dial an address, with or without /p2p/, that somebody else has named.
 
-        Anybody may name any: unchecked, a record would make every reader of it knock at doors of its own machine, of its
+        Anybody may name any: unchecked, a record would make its readers knock at doors of their own machine, of their
         home network, or of somebody who has nothing to do with the run. An address that was typed is always dialled.
         """
         parts = address.split("/")
@@ -179,7 +180,7 @@ def _is_high_port(text: str) -> bool:
 
 
 def _is_public(host: Host) -> bool:
-    """Return whether a host is somebody's on the Internet; link-local, multicast, documentation and the like are not."""
+    """Return whether a host is somebody's on the Internet: link-local, multicast, documentation etc. are nobody's."""
     if host.version == 6 and (host.scope_id or host not in _UNICAST_6 or host in _6TO4):
         return False
     return host.is_global and not host.is_multicast and not host.is_reserved

@@ -76,7 +76,7 @@ def unpacked_pieces(codec: str, values: int, raw: Tensor, entries: int) -> list[
 
 
 def _part(buffer: memoryview, start: int, stop: int, values: int) -> memoryview:
-    """The bytes from entry `start` to `stop` of values, or of their scales, of which a block's first entry has one."""
+    """Bytes from entry `start` to `stop` of values, or of their scales, of which a block's first entry has one."""
     size = buffer.nbytes // values
     return (
         buffer[start * size : stop * size] if size else buffer[4 * (start // BLOCK) : 4 * -(-stop // BLOCK)]

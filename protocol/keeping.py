@@ -56,7 +56,7 @@ def require_writable(path: Path) -> None:
 
 
 def create_whole(path: Path, *contents: bytes | memoryview) -> None:
-    """Write as `replace_whole` does, for the owner's eyes alone; raises `FileExistsError` for a file that is there."""
+    """Write as `replace_whole` does, for the owner's eyes alone; raises `FileExistsError` when the file is there."""
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     replace_whole(path, *contents)

@@ -48,7 +48,7 @@ def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], e
 
 
 def as_sent(flat: Tensor, sent: Sequence[Encoded], seeds: Sequence[int], entries: int) -> Tensor:
-    """The values, [n], that every receiver that can read a block reads of it; `sent` was made of `flat`, left unchanged."""
+    """The values [n] that every receiver able to read a block reads of it; `sent` was made of `flat`, unchanged."""
     if len(seeds) == 1:
         return lattice.as_sent(flat, points_in(sent, flat.device), seeds[0])
     return lattice.as_sent_there(flat, points_in(sent, flat.device), _numbers(seeds, flat, entries))

@@ -77,7 +77,7 @@ class Contribution:
 
 
 def added_up(run_id: str, receipts: Iterable[Receipt]) -> list[Contribution]:
-    """Add up receipts, the most first. Of several for the same two the largest counts; what is not genuine counts nothing."""
+    """Add up receipts, the most first. Of several of the same two the largest counts, and only what is genuine."""
     best: dict[tuple[str, str], Receipt] = {}
     for receipt in receipts:
         pair = receipt.worker, receipt.signer
@@ -103,5 +103,5 @@ def _contribution(worker: PeerId, signed: list[Receipt]) -> Contribution:
 
 
 def shown_name(name: str) -> str:
-    """Make a name fit for one line of a terminal, whatever somebody called himself."""
+    """Make a name, whatever it contains, fit on one line of a terminal."""
     return " ".join(legible(name).split())[:NAME_CHARACTERS]

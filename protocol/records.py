@@ -112,7 +112,7 @@ def _is_credential(rest: list[object]) -> bool:
 
 
 def _signed_bytes(key: str, subkey: str, expires: float, value: bytes) -> bytes:
-    """The bytes that are signed: each variable part is preceded by its length, so no two records sign the same bytes."""
+    """The signed bytes. Each variable part is preceded by its length: no two records sign the same bytes."""
     key_bytes, subkey_bytes = key.encode(), subkey.encode()
     lengths = struct.pack(">IId", len(key_bytes), len(subkey_bytes), expires)
     return b"".join((_DOMAIN, lengths, key_bytes, subkey_bytes, value))

@@ -191,7 +191,7 @@ async def all_of(*work: Work[T]) -> list[T]:
 
 @asynccontextmanager
 async def until(due: Callable[[], float]) -> AsyncIterator[None]:
-    """Limit a block: raise `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
+    """Raise `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as timeout:
         alarm: asyncio.TimerHandle

@@ -133,7 +133,7 @@ class Token:
 
     @classmethod
     def from_text(cls, text: str) -> Token:
-        """Read a token. Raises `TokenError` with what to do for what is none; readers of `credential` see if it is signed."""
+        """Read a token; readers of `credential` see whether it is signed. Raises `TokenError` with what to do."""
         body = text.strip().removeprefix(_PREFIX)
         try:
             if len(body) > MAX_TOKEN_CHARACTERS:

@@ -219,7 +219,7 @@ class GetHistory(Asks[History], kind="get-history", traffic=Traffic.CONTROL, ask
 
 
 class Probed(Message, kind="probed"):
-    """Confirms that all arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
+    """Says that all arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
 
     digest: Annotated[bytes, Field(min_length=16, max_length=16)]  # BLAKE2b over the nonce and the payload
 

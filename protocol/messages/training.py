@@ -62,9 +62,9 @@ class GetBacklog(Asks[Backlog], kind="get-backlog", traffic=Traffic.CONTROL, ask
 class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE, asker=Asker.BEFORE):
     """Bring the last stage's activations, in a ring, to the peer that drew the sequences, for the head and the loss.
 
-    Tensors and answer are those of `Forward`. Another replica of the first stage answers, too, but learns nothing from
-    it: a microbatch whose home cannot be reached is of use to the stages between. Refusals: those of `Forward`, but
-    "busy".
+    Tensors and answer are those of `Forward`. Another replica of the first stage answers, too, but learns nothing
+    from it: a microbatch whose home cannot be reached is of use to the stages between. Refusals: those of `Forward`,
+    except "busy".
     """
 
     microbatch: Id
@@ -98,7 +98,9 @@ class Predicted(Message, kind="predicted"):
 
 
 class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
-    """Predict what follows a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+    """Predict what follows a text by the slow weights φ.
+
+    Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
 
     Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
     still be held, and then one more token, n = 1, is enough. 0 starts again with all tokens; that is always possible.
@@ -118,7 +120,7 @@ class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=A
 
 
 class Timed(Message):
-    """Times at which the sender's round may end, in seconds from now: the first, the nominal and the last end of a step."""
+    """The times, in seconds from now, at which the sender's round may end: first, nominal and last end of a step."""
 
     opens_in: Seconds
     due_in: Seconds

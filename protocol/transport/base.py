@@ -155,7 +155,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """Addresses that connections come from or lead to, without /p2p/: not what their peers say, and no relay's."""
+        """Addresses that connections come from or lead to, without /p2p/: not those peers tell, and no relay's."""
 
     @abc.abstractmethod
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:

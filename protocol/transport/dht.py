@@ -126,7 +126,7 @@ class Dht:
         return await self._within(deadline, search, "looking for neighbours") is not None
 
     async def put(self, key: str, sealed: bytes, peer: PeerId, expires: float, deadline: float) -> bool:
-        """Store a record; return whether some member did so in time. The rest is then still being asked or has refused."""
+        """Store a record; return whether a member did in time. The rest is then still being asked or has refused."""
         storing = self._store(key_digest(key), sealed, peer, expires)
         return bool(await self._within(deadline, storing, "storing a record"))
 

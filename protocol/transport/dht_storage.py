@@ -114,7 +114,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
         }
 
     def _make_room(self, key: DHTID, slots: DictionaryDHTValue, subkey: str, more: int) -> bool:
-        """Make room for a record of a peer, which is not counted among those that go; return whether there is."""
+        """Make room for a peer's record, which is not counted among those that go; return whether there is enough."""
         size = self._bytes_of_key.get(key, 0) + more
         if size > MAX_KEY_BYTES:
             size = _size(slots) + more

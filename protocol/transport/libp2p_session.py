@@ -237,7 +237,7 @@ class Session:
         return [address for place in places if _plain(address := f"{place}/p2p/{peer}")]
 
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """See `Transport.remotes`; raises as `P2pdControl`."""
+        """See `Transport.remotes`. Raises as `P2pdControl`."""
         found = await self.p2pd.control.remote_addresses(_LOCAL_DEADLINE)
         return {peer: [a for a in places if "p2p-circuit" not in a] for peer, places in found.items()}
 

@@ -69,11 +69,11 @@ class MemoryNetwork:
     # --- faults, for tests and simulations
 
     def kill(self, peer: PeerId) -> None:
-        """Kill a peer as kill -9 does: its streams break at both ends, opening one fails at once, its records run out."""
+        """Kill as kill -9 does: its streams break at both ends, opening one fails at once, its records run out."""
         self._running[peer].die()
 
     def freeze(self, peer: PeerId) -> None:
-        """Freeze a peer as SIGSTOP does: nothing reaches it or leaves it, and nobody is told. What it was sent waits."""
+        """Freeze as SIGSTOP does: nothing reaches it or leaves it, and nobody is told. What it was sent waits."""
         self.faults.freeze(peer)
 
     def thaw(self, peer: PeerId) -> None:
@@ -161,7 +161,7 @@ class MemoryNetwork:
         return self._islands[peer]
 
     def lets_in(self, peer: PeerId, credential: bytes, *, reads: bool = False) -> bool:
-        """Return whether another member takes and, if it `reads`, gives records: the first one that has rules is asked."""
+        """Return whether a member takes and, if it `reads`, gives records: asked is the first other one that has rules."""
         others = (self._running[p].admission for p in self._islands[peer].members if p != peer)
         rules = next((admission for admission in others if admission is not None), None)
         if rules is None or (reads and not rules.is_private):

@@ -1,4 +1,4 @@
-"""Checks that this machine can listen on an address and a port, and tells if not, for which of the reasons."""
+"""Checks whether this machine can listen on an address and a port, and if not, for which of the reasons."""
 
 from __future__ import annotations
 
