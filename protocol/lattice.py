@@ -84,7 +84,7 @@ def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoin
 
 
 def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: int = 0) -> Tensor:
-    """The numbers by which blocks draw dithers, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
+    """Numbers to draw blocks' dithers by, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
     places = torch.arange(blocks, device=device)
     each = each or max(1, blocks)
     numbers = torch.tensor([seed & 0xFFFFFFFF for seed in seeds], device=device)

@@ -100,10 +100,10 @@ class Predicted(Message, kind="predicted"):
 class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
     """Predict what follows a text by the slow weights φ.
 
-    Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+    Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden]. Answered by `Predicted`.
 
-    Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
-    still be held, and then one more token, n = 1, is enough. 0 starts again with all tokens; that is always possible.
+    `position` tokens of the same `answer` went this way before: their keys and values may still be held, and then one
+    more token, n = 1, is enough. 0 starts again with all tokens; that is always possible.
     Refusals: "forgotten" (start again: other weights, too long ago, no room), "not-serving", "bad-shape",
     "non-finite".
     A failure leaves keys and values behind, for a minute at most.

@@ -190,7 +190,10 @@ async def _end(p2p: P2P) -> None:
 
 
 def _listen_address(config: Libp2pConfig) -> str:
-    """The address to listen on, its port free: p2pd shares one with other programs, and both would miss connections."""
+    """Return the address to listen on, if its port is free.
+
+    p2pd shares a port with other programs without complaint; both would then miss connections.
+    """
     if config.announce and not config.port:
         raise UserError("An announced address leads to a fixed port of this machine: choose it with --port.")
     address = require_port(config.host, config.port)
