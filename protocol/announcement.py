@@ -1,6 +1,6 @@
 """Announcements of a peer about itself and its links in the DHT, and the keys they are under.
 
-They are signed and expire: see `protocol.records`.
+Announcements are signed and expire: see `protocol.records`.
 
 A small stage has one key, which everybody reads whole. A large one has 2^level keys more, its buckets, and each of
 its replicas writes to the one that its peer id falls into; under the stage's own key is then a random sample of them,

@@ -86,7 +86,7 @@ class Answering:
         underway.task.add_done_callback(lambda _: self.places.give_back())
 
     def end(self) -> None:
-        """Give up, as the stream has ended, what was asked with `tells`: nobody waits for it."""
+        """Give up what was asked with `tells`: the stream has ended, and nobody waits for it."""
         self.channel.broken = True
         for number in list(self.underway):
             self._give_up(number)

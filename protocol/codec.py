@@ -109,7 +109,7 @@ def nbytes_of(codec: str, shape: Sequence[int]) -> int:
 
 
 def torch_type(codec: str) -> torch.dtype:
-    """The type that `encode` makes of values first: the codec's own, float32 for codecs in blocks."""
+    """The type that `encode` first gives to values: the codec's own, float32 for codecs in blocks."""
     return torch.float32 if codec in _IN_BLOCKS else _DTYPES[codec]
 
 

@@ -49,7 +49,7 @@ def packed(tensor: Tensor, codec: str) -> Packed:
 
 
 def unpacked(codec: str, shape: Sequence[int], raw: Tensor) -> Encoded:
-    """View what has arrived of a `Packed`, its `raw` on the host, as encoded. Raises `NotSendable`."""
+    """The encoded tensor that has arrived of a `Packed`: a view of its `raw` on the host. Raises `NotSendable`."""
     if (flag := int(raw[:FLAG_BYTES].view(torch.int32))) != SENDABLE:
         raise NotSendable(codec, is_nan=flag == NAN)
     return Encoded(codec, tuple(shape), _buffers(codec, math.prod(shape), raw[FLAG_BYTES:]))

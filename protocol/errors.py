@@ -28,7 +28,7 @@ class DataError(UserError):
 
 
 class NothingHeldOut(DataError):
-    """Text without one sequence that nobody trains on; whoever catches it knows what its user can do."""
+    """Text without a single sequence that nobody trains on; whoever catches it knows what its user can do."""
 
 
 class TokenizerError(UserError):
@@ -84,7 +84,7 @@ class DeadlineExceeded(NolocoError):
 
 
 def legible(text: str) -> str:
-    """Make somebody else's words safe for a terminal: control characters but line ends and tabs as their codes."""
+    """Make somebody else's text safe for a terminal: control characters but line ends and tabs become their codes."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -98,7 +98,7 @@ class Refused(NolocoError):
 
 
 class NonFinite(Refused):
-    """A value that this node computed is NaN, infinite, or beyond the codec in which it would travel."""
+    """A value, computed by this node, that is NaN, infinite, or beyond the codec in which it would travel."""
 
     def __init__(self, what: str, overflows: str = "") -> None:
         """Say `what` it is, as in "the loss"; `overflows` names the codec that cannot hold it, if it is finite."""

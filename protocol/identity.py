@@ -114,7 +114,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
 def is_peer_id(text: str) -> bool:
     """Return whether a text is the peer id of an Ed25519 key.
 
-    Takes a microsecond: those are of one length and in one range, and base58 keeps the order of numbers.
+    Takes a microsecond: such ids are of one length and in one range, and base58 keeps the order of numbers.
     """
     return _PEER_ID.fullmatch(text) is not None and _LOWEST <= text <= _HIGHEST
 

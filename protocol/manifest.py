@@ -198,7 +198,7 @@ class Wire(Section):
 
 
 class Access(Section):
-    """Rules for members. What nobody names is open to all; revoked peers are shut out of any run that has rules."""
+    """Access rules. What nobody names is open to all; revoked peers are shut out of any run that has rules."""
 
     # Strangers learn this manifest and nothing else: members and visitors show a token, see `protocol.tokens`.
     private: bool = False

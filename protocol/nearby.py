@@ -104,7 +104,7 @@ def _numbers(seeds: Sequence[int], flat: Tensor, entries: int) -> Tensor:
 
 
 def _cut(part: memoryview, start: int, stop: int, values: int) -> memoryview:
-    """The bytes from entry `start` to `stop` of values, of whose blocks each has as many."""
+    """The bytes from entry `start` to `stop` of values whose blocks all have equally many."""
     size = part.nbytes // -(-values // BLOCK)
     return part[start // BLOCK * size : -(-stop // BLOCK) * size]
 

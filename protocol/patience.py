@@ -1,6 +1,6 @@
 """The patience with a request: so many seconds in all, or so many of silence.
 
-Whoever works on a request, or has it in a queue, says so every second or two: slow work is waited for, and a peer
+Whoever works on a request, or has it in its queue, says so every second or two: slow work is waited for, and a peer
 that is frozen or gone is found as quickly as one that has to answer at once.
 """
 

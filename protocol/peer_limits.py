@@ -125,7 +125,7 @@ class Inflow:
 
 
 class PeerTable(dict[PeerId, T]):
-    """A table of peers, of `most` at a time: the one whose entry was set longest ago is forgotten first."""
+    """A table of what is kept of each peer, `most` at a time: the one set longest ago is forgotten first."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -133,7 +133,10 @@ class Token:
 
     @classmethod
     def from_text(cls, text: str) -> Token:
-        """Read a token; readers of `credential` see whether it is signed. Raises `TokenError` with what to do."""
+        """Read a token; whether it is signed, readers of `credential` see.
+
+        Raises `TokenError` with what to do for what is no token.
+        """
         body = text.strip().removeprefix(_PREFIX)
         try:
             if len(body) > MAX_TOKEN_CHARACTERS:

@@ -1,4 +1,4 @@
-"""Documents as every volunteer sees them, how long at most and whether held out; a corpus of them.
+"""Documents, the same for every volunteer: how long at most and whether held out; a corpus of them.
 
 Both follow from a document's text alone. So all volunteers agree on what nobody trains on without knowing each
 other's files, and copies of a document, in one file or in many, are on the same side.

@@ -130,7 +130,7 @@ class Feed:
     def position(self, step: int | None = None) -> Position:
         """The position of training after `step` inner steps, the last one that was committed or the one before it.
 
-        Without a step, the position now, which a node keeps while it serves another stage.
+        Without a step, the present one, which a node keeps while it serves another stage.
         """
         last, before = self._before
         return before if step is not None and step < last else self._trained

@@ -57,7 +57,7 @@ def begins_with_row(head: bytes, field: str) -> bool:
 
 
 def _is_by_lines(head: str) -> bool:
-    """Return whether JSON is by lines: an array is not, nor is an object that goes on over a line's end."""
+    """Return whether JSON is by lines: an array is not, nor an object that goes on over a line's end."""
     start = head.lstrip()
     first, _, rest = start.partition("\n")
     if start.startswith("["):

@@ -269,7 +269,7 @@ def facts_of(place: Path) -> list[tuple[str, int, int]]:
 
 
 def files_under(directory: Path) -> Iterator[Path]:
-    """Yield all in a directory and its folders but what is hidden and folders themselves, as the system lists it.
+    """Yield what a directory and its folders hold, as the system lists it, except hidden things and the folders.
 
     Raises `OSError` for a folder that cannot be read: what is in it would be left out without a word.
     """

@@ -58,7 +58,7 @@ SAMPLE = (
 
 
 class FileTokenizer:
-    """A tokenizer.json's tokenizer. Raises `TokenizerError` when `raw` is none, or `end_of_text` cannot end texts.
+    """A tokenizer by its file. Raises `TokenizerError` when `raw` is none, or `end_of_text` cannot end texts.
 
     `tokens` counts all tokens that it has; those from `size` on are special ones, which no text becomes.
     """

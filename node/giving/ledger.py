@@ -53,7 +53,7 @@ class ContributionLedger:
     # --- as it happens ------------------------------------------------------------------------
 
     def note_tokens(self, worker: PeerId, tokens: int) -> None:
-        """Note that a peer has carried so many through its stage for this one, or has drawn them."""
+        """Note that a peer has carried so many tokens through its stage for this one, or has drawn them."""
         self._of(worker).tokens += tokens
 
     def note_round(self, partner: PeerId) -> None:
@@ -97,7 +97,7 @@ class ContributionLedger:
         ]
 
     def keep(self, receipt: Receipt) -> None:
-        """Keep a receipt, a genuine one for this node; an older one of the same signer goes."""
+        """Keep a receipt, which must be genuine and for this node; an older one of the same signer goes."""
         known = self.receipts.get(PeerId(receipt.signer))
         if known is None or (known.tokens, known.rounds) <= (receipt.tokens, receipt.rounds):
             self.receipts[PeerId(receipt.signer)] = receipt

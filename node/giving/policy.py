@@ -17,7 +17,7 @@ COOL = 8.0  # °C below the limit: from there on what rested may run again
 
 @dataclass(frozen=True)
 class VolunteerLimits:
-    """The limits that the volunteer set; the values mean "no limit" that the settings mean it by."""
+    """The limits that the volunteer set; the defaults mean "no limit"."""
 
     hours: Hours | None = None
     monthly_cap: int = 0  # bytes, both ways together

@@ -122,7 +122,7 @@ class LinkEstimate:
     # --- bandwidth ----------------------------------------------------------------------------
 
     def began(self, stream: str, now: float) -> None:
-        """Note that bulk data is handed to the network. The first frame on a stream waits for it to be opened."""
+        """Note that a frame of bulk data is handed over. The first on a stream waits for the stream to be opened."""
         transfer = self._transfers.setdefault(stream, Transfer(now, is_whole=stream in self._opened))
         transfer.under_way += 1
         self._opened.add(stream)
@@ -276,7 +276,7 @@ class Links:
 
 
 def pause_after(seconds: float) -> float:
-    """The seconds to send no probe after one that kept a link busy for `seconds`."""
+    """The seconds without a probe after one that kept a link busy for `seconds`."""
     return max(LEAST_PAUSE, seconds / DUTY)
 
 

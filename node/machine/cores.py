@@ -43,7 +43,7 @@ def whole_cores(may_run_on: int, allowed: Iterator[float]) -> int:
 
 
 def quotas(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
-    """Quotas in cores, one for each control group with one that this process is in, from its own to the outermost."""
+    """Quotas in cores, of each control group that has one and holds this process, from its own to the outermost."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ends of processes: children never outlive their parent; Ctrl-C, SIGTERM and SIGHUP first ask for a graceful end.
+"""Ending processes: children never outlive their parent; Ctrl-C, SIGTERM and SIGHUP first ask for a graceful end.
 
 A second Ctrl-C or SIGTERM ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes
 from a machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that,
@@ -40,7 +40,7 @@ LAST_MOMENT = 9.0  # seconds after SIGTERM or SIGHUP: what is not done by now is
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this child, before exec, when its parent dies, even by kill -9."""
+    """Have the kernel kill this process when its parent dies, even by kill -9; for a child, before exec."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -124,14 +124,14 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
 
 
 def is_repeated(first: signal.Signals | None, number: signal.Signals) -> bool:
-    """Return whether a signal after the `first` asks for an end at once: not when both came of a closing terminal."""
+    """Return whether a signal after the `first` asks for an end at once: not when both came of one closed terminal."""
     if first is None or number == signal.SIGHUP:
         return False
     return first != signal.SIGHUP or number != signal.SIGTERM
 
 
 def let_go_of_terminal() -> None:
-    """Send what is said from now on nowhere where the terminal is gone: writing to it would raise errors."""
+    """Let output go nowhere from now on where the terminal is gone: writing to it would raise errors."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         try:

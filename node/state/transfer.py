@@ -64,7 +64,7 @@ class DonorProgress:
 
 @dataclass(frozen=True)
 class RunLimits:
-    """The manifest's word on every replica's progress."""
+    """The manifest's limits for every replica's progress."""
 
     total_steps: int
     inner_steps: int  # k
@@ -160,7 +160,7 @@ class StateService:
         return await asyncio.to_thread(_sample_of, message.positions, held)
 
     async def _held(self, stage: int, index: int, moments: bool) -> _Held:
-        """Take it from the last snapshot while φ is as then, which spares the compute thread. Raises `Refused`."""
+        """Take it from the last snapshot while φ is as it was then, sparing the compute thread. Raises `Refused`."""
         if stage != self._stage:
             raise Refused("other-stage", f"this node serves stage {self._stage}")
         saved = await asyncio.to_thread(self._replica.read_saved_piece, index)

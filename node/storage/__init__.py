@@ -1,1 +1,1 @@
-"""The state that a node keeps on its disk from one start to the next."""
+"""Storage: what a node keeps on its disk from one start to the next."""

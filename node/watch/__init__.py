@@ -1,1 +1,1 @@
-"""Reports of a node on itself: log, events, trace, numbers."""
+"""A node's reports on itself: log, events, trace, numbers."""

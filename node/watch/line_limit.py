@@ -31,7 +31,7 @@ class _Count:
 
 
 class LineLimit(logging.Filter):
-    """Limits a handler, which then also says how many lines it left out: a minute after the first, with the next.
+    """Limits a handler's lines; it then also says how many it left out: a minute after the first, with the next.
 
     What is below INFO is for developers, who have asked for all of it. Mutable state: the counts of this minute.
     """

@@ -24,7 +24,7 @@ MOST_SPANS = 10_000  # of a kind in a minute; what comes on top takes the place 
 
 
 class Idle(StrEnum):
-    """Reasons for an idle compute thread: each instant is counted once, under the first that fits."""
+    """Reasons for an idle compute thread: each idle instant is counted once, under the first that fits."""
 
     ROUND_END = "at the end of a round"
     MOVING = "bytes coming or going"

@@ -1,4 +1,4 @@
-"""Requests of peers beside training: who they are, how fast links are, and a stage's state."""
+"""Messages of peers beside training: who they are, how fast links are, and a stage's state."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LossTrend(NamedTuple):
 
 
 class NodeStats(Message, kind="node-stats"):
-    """A node's answer about itself: the numbers of `noloco status` and of the summary."""
+    """A node's figures, told on request: the numbers of `noloco status` and of the summary."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore"
@@ -191,7 +191,7 @@ class GetReceipts(Asks[ReceiptList], kind="get-receipts", traffic=Traffic.CONTRO
 
 
 class HistoryPoint(NamedTuple):
-    """A node at some time. Travels as an array."""
+    """A node's figures at some time. Travels as an array."""
 
     time: Figure  # its wall clock
     stage: Natural

@@ -1,4 +1,4 @@
-"""Requests of replicas while they train: microbatches through the pipeline, and rounds of averaging."""
+"""Messages of replicas while they train: microbatches through the pipeline, and rounds of averaging."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def restrict(self, admission: Admission, deadline: float) -> None:
-        """Put and take only records that may be in the run from now on, and let strangers to a private one see none.
+        """Limit records from now on to those that may be in the run, and let strangers to a private one see none.
 
         Then meet the members again, which may have taken this peer for a stranger so far.
         """
@@ -155,7 +155,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """Addresses that connections come from or lead to, without /p2p/: not those peers tell, and no relay's."""
+        """The addresses that connections come from or lead to, without /p2p/: not what peers say, and no relay's."""
 
     @abc.abstractmethod
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:

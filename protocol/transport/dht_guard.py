@@ -267,7 +267,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
     async def update_routing_table(
         self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
     ) -> None:
-        """Update the table as hivemind does, without strangers; also called with the ids of those who answer."""
+        """Take up no strangers and no foreign node ids; also called with the ids of those who answer."""
         is_in = not responded or self.admission is None or self.admission.knows(_named(peer_id))
         if is_in and (node_id is None or node_id == node_id_of(peer_id)):
             await super().update_routing_table(node_id, peer_id, responded)

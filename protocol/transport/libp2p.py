@@ -217,7 +217,7 @@ class Libp2pTransport(Transport):
         return is_refused
 
     async def shut_out(self, peer: PeerId) -> None:
-        """See `Transport.shut_out`; nothing is done while that is being done. Raises nothing."""
+        """See `Transport.shut_out`; does nothing while that is already under way. Raises nothing."""
         session = self._session
         if session is None or peer in self._shutting_out:
             return
@@ -234,7 +234,7 @@ class Libp2pTransport(Transport):
         return dialable(await session.addresses_of(peer), self._whereabouts(session))
 
     async def announce(self, addresses: Sequence[str]) -> None:
-        """Take another p2pd, with the same identity and port: one that runs cannot be told."""
+        """Announce through another p2pd, with the same identity and port: one that runs cannot be told."""
         if tuple(addresses) == self._config.announce:
             return
         session = self._up()

@@ -161,7 +161,7 @@ class MemoryNetwork:
         return self._islands[peer]
 
     def lets_in(self, peer: PeerId, credential: bytes, *, reads: bool = False) -> bool:
-        """Return whether a member takes and, if it `reads`, gives records: the first other one with rules is asked."""
+        """Return whether a member takes and, if it `reads`, gives records: the first other with rules is asked."""
         others = (self._running[p].admission for p in self._islands[peer].members if p != peer)
         rules = next((admission for admission in others if admission is not None), None)
         if rules is None or (reads and not rules.is_private):

@@ -39,7 +39,7 @@ class Uplink:
         self._turns: deque[Pipe] = deque()
 
     def enqueue(self, pipe: Pipe) -> None:
-        """Give `pipe` its turn; called when its first chunk begins to wait."""
+        """Queue `pipe` for its turn; called when its first chunk begins to wait."""
         self._turns.append(pipe)
         if len(self._turns) == 1:
             if self._free_at <= self._loop.time():
@@ -96,7 +96,7 @@ class Pipe:
     # --- the sender's side
 
     def full(self, window: int) -> bool:
-        """Tell if the window is full. What a reader waits for does not count, or a read larger than it would hang."""
+        """Return whether the window is full. What a reader waits for does not count, or a larger read would hang."""
         return self._under_way + max(0, self._unread - self._wanted) >= window
 
     def put(self, chunk: Chunk) -> None:

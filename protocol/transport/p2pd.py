@@ -213,7 +213,7 @@ def _short_directory() -> str:
 
 
 def pids_known() -> str:
-    """A name for the processes that this one sees by their numbers: containers that share a /tmp do not see all."""
+    """A name for the processes this one sees by number: containers that share a /tmp do not see each other's."""
     try:
         return f"{Path('/proc/self/ns/pid').stat().st_ino:x}"
     except OSError:

@@ -29,7 +29,7 @@ _LOOK = 0.2  # seconds between two looks at how much the kernel has taken of wha
 
 
 class P2pdControl:
-    """Asks p2pd to do things.
+    """Requests to a running p2pd.
 
     Every method raises `PeerUnreachable` when p2pd could not do it, `DeadlineExceeded` when it is slow, and
     `TransportDown` when it is gone.
