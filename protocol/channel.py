@@ -143,7 +143,7 @@ class Channel:
 
     @asynccontextmanager
     async def _turn(self, patience: Patience | None = None) -> AsyncIterator[None]:
-        """Hold the stream for one frame, once those before are out. Raises as `send` when that takes too long."""
+        """Hold the stream for one frame, once those before are out. Raises like `send` when that takes too long."""
         async with _limit(patience, lambda waiting: waiting.due(self._moved())):
             await self.write_lock.acquire()
         try:
@@ -175,7 +175,7 @@ class Channel:
     ) -> Frame:
         """The next frame, of at most `most(bytes that are announced)` bytes, which may wait until there is room.
 
-        Raises as `read_frame`, what `most` raises, and `PeerUnreachable` when a frame that has begun stands still.
+        Raises what `read_frame` and `most` raise, and `PeerUnreachable` when a frame that has begun stands still.
         """
         stream = self.stream
         prefix = await read_prefix(stream, self.watch)

@@ -106,7 +106,7 @@ class Prefix(NamedTuple):
 
 
 async def read_prefix(stream: Stream, watch: FrameWatch = UNWATCHED) -> Prefix:
-    """Wait for the next frame of the stream to begin, without a deadline. Raises as `read_frame`."""
+    """Wait for the next frame of the stream to begin, without a deadline. Raises like `read_frame`."""
     magic, type_code, header_bytes, payload_bytes = _PREFIX.unpack(await stream.read(_PREFIX.size))
     return Prefix(magic, type_code, header_bytes, payload_bytes, watch.now())
 

@@ -45,7 +45,10 @@ class Revocations:
 
     @classmethod
     def read(cls, sealed: bytes, run_id: str, owner: bytes) -> Revocations:
-        """Read a list. Raises `RecordError`, and nothing else, for what `owner`, the run's public key, did not sign."""
+        """Read a list.
+
+        Raises `RecordError`, and nothing else, for what the run's `owner` (public key) did not sign.
+        """
         if len(sealed) > MAX_REVOCATIONS_BYTES:
             raise RecordError(f"a list of {len(sealed)} bytes")
         try:

@@ -166,7 +166,7 @@ class Damage:
         self._first = ""
 
     def mended(self, text: str, place: Path, number: int) -> bytes:
-        """The row's UTF-8, with U+FFFD for what is none."""
+        """The row's UTF-8, with U+FFFD for what is not UTF-8."""
         try:
             return text.encode()
         except UnicodeEncodeError:

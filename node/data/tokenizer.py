@@ -58,7 +58,9 @@ SAMPLE = (
 
 
 class FileTokenizer:
-    """A tokenizer by its file. Raises `TokenizerError` when `raw` is none, or `end_of_text` cannot end texts.
+    """The tokenizer of a tokenizer.json.
+
+    Raises `TokenizerError` when `raw` is not one, or `end_of_text` cannot end texts.
 
     `tokens` counts all tokens that it has; those from `size` on are special ones, which no text becomes.
     """

@@ -190,7 +190,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> float | None:
-    """0.5 of "50%"; None of what has no such sign. Raises `ValueError` for a share that is none."""
+    """0.5 of "50%"; None of what has no such sign. Raises `ValueError` for a bad share."""
     if not text.endswith("%"):
         return None
     share = float(text.removesuffix("%")) / 100 if re.fullmatch(r"[0-9.]{1,8}%", text) else 0.0

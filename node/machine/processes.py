@@ -124,7 +124,7 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
 
 
 def is_repeated(first: signal.Signals | None, number: signal.Signals) -> bool:
-    """Return whether a signal after the `first` asks for an end at once: not when both came of one closed terminal."""
+    """Return whether a signal after the `first` asks for an end at once: not when one closed terminal sent both."""
     if first is None or number == signal.SIGHUP:
         return False
     return first != signal.SIGHUP or number != signal.SIGTERM

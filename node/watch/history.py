@@ -46,7 +46,7 @@ class Thinned(Generic[T]):
         return True
 
     def all(self) -> list[tuple[float, T]]:
-        """A copy, oldest first."""
+        """A copy of the moments, oldest first."""
         return list(self._kept)
 
     def at(self, time: float) -> tuple[float, T] | None:

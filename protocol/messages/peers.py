@@ -63,8 +63,10 @@ class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL, asker=Asker.NE
 
 
 class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
-    """My record, for one who may not have found it in the DHT yet. Sent first on every stream, and after a refusal as
-    "stranger". May be repeated. Refusal: "no-record" (not of this run, not signed by the sender, or over).
+    """Shows the sender's record to a peer that may not have found it in the DHT yet.
+
+    Sent first on every stream, and after a refusal as "stranger". May be repeated. Refusal: "no-record" (not of this
+    run, not signed by the sender, or over).
 
     Visitors of a private run, and newcomers to it, have no record and show their credential alone.
     """
@@ -91,8 +93,10 @@ class Records(Message, kind="records"):
 
 
 class GetRecords(Asks[Records], kind="get-records", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
-    """Some of the records that the peer knows of these stages, its own first. They are signed: nobody needs to be
-    believed for them, and whoever sits on a key of the DHT hides nobody. The asker's `own` comes with the question.
+    """Asks for some of the records that the peer knows of these stages, its own first.
+
+    They are signed: nobody needs to be believed for them, and whoever sits on a key of the DHT hides nobody. The
+    asker's `own` comes with the question.
     """
 
     own: Annotated[list[SharedRecord], Field(max_length=1)] = Field(default_factory=list)
@@ -104,7 +108,7 @@ class Revoked(Message, kind="revoked"):
 
 
 class GetRevoked(Asks[Revoked], kind="get-revoked", traffic=Traffic.CONTROL):
-    """The last list of revocations, if it is later than the asker's; empty otherwise. Asked of a few now and then."""
+    """Asks for the last list of revocations, if later than the asker's; empty otherwise. Asked of a few now and then."""
 
     issued: Number  # of the asker's list; 0 for none
 
@@ -260,7 +264,7 @@ class StatePiece(Message, kind="state-piece"):
 
 
 class GetStatePiece(Asks[StatePiece], kind="get-state-piece", traffic=Traffic.STATE, asker=Asker.ANYBODY):
-    """A range of the flat state. `moments` asks for δ and AdamW's moments beside φ.
+    """Asks for a range of the flat state. `moments` asks for δ and AdamW's moments beside φ.
 
     Refusal: "other-stage". Peers move, and the states of two stages may have the same shape.
     """
@@ -298,14 +302,14 @@ class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic
 
 
 class TokenizerPiece(Message, kind="tokenizer-piece"):
-    """`TOKENIZER_PIECE_BYTES` of it, fewer at the end."""
+    """A piece of the run's tokenizer.json: `TOKENIZER_PIECE_BYTES` of it, fewer at the end."""
 
     total: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
     contents: Annotated[bytes, Field(max_length=TOKENIZER_PIECE_BYTES)]
 
 
 class GetTokenizer(Asks[TokenizerPiece], kind="get-tokenizer", traffic=Traffic.STATE, asker=Asker.ANYBODY):
-    """A piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
+    """Asks for a piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
 
     Refusal: "no-tokenizer" (not here, not yet, or nothing from there on). The manifest has the hash of the whole.
     """

@@ -148,19 +148,22 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
 
 
 class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
-    """My round ends: end yours at the next inner step that allows it. May be repeated. Refusal: "unknown-pair"."""
+    """Says that the sender's round ends: end yours at the next inner step that allows it. May be repeated.
+
+    Refusal: "unknown-pair".
+    """
 
     pair: Id
 
 
 class Release(Asks[Done], kind="release", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
-    """I no longer regard us as a pair: find another partner. Always answered by `Done`."""
+    """Says that the two are no longer a pair for the sender: find another partner. Always answered by `Done`."""
 
     pair: Id
 
 
 class SitOut(Timed, Asks[Done], kind="sit-out", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
-    """An odd number of us look for partners: be the one left over in the round that ends with my next one.
+    """Asks to be left over, as an odd number look for partners, in the round that ends with the sender's next one.
 
     The replica left over in a round asks this of a random other, so that not the slow ones are always left over.
     Refusal: "engaged" (has a partner for that round, or was alone before it).

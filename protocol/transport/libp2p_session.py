@@ -52,7 +52,7 @@ class Libp2pStream(Stream):
         """Wait for the other end to say that a handler has taken the stream.
 
         p2pd opens streams of a protocol that it knows the peer to serve without asking the peer, even one
-        that is frozen. Raises as `Transport.open`.
+        that is frozen. Raises like `Transport.open`.
         """
         try:
             async with asyncio.timeout(deadline):
@@ -169,7 +169,7 @@ class Session:
         self.addresses = sorted(await self.p2pd.control.identify(_LOCAL_DEADLINE), key=is_loopback)
 
     async def serve(self, protocol: str) -> None:
-        """Have incoming streams of `protocol` passed to `on_stream`. Raises as `P2pdControl`."""
+        """Have incoming streams of `protocol` passed to `on_stream`. Raises like `P2pdControl`."""
         if protocol not in self._served:
             self._served.add(protocol)
             await self.p2pd.control.serve_streams(protocol, self._listener, _LOCAL_DEADLINE)
@@ -222,7 +222,7 @@ class Session:
         return None
 
     async def connected(self, deadline: float = _LOCAL_DEADLINE) -> list[PeerId]:
-        """The peers connected at present. Raises as `P2pdControl`, and so does `addresses_of`."""
+        """The peers connected at present. Raises like `P2pdControl`, and so does `addresses_of`."""
         return await self.p2pd.control.list_peers(min(deadline, _LOCAL_DEADLINE))
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -237,7 +237,7 @@ class Session:
         return [address for place in places if _plain(address := f"{place}/p2p/{peer}")]
 
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """See `Transport.remotes`. Raises as `P2pdControl`."""
+        """See `Transport.remotes`. Raises like `P2pdControl`."""
         found = await self.p2pd.control.remote_addresses(_LOCAL_DEADLINE)
         return {peer: [a for a in places if "p2p-circuit" not in a] for peer, places in found.items()}
 
