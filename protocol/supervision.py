@@ -92,7 +92,7 @@ class Supervisor:
         return task
 
     def _join_parent(self) -> None:
-        """Be known there from the first task until `close`, so that groups that have ended leave nothing behind."""
+        """Join the parent from the first task until `close`, so that groups that have ended leave nothing behind."""
         if self._parent is not None:
             self._parent._groups[self] = None
             self._parent._join_parent()

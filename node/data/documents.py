@@ -195,7 +195,7 @@ def stored_documents(
 
 
 def _name(places: Sequence[Path], field: str, longest: int) -> str:
-    """Derived from everything the store is made of: a changed file gives another name."""
+    """A name derived from everything the store is made of: a changed file gives another name."""
     facts = [known for place in places for known in facts_of(place)]
     described = json.dumps([_FORMAT, field, longest, facts])
     return hashlib.sha256(described.encode()).hexdigest()[:32]

@@ -108,7 +108,7 @@ class Revoked(Message, kind="revoked"):
 
 
 class GetRevoked(Asks[Revoked], kind="get-revoked", traffic=Traffic.CONTROL):
-    """Asks for the last list of revocations, if later than the asker's; empty otherwise. Asked of a few now and then."""
+    """Asks for the last list of revocations if later than the asker's, else empty. Asked of a few now and then."""
 
     issued: Number  # of the asker's list; 0 for none
 

@@ -62,7 +62,7 @@ class P2pd:
         meter: Meter = UNMETERED,
         is_counted: bool = True,
     ) -> None:
-        """Unless it `is_counted`, the meter knows only what streams carry."""
+        """The meter knows only what streams carry, unless it `is_counted`."""
         self.p2p = p2p  # hivemind's handle, which its DHT needs
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]), meter)
