@@ -54,9 +54,10 @@ def check_address(text: str) -> str:
 
 
 def check_announced(text: str, own: PeerId | None = None) -> str:
-    """What others are to dial this peer at, /<ip4|ip6|dns4|dns6|dns>/<host>/tcp/<port>, its own /p2p/ taken off.
+    """Check the address that others are to dial this peer at; return it with its own /p2p/ taken off.
 
-    Raises `UserError` for all else; as long as the peer's `own` id is not known, any id passes.
+    Its form is /<ip4|ip6|dns4|dns6|dns>/<host>/tcp/<port>. Raises `UserError` for all else; as long as the
+    peer's `own` id is not known, any id passes.
     """
     address, _, peer = text.strip().partition("/p2p/")
     parts = address.split("/")
@@ -84,7 +85,7 @@ def check_announced(text: str, own: PeerId | None = None) -> str:
 
 
 def _written_right(text: str) -> str:
-    """What is wrong with an address of another form, and how it is written where that can be told."""
+    """Tell what is wrong with an address of another form, and how it is written where that can be told."""
     host, _, port = text.strip().rpartition(":")
     for one, number in ((text.strip(), "31337"), (host.strip("[]"), port)):
         try:
@@ -125,7 +126,7 @@ def host_of(address: str) -> Host | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address can be dialled from its own machine only."""
+    """Return whether an address can be dialled from its own machine only."""
     host = host_of(address)
     return host is not None and host.is_loopback
 
@@ -146,16 +147,16 @@ def network_of(addresses: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where this peer is: what it may dial on the word of others depends on it."""
+    """This peer's whereabouts: what it may dial on the word of others depends on them."""
 
     hosts: frozenset[Host]  # addresses of this machine, and those that it announces
     is_local: bool  # the whole swarm is on this machine
 
     def may_dial(self, address: str) -> bool:
-        """Whether to dial an address, with or without /p2p/, that somebody else has named.
+        """Return whether to dial an address, with or without /p2p/, that somebody else has named.
 
-        Anybody may name any: else a record makes every reader of it knock at doors of its own machine, of its home
-        network, or of somebody who has nothing to do with the run. An address that was typed is always dialled.
+        Anybody may name any: unchecked, a record would make its readers knock at doors of their own machine, of their
+        home network, or of somebody who has nothing to do with the run. An address that was typed is always dialled.
         """
         parts = address.split("/")
         host = host_of(address)
@@ -170,7 +171,7 @@ class Whereabouts:
 
 
 def dialable(addresses: Sequence[str], here: Whereabouts) -> list[str]:
-    """Those of the addresses, named by somebody else, that may be dialled from `here`."""
+    """The addresses, among those named by somebody else, that may be dialled from `here`."""
     return [address for address in addresses if here.may_dial(address)]
 
 
@@ -179,7 +180,7 @@ def _is_high_port(text: str) -> bool:
 
 
 def _is_public(host: Host) -> bool:
-    """Whether it is somebody's on the Internet: nobody's are link-local, multicast, documentation and the like."""
+    """Return whether a host is somebody's on the Internet: link-local, multicast, documentation etc. are nobody's."""
     if host.version == 6 and (host.scope_id or host not in _UNICAST_6 or host in _6TO4):
         return False
     return host.is_global and not host.is_multicast and not host.is_reserved

@@ -1,4 +1,4 @@
-"""Who may take part in a run: everybody, whoever did some work, or those whom its owner has invited.
+"""Admission to a run: of everybody, of whoever did some work, or of those whom its owner has invited.
 
 The door, the DHT and the records all ask here. What a peer has shown is remembered while it holds.
 """
@@ -53,7 +53,7 @@ class Admission:
 
     @property
     def is_private(self) -> bool:
-        """Whether strangers learn nothing but the manifest."""
+        """True if strangers learn nothing but the manifest."""
         return self.rules.private
 
     # --- asking
@@ -79,7 +79,7 @@ class Admission:
         return True
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether a peer may be here, by what it has shown before. In an open run all but the revoked may."""
+        """Return whether a peer may be here, by what it has shown before. In an open run all but the revoked may."""
         if self._is_revoked(peer):
             return False
         if not self.is_private or peer == self.me or peer in self.rules.peers:
@@ -88,17 +88,17 @@ class Admission:
         return shown is not None and self._is_current(shown)
 
     def known(self) -> list[PeerId]:
-        """Those who have shown a credential that holds, without this peer."""
+        """The peers that have shown a credential that holds, without this one."""
         return [peer for peer in self._shown if peer != self.me and self.knows(peer)]
 
     @property
     def own_ends(self) -> float:
-        """When this peer's own credential is over, once it has been checked; wall clock."""
+        """The time at which this peer's own credential is over, once it has been checked; wall clock."""
         shown = self._shown.get(self.me)
         return shown.invitation.ends if shown is not None else self._now()
 
     def shut_out(self) -> list[PeerId]:
-        """Those who have shown what does not hold any more; they are forgotten by this."""
+        """Forget and return the peers that have shown what does not hold any more."""
         gone = [
             peer
             for peer, shown in self._shown.items()
@@ -141,7 +141,7 @@ class Admission:
         return True
 
     def _count_use(self, shown: Credential, peer: PeerId) -> None:
-        """The first ones that came here with a token are those that it is for."""
+        """Count a peer's use of a token: the first ones that came here with it are those that it is for."""
         invitation = shown.invitation
         users = self._users.setdefault(invitation.serial, set())
         if peer not in users and len(users) >= invitation.uses:
@@ -150,7 +150,7 @@ class Admission:
 
 
 def is_work(run_id: str, peer: str, nonce: bytes, bits: int) -> bool:
-    """Whether SHA-256 over run, peer and nonce begins with that many zero bits: some 2^bits tries."""
+    """Return whether SHA-256 over run, peer and nonce begins with that many zero bits: some 2^bits tries."""
     if not bits:
         return True
     digest = hashlib.sha256(_WORK + run_id.encode() + peer.encode() + nonce).digest()

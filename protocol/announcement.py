@@ -1,4 +1,4 @@
-"""What a peer says of itself and of its links in the DHT, and under which keys.
+"""Announcements of a peer about itself and its links in the DHT, and the keys they are under.
 
 Announcements are signed and expire: see `protocol.records`.
 
@@ -51,7 +51,7 @@ ToldLinks = Annotated[list[LinkReport], Field(max_length=MOST_TOLD)]
 
 
 class Entry(BaseModel):
-    """What a record's value holds, as msgpack."""
+    """The contents of a record's value, as msgpack."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")  # a later version may say more
 
@@ -61,7 +61,7 @@ class Entry(BaseModel):
 
     @classmethod
     def read(cls, record: Record) -> Self:
-        """Raises `RecordError` when the signed contents are something else."""
+        """Read a record's value. Raises `RecordError` when the signed contents are something else."""
         try:
             return cls.model_validate(msgpack.unpackb(record.value))
         except (ValueError, msgpack.UnpackException) as error:
@@ -111,7 +111,7 @@ def record_key(run_id: str, stage: int, peer: str, level: int) -> str:
 
 
 def is_sampled(peer: str, level: int) -> bool:
-    """Whether the peer announces itself under its stage's own key, too: one in 2^level does."""
+    """Return whether the peer announces itself under its stage's own key, too: one in 2^level does."""
     return _spread(peer) & 0xFFFF_FFFF < 1 << (32 - level)
 
 

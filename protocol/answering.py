@@ -63,9 +63,9 @@ class Answering:
         )
 
     async def take(self, most: Callable[[int], Awaitable[int]], tells: bool) -> None:
-        """The next frame of the stream. Nothing more is read while all places are taken, so the peer has to wait.
+        """Take the stream's next frame. Nothing more is read while all places are taken, so the peer has to wait.
 
-        With `tells` it is told how far the request is, and may give it up. `most` and errors as of `Channel.read`.
+        With `tells` it is told how far the request is, and may give it up. `most` and errors as in `Channel.read`.
         """
         frame = await self.channel.read(most, self._began_to_come if tells else lambda *_: None)
         if frame.type is FrameType.CANCEL:
@@ -86,7 +86,7 @@ class Answering:
         underway.task.add_done_callback(lambda _: self.places.give_back())
 
     def end(self) -> None:
-        """The stream has ended: nobody waits for what was asked with `tells`."""
+        """Give up what was asked with `tells`: the stream has ended, and nobody waits for it."""
         self.channel.broken = True
         for number in list(self.underway):
             self._give_up(number)
@@ -107,7 +107,7 @@ class Answering:
             self.supervisor.spawn(self._tell(), "telling how far requests are")
 
     async def _tell(self) -> None:
-        """Until nothing is under way any more."""
+        """Tell how far requests are until nothing is under way any more."""
         loop = asyncio.get_running_loop()
         try:
             while self.underway and not self.channel.broken:

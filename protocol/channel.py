@@ -138,12 +138,12 @@ class Channel:
             self.watch.sent(self.traffic, self.stream.remote, message.kind, nbytes, began)
 
     def _moved(self) -> float:
-        """When bytes last moved, either way."""
+        """The time at which bytes last moved, either way."""
         return max(self.stream.wrote, self.stream.heard)
 
     @asynccontextmanager
     async def _turn(self, patience: Patience | None = None) -> AsyncIterator[None]:
-        """Hold the stream for one frame, once those before are out. Raises as `send` when that takes too long."""
+        """Hold the stream for one frame, once those before are out. Raises like `send` when that takes too long."""
         async with _limit(patience, lambda waiting: waiting.due(self._moved())):
             await self.write_lock.acquire()
         try:
@@ -175,7 +175,7 @@ class Channel:
     ) -> Frame:
         """The next frame, of at most `most(bytes that are announced)` bytes, which may wait until there is room.
 
-        Raises as `read_frame`, what `most` raises, and `PeerUnreachable` when a frame that has begun stands still.
+        Raises what `read_frame` and `most` raise, and `PeerUnreachable` when a frame that has begun stands still.
         """
         stream = self.stream
         prefix = await read_prefix(stream, self.watch)
@@ -208,5 +208,5 @@ class Channel:
 def _limit(
     patience: Patience | None, due: Callable[[Patience], float]
 ) -> AbstractAsyncContextManager[None, bool | None]:
-    """Like `until`; what nobody waits for has no limit."""
+    """Limit a block as `until` does; what nobody waits for has no limit."""
     return nullcontext() if patience is None else until(lambda: due(patience))

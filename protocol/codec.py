@@ -69,7 +69,7 @@ _PART = 1 << 22  # values worked on at a time on another device: 16 MiB for each
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a receiver must know before the bytes: codec name, shape, number of bytes."""
+    """The facts that a receiver must know before the bytes: codec name, shape, number of bytes."""
 
     codec: str
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ class Encoded:
 
 
 def nbytes_of(codec: str, shape: Sequence[int]) -> int:
-    """How many bytes a tensor of `shape` has in `codec`. Raises `CodecError` for an impossible one."""
+    """The number of bytes that a tensor of `shape` has in `codec`. Raises `CodecError` for an impossible one."""
     values = _count(shape)
     if codec == "int8":
         return 4 * -(-values // BLOCK) + values
@@ -109,7 +109,7 @@ def nbytes_of(codec: str, shape: Sequence[int]) -> int:
 
 
 def torch_type(codec: str) -> torch.dtype:
-    """What `encode` makes of values first: the codec's own type, float32 for codecs in blocks."""
+    """The type that `encode` first gives to values: the codec's own, float32 for codecs in blocks."""
     return torch.float32 if codec in _IN_BLOCKS else _DTYPES[codec]
 
 
@@ -196,7 +196,7 @@ def as_read(encoded: Encoded) -> Tensor:
 
 
 def bytes_as_tensor(encoded: Encoded) -> Tensor:
-    """Its bytes, uint8 [nbytes], over the same memory where that is writable and in one piece."""
+    """The encoded bytes, uint8 [nbytes], over the same memory where that is writable and in one piece."""
     if len(encoded.buffers) == 1:
         return _tensor_over(encoded.buffers[0].cast("B"), torch.uint8)
     return _tensor_over(memoryview(bytearray().join(encoded.buffers)), torch.uint8)
@@ -219,8 +219,9 @@ def add_scaled(target: Tensor, encoded: Encoded, factor: float) -> None:
 
 
 def require_finite_values(encoded: Encoded) -> None:
-    """Like `require_finite` of the decoded tensor. Raises `CodecError`, in blocks also for scales close to
-    infinity.
+    """Check the decoded tensor as `require_finite` does.
+
+    Raises `CodecError`, in blocks also for scales close to infinity.
     """
     if encoded.codec in BITS:
         return  # remainders are finite whatever they are

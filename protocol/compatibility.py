@@ -22,7 +22,7 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Spoken:
-    """What a peer says it speaks: the number of its protocol, and the version of its program."""
+    """A peer's word on what it speaks: the number of its protocol, and the version of its program."""
 
     protocol: int
     program: str
@@ -38,7 +38,7 @@ async def serve_version(transport: Transport) -> None:
 
 
 async def spoken_by(transport: Transport, peer: PeerId, deadline: float) -> Spoken | None:
-    """What the peer speaks; None when it does not say so within `deadline` seconds. May be repeated."""
+    """Ask what the peer speaks; None when it does not say so within `deadline` seconds. May be repeated."""
     try:
         async with asyncio.timeout(deadline):
             stream = await transport.open(peer, VERSION_PROTOCOL, deadline)

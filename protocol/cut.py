@@ -1,4 +1,4 @@
-"""Which layers each stage has: the contiguous cut whose slowest stage is fastest. Pure.
+"""The layers of each stage: the contiguous cut whose slowest stage is fastest. Pure.
 
 Stages are compared by the multiplications that a token costs there, the head counted where it is computed. Among
 cuts with equally slow slowest stages the one counts whose largest stage has the fewest parameters, and among those

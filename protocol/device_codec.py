@@ -49,14 +49,14 @@ def packed(tensor: Tensor, codec: str) -> Packed:
 
 
 def unpacked(codec: str, shape: Sequence[int], raw: Tensor) -> Encoded:
-    """What has arrived of a `Packed`, its `raw` on the host, of which this is a view. Raises `NotSendable`."""
+    """The encoded tensor that has arrived of a `Packed`: a view of its `raw` on the host. Raises `NotSendable`."""
     if (flag := int(raw[:FLAG_BYTES].view(torch.int32))) != SENDABLE:
         raise NotSendable(codec, is_nan=flag == NAN)
     return Encoded(codec, tuple(shape), _buffers(codec, math.prod(shape), raw[FLAG_BYTES:]))
 
 
 class NotSendable(CodecError):
-    """`is_nan`: it is none of the codec's doing."""
+    """A tensor that its codec cannot carry; `is_nan`: that is none of the codec's doing."""
 
     def __init__(self, codec: str, is_nan: bool) -> None:
         super().__init__(f"NaN or infinite values cannot be sent as {codec}")
@@ -76,7 +76,7 @@ def unpacked_pieces(codec: str, values: int, raw: Tensor, entries: int) -> list[
 
 
 def _part(buffer: memoryview, start: int, stop: int, values: int) -> memoryview:
-    """From entry `start` to `stop` of values, or of their scales, of which the first entry of a block has one."""
+    """Bytes from entry `start` to `stop` of values, or of their scales, of which a block's first entry has one."""
     size = buffer.nbytes // values
     return (
         buffer[start * size : stop * size] if size else buffer[4 * (start // BLOCK) : 4 * -(-stop // BLOCK)]

@@ -81,7 +81,7 @@ class Door:
         return f"Run: {run} | Stages: {stages} | Introduced: {len(self._introduced)} | Visitors: {visitors}"
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether it is a member, of any stage."""
+        """Return whether a peer is a member, of any stage."""
         has_record = self._seen(peer) is not None or self._introduced_at(peer) is not None
         return has_record and self._lets_in(peer)
 
@@ -91,11 +91,11 @@ class Door:
     # --- streams
 
     def places(self, peer: PeerId, traffic: Traffic) -> tuple[RequestLimiter, int] | None:
-        """What a visitor's requests share with those of all others, and of how many; None for a member."""
+        """The limiter that a visitor's requests share with all others', and its places; None for a member."""
         return None if self.knows(peer) else (self._places[traffic], VISITOR_PLACES)
 
     def enter(self, stream: Stream) -> None:
-        """A stream has come, perhaps a visitor's."""
+        """Note that a stream has come, perhaps a visitor's."""
         if self.knows(stream.remote):
             return
         self._streams[stream] = None
@@ -108,7 +108,7 @@ class Door:
         self._streams.pop(stream, None)
 
     def has_ended(self, stream: Stream) -> bool:
-        """Whether it was a visitor's that had to give way to another one."""
+        """Return whether a stream was a visitor's that had to give way to another one."""
         return stream not in self._streams and not self.knows(stream.remote)
 
     def bound(self, peer: PeerId, most: int, nbytes: int) -> int:

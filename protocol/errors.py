@@ -16,7 +16,7 @@ class UserError(NolocoError):
 
 
 class MissingPackage(UserError):
-    """What an extra of this package brings is not installed; the text ends with how to install it."""
+    """A package that an extra of this one brings is not installed; the text ends with how to install it."""
 
 
 class ManifestError(UserError):
@@ -28,7 +28,7 @@ class DataError(UserError):
 
 
 class NothingHeldOut(DataError):
-    """There is not one sequence of this text that nobody trains on; who catches it knows what its user can do."""
+    """Text without a single sequence that nobody trains on; whoever catches it knows what its user can do."""
 
 
 class TokenizerError(UserError):
@@ -84,7 +84,7 @@ class DeadlineExceeded(NolocoError):
 
 
 def legible(text: str) -> str:
-    """What somebody else wrote, safe for a terminal: control characters but line ends and tabs as their codes."""
+    """Make somebody else's text safe for a terminal: control characters but line ends and tabs become their codes."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -98,10 +98,10 @@ class Refused(NolocoError):
 
 
 class NonFinite(Refused):
-    """What this node computed is NaN, infinite, or beyond the codec in which it would travel."""
+    """A value, computed by this node, that is NaN, infinite, or beyond the codec in which it would travel."""
 
     def __init__(self, what: str, overflows: str = "") -> None:
-        """`what` it is, as in "the loss"; `overflows` names the codec that cannot hold it, if it is finite."""
+        """Say `what` it is, as in "the loss"; `overflows` names the codec that cannot hold it, if it is finite."""
         super().__init__("non-finite", f"{what} of this stage cannot be used")
         self.what = what
         self.overflows = overflows

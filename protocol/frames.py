@@ -63,16 +63,16 @@ class Frame:
 
 
 class FrameWatch:
-    """Is told of every frame that was moved, with when that began. This one has no clock and does nothing."""
+    """A watch that is told of every frame moved, with when that began. This one has no clock and does nothing."""
 
     def now(self) -> float:
         return 0.0
 
     def sent(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        """A frame was handed to the network, all of it."""
+        """Note that a frame was handed to the network, all of it."""
 
     def received(self, traffic: str, peer: PeerId, kind: str, nbytes: int, began: float) -> None:
-        """A frame was read, all of it."""
+        """Note that a frame was read, all of it."""
 
 
 UNWATCHED = FrameWatch()
@@ -106,7 +106,7 @@ class Prefix(NamedTuple):
 
 
 async def read_prefix(stream: Stream, watch: FrameWatch = UNWATCHED) -> Prefix:
-    """Wait for the next frame of the stream to begin, without a deadline. Raises as `read_frame`."""
+    """Wait for the next frame of the stream to begin, without a deadline. Raises like `read_frame`."""
     magic, type_code, header_bytes, payload_bytes = _PREFIX.unpack(await stream.read(_PREFIX.size))
     return Prefix(magic, type_code, header_bytes, payload_bytes, watch.now())
 

@@ -1,4 +1,4 @@
-"""What all of protocol/ is said in: peer ids, records, and memory that holds bytes."""
+"""The common words of protocol/: peer ids, records, and memory that holds bytes."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Identity:
 
 
 def verify(public_key: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` over `data` was made with the key pair of `public_key` (32 bytes)."""
+    """Return whether `signature` over `data` was made with the key pair of `public_key` (32 bytes)."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -112,8 +112,9 @@ def peer_id_of(public_key: bytes) -> PeerId:
 
 
 def is_peer_id(text: str) -> bool:
-    """Whether a text is the peer id of an Ed25519 key, in a microsecond: those are of one length and in one range,
-    and base58 keeps the order of numbers.
+    """Return whether a text is the peer id of an Ed25519 key.
+
+    Takes a microsecond: such ids are of one length and in one range, and base58 keeps the order of numbers.
     """
     return _PEER_ID.fullmatch(text) is not None and _LOWEST <= text <= _HIGHEST
 

@@ -1,4 +1,4 @@
-"""What is kept on disk: a file is written whole or not at all, and a directory has one owner at a time."""
+"""Keeping things on disk: a file is written whole or not at all, and a directory has one owner at a time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replace_whole(path: Path, *contents: bytes | memoryview, mode: int = FOR_ITS
 
 
 def require_writable(path: Path) -> None:
-    """Raises `OSError` now where `replace_whole` would later; makes the folder, and leaves no file behind."""
+    """Raise `OSError` now where `replace_whole` would later; make the folder, and leave no file behind."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if any(folder.exists() and not folder.is_dir() for folder in path.absolute().parents):
@@ -56,7 +56,7 @@ def require_writable(path: Path) -> None:
 
 
 def create_whole(path: Path, *contents: bytes | memoryview) -> None:
-    """Like `replace_whole`, for the owner's eyes alone; raises `FileExistsError` for a file that is there."""
+    """Write as `replace_whole` does, for the owner's eyes alone; raises `FileExistsError` when the file is there."""
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     replace_whole(path, *contents)
@@ -87,7 +87,7 @@ class Lock:
         return f"Lock({self._path}, {'open' if self._file is None else 'held'})"
 
     def take(self) -> None:
-        """Raises `BlockingIOError` while another process has it, and `OSError`."""
+        """Take the lock. Raises `BlockingIOError` while another process has it, and `OSError`."""
         file = self._path.open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

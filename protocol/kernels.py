@@ -135,7 +135,7 @@ def _quantise_blocks(
     bits: Integers, values: Floats, scale_bits: Integers, scales: Floats, quantised: Bytes,
     smallest: np.float32, largest: np.float32,
 ) -> bool:  # fmt: skip
-    """Like `quantise`, of whole blocks. `bits` and `scale_bits` are the same memory as `values` and `scales`."""
+    """Do `quantise` for whole blocks. `bits` and `scale_bits` are the same memory as `values` and `scales`."""
     highest = np.int32(0)
     for block in range(scales.size):
         row_bits = bits[block * BLOCK : (block + 1) * BLOCK]
@@ -188,7 +188,7 @@ def _rotate_and_quantise_blocks(
     bits: Integers, values: Floats, scale_bits: Integers, scales: Floats, codes: Codes, signs: Floats,
     magnitudes: Floats, bounds: Floats, code_bits: np.uint8, smallest: np.float32, largest: np.float32,
 ) -> bool:  # fmt: skip
-    """Like `rotate_and_quantise`, of whole blocks. `bits` and `scale_bits` are the memory of `values` and `scales`.
+    """Do `rotate_and_quantise` for whole blocks. `bits` and `scale_bits` are the memory of `values` and `scales`.
 
     A block is first divided by a power of two, which is exact, so that squares stay in the range of float32.
     """

@@ -84,7 +84,7 @@ def to_lattice(flat: Tensor, cells: Tensor, seed: int, bits: int) -> LatticePoin
 
 
 def numbers_of(seeds: Sequence[int], blocks: int, device: torch.device, each: int = 0) -> Tensor:
-    """What the dithers of blocks are drawn by, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
+    """Numbers to draw blocks' dithers by, int64 [blocks]: `each` blocks follow one seed, or all the only one."""
     places = torch.arange(blocks, device=device)
     each = each or max(1, blocks)
     numbers = torch.tensor([seed & 0xFFFFFFFF for seed in seeds], device=device)
@@ -117,7 +117,7 @@ def as_sent(flat: Tensor, sent: LatticePoints, seed: int) -> Tensor:
 
 
 def as_sent_there(flat: Tensor, sent: LatticePoints, numbers: Tensor) -> Tensor:
-    """The same in torch's operations."""
+    """`as_sent` in torch's operations."""
     points = _nearest(_rotated(flat), sent.cells, numbers)
     return _rotated_back(points, sent.cells, numbers)[: sent.count]
 
@@ -133,7 +133,7 @@ def read_beside(own: Tensor, received: LatticePoints, seed: int) -> tuple[Tensor
 
 
 def read_beside_there(own: Tensor, received: LatticePoints, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in torch's operations."""
+    """`read_beside` in torch's operations."""
     turn = 2**received.bits
     cells = _cells(received.cells)
     remainders = _unpacked(received.remainders, received.bits)
@@ -185,7 +185,7 @@ def _refusal(bits: int) -> CodecError:
 
 
 def cells_of(points: LatticePoints) -> Tensor:
-    """float32 [blocks]."""
+    """The cells, float32 [blocks]."""
     return _cells(points.cells)
 
 
@@ -203,18 +203,18 @@ def _in_blocks(flat: Tensor) -> Tensor:
 
 
 def _rotated(flat: Tensor) -> Tensor:
-    """[blocks, 256]"""
+    """The rotated blocks, float32 [blocks, 256]."""
     return _in_blocks(flat.to(torch.float32)) @ _on(flat.device, rotation)
 
 
 def _rotated_back(points: Tensor, cell_bytes: Tensor, numbers: Tensor) -> Tensor:
-    """[blocks · 256]"""
+    """The points' values, rotated back, [blocks · 256]."""
     rows = (points.to(torch.float32) - _dither(numbers)) * _cells(cell_bytes)[:, None]
     return (rows @ _on(points.device, rotation).T).view(-1)
 
 
 def _nearest(rotated: Tensor, cell_bytes: Tensor, numbers: Tensor) -> Tensor:
-    """q, int32 [blocks, 256]."""
+    """The nearest points q, int32 [blocks, 256]."""
     return torch.round(rotated / _cells(cell_bytes)[:, None] + _dither(numbers)).to(torch.int32)
 
 
@@ -263,7 +263,7 @@ def _checksum(turns: Tensor) -> Tensor:
 
 @cache
 def tables() -> Tables:
-    """For the compiled loops."""
+    """The tables for the compiled loops."""
     factors = _factor_table().numpy().astype(np.uint32)
     return Tables(SIGNS, _cell_table().numpy(), _dither_table().numpy(), factors)
 
@@ -284,7 +284,7 @@ def _packed(remainders: Tensor, bits: int) -> Tensor:
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:
-    """int32 [blocks, 256]."""
+    """The unpacked values, int32 [blocks, 256]."""
     shifts = torch.arange(8, device=packed.device, dtype=torch.int32).view(1, 1, 8, 1)
     planes = torch.arange(bits, device=packed.device, dtype=torch.int32).view(1, bits, 1, 1)
     values = packed.view(-1, bits, 1, BLOCK // 8).to(torch.int32) >> shifts & 1

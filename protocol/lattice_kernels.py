@@ -26,7 +26,7 @@ _SPREAD = np.uint32(SPREAD)
 
 
 class Tables(NamedTuple):
-    """What both ends know, [256] but the dithers."""
+    """The tables that both ends know, [256] but the dithers."""
 
     signs: Floats  # before the rotation
     cells: Floats  # by byte
@@ -71,7 +71,7 @@ def read_near(
 
 @compiled
 def _first_dither(block: int, seed: np.uint32, tables: Tables) -> np.int64:
-    """Where the dithers of a block begin."""
+    """The place where the dithers of a block begin."""
     number = np.uint32(block) ^ seed
     number = np.uint32((number ^ (number >> np.uint32(16))) * np.uint32(0x7FEB352D))
     number = np.uint32((number ^ (number >> np.uint32(15))) * np.uint32(0x846CA68B))

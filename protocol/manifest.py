@@ -61,7 +61,7 @@ class Start(Section):
 
 
 class Data(Section):
-    """What stage-0 replicas draw sequences from, and how it becomes tokens.
+    """The text that stage-0 replicas draw sequences from, and how it becomes tokens.
 
     "local" leaves the text to each volunteer's --data. A manifest never names paths: it comes from others, and
     must not be able to make a volunteer read their files.
@@ -160,7 +160,7 @@ class Outer(Section):
 
     @property
     def sends_whole_weights(self) -> bool:
-        """Whether all that a round sends is one replica's weights to one other."""
+        """True if all that a round sends is one replica's weights to one other."""
         return self.averages_pairs and self.overlap == "none"
 
     @model_validator(mode="after")
@@ -182,7 +182,7 @@ class Outer(Section):
 
 
 class Wire(Section):
-    """How tensors travel; `protocol.codec` has bytes and errors of each codec.
+    """The codecs in which tensors travel; `protocol.codec` has bytes and errors of each.
 
     Between stages also in 4 or 2 bits per value after a rotation, "eden4" and "eden2": what is lost is expected to
     have 0.0096 and 0.133 of the squared norm (Lloyd-Max on a Gaussian, D = 0.0095 and 0.1175, as D/(1 − D)). What
@@ -198,7 +198,7 @@ class Wire(Section):
 
 
 class Access(Section):
-    """Who may take part. What nobody names is open to all; revoked peers are shut out of any run that has rules."""
+    """Access rules. What nobody names is open to all; revoked peers are shut out of any run that has rules."""
 
     # Strangers learn this manifest and nothing else: members and visitors show a token, see `protocol.tokens`.
     private: bool = False
@@ -295,13 +295,13 @@ class Manifest(Section):
 
     @property
     def is_ring(self) -> bool:
-        """Whether microbatches end where they began: the matrix of tied embeddings is in the first stage alone."""
+        """True if microbatches end where they began: the matrix of tied embeddings is in the first stage alone."""
         return self.model.tied_embeddings and self.stages > 1
 
     def stage_after(self, stage: int) -> int:
-        """Where microbatches go from `stage`: in a ring from the last one to the first.
+        """The stage that microbatches go to from `stage`: in a ring from the last one to the first.
 
-        Else nobody serves the one after the last.
+        Without a ring nobody serves the one after the last.
         """
         return (stage + 1) % self.stages if self.is_ring else stage + 1
 
@@ -317,7 +317,7 @@ class Manifest(Section):
 
     @property
     def positions(self) -> int:
-        """For so many tokens the model's positions are made."""
+        """The number of tokens that the model's positions are made for."""
         return self.model.max_positions or self.data.sequence_tokens
 
     @property
@@ -340,7 +340,7 @@ def load_toml(path: Path) -> Manifest:
 
 
 def toml_contents(path: Path) -> dict[str, object]:
-    """What is written there, unchecked. Raises `ManifestError` for what is not TOML."""
+    """The contents of a TOML file, unchecked. Raises `ManifestError` for what is not TOML."""
     try:
         return _parsed(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
@@ -378,7 +378,7 @@ def _named(contents: dict[str, object], where: str) -> Manifest:
 
 
 def as_toml(manifest: Manifest) -> str:
-    """Every setting, defaults included; `manifest.load_toml` reads the same manifest from it."""
+    """Every setting as TOML, defaults included; `manifest.load_toml` reads the same manifest from it."""
     contents = manifest.model_dump(exclude_none=True)
     top = {name: value for name, value in contents.items() if not isinstance(value, dict)}
     sections = {name: value for name, value in contents.items() if isinstance(value, dict)}

@@ -1,4 +1,4 @@
-"""What a person should do about a setting of a manifest that cannot be used."""
+"""Advice to a person about a setting of a manifest that cannot be used."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ SLIDING: tuple[Family, ...] = ("mistral", "qwen2", "qwen3")
 
 
 class Section(BaseModel):
-    """What every section of a manifest is made of."""
+    """The base of every section of a manifest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Rope(Section):
-    """How rotary positions are stretched: `rope_parameters` of transformers without its theta."""
+    """The stretching of rotary positions: `rope_parameters` of transformers without its theta."""
 
     type: RopeType = "default"
     factor: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None = None
@@ -131,16 +131,16 @@ class Model(Section):
 
     @property
     def has_query_biases(self) -> bool:
-        """Whether queries, keys and values have biases."""
+        """True if queries, keys and values have biases."""
         return self.attention_bias or self.family == "qwen2"
 
     @property
     def has_query_norms(self) -> bool:
-        """Whether queries and keys are normed."""
+        """True if queries and keys are normed."""
         return self.family == "qwen3"
 
     def slides(self, layer: int) -> bool:
-        """Whether attention in `layer` is bounded by the sliding window."""
+        """Return whether attention in `layer` is bounded by the sliding window."""
         return bool(self.sliding_window) and layer >= self.full_layers
 
     @property

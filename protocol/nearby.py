@@ -48,7 +48,7 @@ def encode_near(flat: Tensor, codec: str, cells: Tensor, seeds: Sequence[int], e
 
 
 def as_sent(flat: Tensor, sent: Sequence[Encoded], seeds: Sequence[int], entries: int) -> Tensor:
-    """What every receiver that can read a block reads of it, [n]; `sent` was made of `flat`, which is unchanged."""
+    """The values [n] that every receiver able to read a block reads of it; `sent` was made of `flat`, unchanged."""
     if len(seeds) == 1:
         return lattice.as_sent(flat, points_in(sent, flat.device), seeds[0])
     return lattice.as_sent_there(flat, points_in(sent, flat.device), _numbers(seeds, flat, entries))
@@ -57,7 +57,7 @@ def as_sent(flat: Tensor, sent: Sequence[Encoded], seeds: Sequence[int], entries
 def read_beside(
     own: Tensor, received: Sequence[Encoded], seeds: Sequence[int], entries: int
 ) -> tuple[Tensor, Tensor]:
-    """What is read of these pieces by a receiver that holds `own` [n], and whether each block could be,
+    """The values that a receiver that holds `own` [n] reads of these pieces, and whether each block could be read,
     bool [blocks].
 
     What is unread has the receiver's own values. Raises `CodecError` for other shapes than that of `own` in pieces.
@@ -104,7 +104,7 @@ def _numbers(seeds: Sequence[int], flat: Tensor, entries: int) -> Tensor:
 
 
 def _cut(part: memoryview, start: int, stop: int, values: int) -> memoryview:
-    """From entry `start` to `stop` of values, of whose blocks each has as many bytes."""
+    """The bytes from entry `start` to `stop` of values whose blocks all have equally many."""
     size = part.nbytes // -(-values // BLOCK)
     return part[start // BLOCK * size : -(-stop // BLOCK) * size]
 

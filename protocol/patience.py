@@ -1,7 +1,7 @@
-"""How long a request is waited for: so many seconds in all, or so many of silence.
+"""The patience with a request: so many seconds in all, or so many of silence.
 
-Who works on a request, or has it in its queue, says so every second or two: slow work is waited for, and a peer that
-is frozen or gone is found as quickly as one that has to answer at once.
+Whoever works on a request, or has it in its queue, says so every second or two: slow work is waited for, and a peer
+that is frozen or gone is found as quickly as one that has to answer at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def ignore(progress: Progress) -> None:
 
 
 class Patience:
-    """How long one request may take. Mutable state: when it was asked and sent, when it last got on, the longest
-    silence so far.
+    """The time that one request may take.
+
+    Mutable state: when it was asked and sent, when it last got on, the longest silence so far.
 
     Without `stall` it ends `seconds` after it was made. With it, after `seconds` without a byte from the peer, or
     `stall` seconds in which the request did not get on, however often the peer says that it lives. `told` is called
@@ -44,11 +45,11 @@ class Patience:
         self.longest_silence = 0.0  # seconds between two signs of life of this request
 
     def sent(self) -> None:
-        """All of the request was handed to the network."""
+        """Note that all of the request was handed to the network."""
         self._sign = self._advanced = self._clock()
 
     def note(self, progress: Progress) -> None:
-        """The peer says how far the request is."""
+        """Note how far the peer says that the request is."""
         self.heard()
         if progress.done > self._done and self._advances < MOST_ADVANCES:
             self._advances += 1
@@ -56,18 +57,18 @@ class Patience:
         self._told(progress)
 
     def heard(self) -> None:
-        """A sign of life of this request."""
+        """Note a sign of life of this request."""
         now = self._clock()
         self.longest_silence = max(self.longest_silence, now - self._sign)
         self._sign = now
 
     def due(self, moved: float) -> float:
-        """When it ends if no byte moves after `moved`, all on the loop's clock."""
+        """The time at which it ends if no byte moves after `moved`, all on the loop's clock."""
         if self._stall is None:
             return self._began + self.seconds
         return min(max(self._sign, moved) + self.seconds, self._advanced + self._stall)
 
     def frame_due(self, began: float, moved: float) -> float:
-        """When a frame of which something has been sent, from `began` on, is given up."""
+        """The time at which a frame is given up of which something has been sent, from `began` on."""
         last = began if self._stall is None else max(began, moved)
         return max(self.due(moved), last + FRAME_SECONDS)

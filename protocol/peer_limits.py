@@ -1,4 +1,4 @@
-"""What one peer may do here: how many of its requests are answered at once and how often, and when it is ignored.
+"""Limits on one peer: how many of its requests are answered at once and how often, and when it is ignored.
 
 The first bounds the memory that a peer can make this node hold, the second its processor time; the third is for peers
 that break the protocol.
@@ -120,12 +120,12 @@ class Inflow:
         self._coming[stream] = nbytes, clock()
 
     def leave(self, stream: Closable) -> None:
-        """It is here, or its stream has ended."""
+        """Give back a request's room: it is here, or its stream has ended."""
         self._coming.pop(stream, None)
 
 
 class PeerTable(dict[PeerId, T]):
-    """What is kept of each peer, of `most` at a time: the one whose entry was set longest ago is forgotten first."""
+    """A table of what is kept of each peer, `most` at a time: the one set longest ago is forgotten first."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class PeerTable(dict[PeerId, T]):
 
 
 class Allowance:
-    """So much at once, and so much a second, for each peer and for all of them together (token buckets).
+    """An allowance, so much at once and so much a second, for each peer and for all of them together (token buckets).
 
     Mutable state: what each peer and all of them have left, and when that was so.
     """
@@ -161,7 +161,7 @@ class Allowance:
         return f"Each: {most} | Peers: {len(self._left_to_each)} remembered"
 
     def take(self, peer: PeerId, amount: float, now: float) -> bool:
-        """Whether there is so much left, for this peer and for all; then it is taken."""
+        """Take so much if it is left, for this peer and for all; return whether it was."""
         mine = _refilled(self._left_to_each.get(peer), self._each, now)
         everybodys = _refilled(self._left_to_all, self._all, now)
         enough = min(mine, everybodys) >= amount

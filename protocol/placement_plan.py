@@ -56,7 +56,7 @@ class PlacementPlan(BaseModel):
     def of(
         cls, run_id: str, stages: Sequence[Sequence[PeerId]], issued: float, seconds: float
     ) -> PlacementPlan:
-        """Raises `RecordError` when these places do not make a valid plan."""
+        """Make a plan of these places. Raises `RecordError` when they do not make a valid one."""
         marks = [b"".join(mark_of(peer) for peer in peers) for peers in stages]
         try:
             return cls(run_id=run_id, issued=issued, expires=issued + seconds, stages=marks)
@@ -77,7 +77,7 @@ class PlacementPlan(BaseModel):
 
 
 def open_plan(sealed: bytes, public_key: bytes, run_id: str, now: float) -> PlacementPlan:
-    """Raises `RecordError` for anything but a plan that the run's owner signed for this run and that holds now."""
+    """Open a plan that the run's owner signed for this run and that holds now. Raises `RecordError` for all else."""
     if len(sealed) > MAX_PLAN_BYTES:
         raise RecordError(f"the plan has {len(sealed)} bytes; {MAX_PLAN_BYTES} are allowed")
     try:

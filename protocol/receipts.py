@@ -1,4 +1,4 @@
-"""What one peer has had from another in a run, under the signature of the one who had it.
+"""Receipts for what one peer has had from another in a run, under the signature of the one who had it.
 
 Nobody can write a receipt for himself. What a signature does not prevent is that two peers of one owner sign for each
 other; see docs/security.md.
@@ -25,7 +25,7 @@ Name = Annotated[str, Field(max_length=NAME_CHARACTERS)]
 
 
 class Receipt(NamedTuple):
-    """Counted since the two met first, over all their lives. Travels as an array."""
+    """A receipt, counted since the two met first, over all their lives. Travels as an array."""
 
     worker: PeerIdText
     signer: PeerIdText
@@ -37,7 +37,7 @@ class Receipt(NamedTuple):
     signature: Annotated[bytes, Field(min_length=64, max_length=64)]
 
     def is_genuine(self, run_id: str) -> bool:
-        """Whether the signer has signed it for this run, and for another than itself."""
+        """Return whether the signer has signed it for this run, and for another than itself."""
         try:
             key = public_key_of(self.signer)
         except RecordError:
@@ -53,13 +53,13 @@ def signed_receipt(
     name: str,
     sign: Callable[[bytes], bytes],
 ) -> Receipt:
-    """For `work`: tokens and rounds. `sign` is with the signer's key."""
+    """A receipt for `work`, tokens and rounds. `sign` is with the signer's key."""
     receipt = Receipt(worker, signer, *work, name, bytes(64))
     return receipt._replace(signature=sign(_signed(run_id, receipt)))
 
 
 def _signed(run_id: str, receipt: Receipt) -> bytes:
-    """Each variable part is preceded by its length, as in `protocol.records`."""
+    """The bytes that are signed: each variable part is preceded by its length, as in `protocol.records`."""
     texts = [text.encode() for text in (run_id, receipt.worker, receipt.signer, receipt.name)]
     lengths = struct.pack(">IIIIQQ", *map(len, texts), receipt.tokens, receipt.rounds)
     return b"".join((_DOMAIN, lengths, *texts))
@@ -67,7 +67,7 @@ def _signed(run_id: str, receipt: Receipt) -> bytes:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What others have signed for one peer."""
+    """The work that others have signed for one peer."""
 
     peer: PeerId
     name: str
@@ -77,7 +77,7 @@ class Contribution:
 
 
 def added_up(run_id: str, receipts: Iterable[Receipt]) -> list[Contribution]:
-    """The most first. Of several receipts of the same two the largest counts; what is not genuine counts nothing."""
+    """Add up receipts, the most first. Of several of the same two the largest counts, and only what is genuine."""
     best: dict[tuple[str, str], Receipt] = {}
     for receipt in receipts:
         pair = receipt.worker, receipt.signer
@@ -93,7 +93,7 @@ def added_up(run_id: str, receipts: Iterable[Receipt]) -> list[Contribution]:
 
 
 def _contribution(worker: PeerId, signed: list[Receipt]) -> Contribution:
-    """Under the name that most of its work was signed with."""
+    """Add up a worker's receipts under the name that most of its work was signed with."""
     weights: dict[str, int] = {}
     for receipt in signed:
         weights[receipt.name] = weights.get(receipt.name, 0) + receipt.tokens + receipt.rounds
@@ -103,5 +103,5 @@ def _contribution(worker: PeerId, signed: list[Receipt]) -> Contribution:
 
 
 def shown_name(name: str) -> str:
-    """On one line of a terminal, whatever somebody called himself."""
+    """Make a name, whatever it contains, fit on one line of a terminal."""
     return " ".join(legible(name).split())[:NAME_CHARACTERS]

@@ -59,7 +59,7 @@ def open_record(digest: bytes, subkey: str, sealed: bytes, expires: float, now: 
 
 
 def expiry(now: float, lifetime: float, last: float) -> float:
-    """When a record put at `now` ends, given when the signer's last one under its key did.
+    """The time at which a record put at `now` ends, given when the signer's last one under its key did.
 
     Stores keep the record that expires last, so each has to outlive the one before; unless that one reaches so far
     that no peer holds it: it is of a clock that was ahead and has been set right.
@@ -69,12 +69,12 @@ def expiry(now: float, lifetime: float, last: float) -> float:
 
 
 def is_in_reach(expires: float, now: float) -> bool:
-    """Whether a record's end is not further in the future than records may live."""
+    """Return whether a record's end is not further in the future than records may live."""
     return expires <= now + MAX_LIFETIME + CLOCK_SLACK
 
 
 def check_lifetime(expires: float, now: float) -> None:
-    """Raises `RecordError` for a record that is over at `now` or reaches too far into the future."""
+    """Check that a record is not over at `now` and does not reach too far into the future. Raises `RecordError`."""
     if not math.isfinite(expires) or expires <= now:
         raise RecordError("the record has expired")
     if not is_in_reach(expires, now):
@@ -112,7 +112,7 @@ def _is_credential(rest: list[object]) -> bool:
 
 
 def _signed_bytes(key: str, subkey: str, expires: float, value: bytes) -> bytes:
-    """Each variable part is preceded by its length: no two records sign the same bytes."""
+    """The signed bytes. Each variable part is preceded by its length: no two records sign the same bytes."""
     key_bytes, subkey_bytes = key.encode(), subkey.encode()
     lengths = struct.pack(">IId", len(key_bytes), len(subkey_bytes), expires)
     return b"".join((_DOMAIN, lengths, key_bytes, subkey_bytes, value))

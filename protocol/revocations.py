@@ -1,4 +1,4 @@
-"""Who is not to come any more: a list that a run's owner signs, which members keep, ask each other for and hand on.
+"""The revocations of a run: a list that its owner signs, and that members keep, ask each other for and hand on.
 
 An entry is a token's serial, or the mark of a key: of a peer, or of a delegate whose tokens all end with it. A later
 list replaces an earlier one whole.
@@ -45,7 +45,10 @@ class Revocations:
 
     @classmethod
     def read(cls, sealed: bytes, run_id: str, owner: bytes) -> Revocations:
-        """Raises `RecordError`, and nothing else, for what the run's `owner` (public key) did not sign."""
+        """Read a list.
+
+        Raises `RecordError`, and nothing else, for what the run's `owner` (public key) did not sign.
+        """
         if len(sealed) > MAX_REVOCATIONS_BYTES:
             raise RecordError(f"a list of {len(sealed)} bytes")
         try:

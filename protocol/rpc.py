@@ -109,7 +109,7 @@ class Rpc:
 
     @property
     def channels(self) -> list[Channel]:
-        """Those open to others at present."""
+        """The channels open to others at present."""
         return list(self._channels.values())
 
     @property
@@ -118,7 +118,7 @@ class Rpc:
         return self._inflow.taken
 
     def streams_of(self, peer: PeerId) -> int:
-        """How many streams that the peer opened are read here."""
+        """The number of streams that the peer opened and that are read here."""
         return len(self._streams_from.get(peer, ()))
 
     def handle(self, *handlers: Handler) -> None:
@@ -253,7 +253,7 @@ class Rpc:
         return channel
 
     def _close_idle(self) -> None:
-        """So that streams do not add up to all peers ever met."""
+        """Close idle channels, so that streams do not add up to all peers ever met."""
         now = asyncio.get_running_loop().time()
         for key, channel in list(self._channels.items()):
             if not channel.waiting and now - channel.used > IDLE_SECONDS:
@@ -266,7 +266,7 @@ class Rpc:
             self._supervisor.spawn(telling, "giving a request up", "It is computed in vain.")
 
     def _drop(self, key: tuple[PeerId, Traffic], channel: Channel) -> None:
-        """The stream ended: keep nothing for a peer that may never come back."""
+        """Drop a channel whose stream ended: keep nothing for a peer that may never come back."""
         if self._channels.get(key) is channel:
             del self._channels[key]
             self._shown.pop(key[0], None)  # who comes back may have forgotten it

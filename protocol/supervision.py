@@ -31,7 +31,7 @@ PartState = Literal["running", "failed", "ended"]
 
 
 class Tell(Protocol):
-    """Like `Events.warn`: a sentence for the volunteer, the name of the event, its fields for programs."""
+    """Tells as `Events.warn` does: a sentence for the volunteer, the name of the event, its fields for programs."""
 
     def __call__(self, sentence: str, event: str, **fields: object) -> None: ...
 
@@ -92,7 +92,7 @@ class Supervisor:
         return task
 
     def _join_parent(self) -> None:
-        """Be known there from the first task until `close`, so that groups that have ended leave nothing behind."""
+        """Join the parent from the first task until `close`, so that groups that have ended leave nothing behind."""
         if self._parent is not None:
             self._parent._groups[self] = None
             self._parent._join_parent()
@@ -164,7 +164,7 @@ class Supervisor:
         return [*self._parts.values(), *(part for group in self._groups for part in group.parts())]
 
     def running(self) -> int:
-        """How many tasks there are, here and in all groups."""
+        """The number of tasks, here and in all groups."""
         return len(self._tasks) + sum(group.running() for group in self._groups)
 
     # --- the end ------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ async def all_of(*work: Work[T]) -> list[T]:
 
 @asynccontextmanager
 async def until(due: Callable[[], float]) -> AsyncIterator[None]:
-    """Raises `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
+    """Raise `TimeoutError` once the loop's clock has reached `due()`, which may be put off meanwhile."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as timeout:
         alarm: asyncio.TimerHandle

@@ -46,7 +46,7 @@ class Delegation:
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a token's issuer signs."""
+    """The invitation that a token's issuer signs."""
 
     serial: bytes
     key: bytes  # the token's own
@@ -66,7 +66,7 @@ class Invitation:
 
     @property
     def ends(self) -> float:
-        """When the invitation or the right to give it is over, on the wall clock."""
+        """The time at which the invitation or the right to give it is over, on the wall clock."""
         return min(self.expires, self.delegation.expires if self.delegation else self.expires)
 
     def parts(self) -> list[object]:
@@ -77,7 +77,7 @@ class Invitation:
 
 @dataclass(frozen=True)
 class Credential:
-    """What a peer shows: an invitation, and that the token's holder gave it to this peer."""
+    """A credential that a peer shows: an invitation, and that the token's holder gave it to this peer."""
 
     invitation: Invitation
     use: bytes  # the token's signature over the peer id
@@ -88,7 +88,7 @@ class Credential:
 
     @classmethod
     def read(cls, raw: bytes, run_id: str, owner: bytes, peer: str) -> Credential:
-        """Whose signatures all hold; whether it is over, used too often or revoked is for others to ask.
+        """Read one whose signatures all hold; whether it is over, used too often or revoked is for others to ask.
 
         `owner` is the run's public key. Raises `RecordError`, and nothing else, for any other bytes.
         """
@@ -125,7 +125,7 @@ class Token:
     def issue(
         cls, run_id: str, issuer: Identity, delegation: Delegation | None, uses: int, expires: float
     ) -> Token:
-        """A new one, signed by `issuer`: the owner, or whoever the `delegation` names."""
+        """Issue a new one, signed by `issuer`: the owner, or whoever the `delegation` names."""
         seed = os.urandom(32)
         key = Identity(seed)
         plain = Invitation(os.urandom(SERIAL_BYTES), key.public_key, uses, expires, delegation=delegation)
@@ -133,7 +133,10 @@ class Token:
 
     @classmethod
     def from_text(cls, text: str) -> Token:
-        """Raises `TokenError` with what to do for what is none; whether it is signed, readers of `credential` see."""
+        """Read a token; whether it is signed, readers of `credential` see.
+
+        Raises `TokenError` with what to do for what is no token.
+        """
         body = text.strip().removeprefix(_PREFIX)
         try:
             if len(body) > MAX_TOKEN_CHARACTERS:
@@ -153,7 +156,7 @@ class Token:
         return _PREFIX + base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
     def credential(self, peer: str) -> bytes:
-        """What `peer` shows; the same for the same peer."""
+        """The credential that `peer` shows; the same for the same peer."""
         return Credential(self.invitation, self._key.sign(_use_of(self.run_id, peer))).to_bytes()
 
 

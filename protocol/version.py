@@ -1,4 +1,4 @@
-"""Which version of this program runs here."""
+"""The version of this program that runs here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training draws from: an endless line of microbatches, each with the position at which to go on after it.
+"""The line of microbatches that training draws from: endless, each with the position at which to go on after it.
 
 Tokens of one document after another, each followed by the end of text, are cut evenly: sequences may begin and end
 within documents and hold several. A sequence's labels are its inputs one token later, so the last label of one is the
@@ -39,7 +39,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and labels, int64 [sequences,
 
 @dataclass(frozen=True)
 class Position:
-    """Where a volunteer is in its corpus; a few numbers that are kept with the checkpoint.
+    """A volunteer's position in its corpus; a few numbers that are kept with the checkpoint.
 
     The window of sequences that is drawn from begins at token `token` of the `document`-th document of epoch `epoch`,
     in the order in which this volunteer trains on them; `drawn` of its sequences were trained on. `corpus` is the
@@ -70,7 +70,7 @@ class Position:
 
 @dataclass
 class TokenisingTally:
-    """What one line of batches has tokenised, and in how much time by `clock`; the thread that makes it writes."""
+    """Counts of what one line of batches has tokenised, and the time by `clock`; the thread that makes it writes."""
 
     clock: Callable[[], float] = time.perf_counter
     documents: int = 0
@@ -100,7 +100,7 @@ class TrainingData:
         return f"Identity: {self.identity[:8]}… | Tokenizer: {type(self.tokenizer).__name__} | {self.documents!r}"
 
     def require(self, tokens: int) -> None:
-        """Raises `DataError` when there is not one sequence of `tokens` to train on; for use at start-up."""
+        """Check at start-up that there is a sequence of `tokens` to train on. Raises `DataError` when not."""
         some = self.documents.training((), 0, 0)
         if next(packed_once(some, self.tokenizer, tokens), None) is None:
             raise DataError(
@@ -133,10 +133,10 @@ class TrainingData:
             yield batch_of([ids for ids, _ in drawn]), drawn[-1][1]
 
     def validation_batches(self, tokens: int, sequences: int, limit: int | None = None) -> Iterator[Batch]:
-        """At most `limit` held-out sequences in batches of `sequences`, the same at every call.
+        """Yield at most `limit` held-out sequences in batches of `sequences`, the same at every call.
 
         They are spread over `SPREAD` times as many, so that a few do not come from a document or two. The last batch
-        may have fewer. Raises `NothingHeldOut` when there is not one.
+        may have fewer. Raises `NothingHeldOut` when there is no sequence.
         """
         batches = self._spread(self.documents.held_out(), tokens, sequences, limit)
         if (first := next(batches, None)) is None:
@@ -198,7 +198,7 @@ def sequences(
 
 
 class _Window:
-    """At most `most` sequences in a row from `start` to `end`, which are shuffled among each other."""
+    """A window of at most `most` sequences in a row from `start` to `end`, which are shuffled among each other."""
 
     def __init__(self, start: Position, most: int) -> None:
         self.start = self.end = start
@@ -209,7 +209,7 @@ class _Window:
         )
 
     def is_whole(self) -> bool:
-        """An epoch's last window is shorter, so that small corpora are not read many times over to fill one."""
+        """True if the window is full or its epoch over: small corpora are not read many times over to fill one."""
         return self.count >= self._most or self.end.epoch > self.start.epoch
 
     def add(self, line: Iterator[tuple[Ids, Position]]) -> None:
@@ -226,7 +226,7 @@ class _Window:
 
 
 def window_sequences(data: Data) -> int:
-    """How many sequences are shuffled among each other."""
+    """Return how many sequences are shuffled among each other."""
     return max(1, data.shuffle_window // data.sequence_tokens)
 
 

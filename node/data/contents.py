@@ -63,7 +63,7 @@ class _Blocks(io.RawIOBase):
 
 
 def start_of(path: Path) -> bytes:
-    """Its first bytes as they are stored. Raises `DataError`."""
+    """Return the file's first bytes as they are stored. Raises `DataError`."""
     try:
         with path.open("rb") as file:
             return file.read(len(XZ))
@@ -92,7 +92,7 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _gunzipped(path: Path) -> Iterator[bytes]:
-    """All members of the file. As gunzip does, passes over zeros after them, and warns of anything else there."""
+    """Yield all members of the file. Like gunzip, pass over zeros after them, and warn of anything else there."""
     with path.open("rb") as file:
         rest = file.read(BLOCK_BYTES)
         while rest:
@@ -107,7 +107,7 @@ def _gunzipped(path: Path) -> Iterator[bytes]:
 
 
 def _member(file: IO[bytes], rest: bytes) -> Generator[bytes, None, bytes]:
-    """What the member of a gzip that begins with `rest` holds. Returns what was read of the file after it."""
+    """Yield what the gzip member that begins with `rest` holds. Returns what was read of the file after it."""
     inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     while not inflate.eof:
         block = inflate.decompress(rest, BLOCK_BYTES)

@@ -1,4 +1,4 @@
-"""What to do with a file that is no UTF-8 text: the command that makes text of it, for the file where it lies."""
+"""Advice for a file that is not UTF-8 text: the command that makes text of it, for the file where it lies."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _DECOMPRESSED_BY = {GZIP: "gzip -dc", BZIP2: "bzip2 -dc", XZ: "xz -dc", ZSTD: "z
 
 
 def require_text(path: Path, head: bytes, start: bytes) -> None:
-    """Raises `DataError` when a file that begins with `head` needs another program before it is text.
+    """Check that a file that begins with `head` needs no other program before it is text. Raises `DataError`.
 
-    `start` is how it begins before it is decompressed.
+    `start` is how the file begins before it is decompressed.
     """
     quoted, folder = shlex.quote(str(path)), shlex.quote(str(path.with_name(f"{path.stem}-unpacked")))
     if head.startswith(_ZIP):
@@ -58,7 +58,7 @@ def converted(path: Path, start: bytes, encoding: str) -> str:
 
 
 def _without_ending(path: Path, start: bytes) -> str:
-    """What comes out of the command is not compressed."""
+    """Return the file's name without the ending of a compression: what comes out of the command is not compressed."""
     return path.stem if start.startswith(tuple(_DECOMPRESSED_BY)) and path.suffix else path.name
 
 

@@ -1,4 +1,4 @@
-"""What a document is to every volunteer alike, how long at most and whether it is held out; a corpus of them.
+"""Documents, the same for every volunteer: how long at most and whether held out; a corpus of them.
 
 Both follow from a document's text alone. So all volunteers agree on what nobody trains on without knowing each
 other's files, and copies of a document, in one file or in many, are on the same side.
@@ -109,7 +109,7 @@ def _before_character(text: bytes, end: int) -> int:
 
 
 class StreamedDocuments:
-    """Read from the Hub while it is trained on: nothing is kept on disk, and nothing is counted.
+    """Documents read from the Hub while they are trained on: nothing is kept on disk, and nothing is counted.
 
     Every volunteer reads in an order of its own, the library's bounded shuffle. A position is a number of documents:
     going on from one reads again, without tokenising, what came before it in the epoch.
@@ -165,7 +165,7 @@ class StoredDocuments:
 
 
 def _place(array: NDArray[Any]) -> str:
-    """How large it is, and whether it is read from its file as it is needed."""
+    """Tell how large an array is, and whether it is read from its file as it is needed."""
     return f"{amount(array.nbytes)} {'mapped' if isinstance(array, np.memmap) else 'in memory'}"
 
 
@@ -195,14 +195,14 @@ def stored_documents(
 
 
 def _name(places: Sequence[Path], field: str, longest: int) -> str:
-    """Derived from everything the store is made of: a changed file gives another name."""
+    """A name derived from everything the store is made of: a changed file gives another name."""
     facts = [known for place in places for known in facts_of(place)]
     described = json.dumps([_FORMAT, field, longest, facts])
     return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
 def _is_whole(directory: Path) -> bool:
-    """Whether there is a store, and nothing of it is missing."""
+    """Return whether there is a store with nothing missing; a damaged one is warned of."""
     if not directory.exists():
         return False
     try:
@@ -236,7 +236,7 @@ def _make(places: Sequence[Path], field: str, longest: int, directory: Path) -> 
 def _write(
     places: Sequence[Path], field: str, longest: int, text: IO[bytes]
 ) -> tuple[array.array[int], array.array[int]]:
-    """All documents into `text`, one after another. Returns their hashes and where each ends."""
+    """Write all documents into `text`, one after another. Returns their hashes and where each ends."""
     hashes, ends = array.array("Q"), array.array("Q")
     end, told = 0, time.monotonic()
     for document in documents_in(places, field):

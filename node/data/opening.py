@@ -1,4 +1,4 @@
-"""From a manifest and what a volunteer named with --data to something to train on."""
+"""Opens the data of a run: from a manifest and what a volunteer named with --data to something to train on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCAL = "local"  # data.source of a run whose volunteers bring the text
 
 @dataclass(frozen=True)
 class DataPlan:
-    """What a volunteer says of the data: --data, --text-field, and where documents are kept.
+    """A volunteer's settings for the data: --data, --text-field, and where documents are kept.
 
     The rest is for advice, which differs between commands: the setting that puts the store elsewhere, and what else
     can be done where text is missing.
@@ -39,7 +39,7 @@ class DataPlan:
         return [*named, "--text-field", self.field, "--data-cache", str(self.cache)]
 
     def require(self, manifest: Manifest) -> None:
-        """Raises `DataError` when the run has no text of its own and none is named."""
+        """Check that the run has text of its own or some is named. Raises `DataError` when neither is so."""
         if not self.entries and manifest.data.source == LOCAL:
             raise DataError(
                 f"Stage 0 of run '{manifest.name}' trains on text of your own: name it with --data FILE "
@@ -48,7 +48,7 @@ class DataPlan:
 
 
 def default_cache() -> Path:
-    """Where tools keep documents that belong to no node: the user's cache."""
+    """Return the user's cache, where tools keep documents that belong to no node."""
     return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "noloco" / "documents"
 
 

@@ -70,7 +70,7 @@ class Feed:
         return list(self._coming)
 
     def goes_on_from(self, position: Position) -> bool:
-        """Whether `position` is one in these data."""
+        """Return whether `position` is one in these data."""
         return position.corpus == self._data.identity
 
     def begin(self) -> None:
@@ -109,7 +109,7 @@ class Feed:
         return taken
 
     async def take_another(self) -> Batch:
-        """One more for the batch that was taken last, in the place of one that could not be trained on."""
+        """Take one more for the batch that was taken last, in the place of one that could not be trained on."""
         self._make_ahead()
         batch, position = await self._coming.popleft()
         if self._taken:
@@ -124,13 +124,13 @@ class Feed:
     # --- where training is --------------------------------------------------------------------
 
     def commit(self, step: int) -> None:
-        """The oldest batch that was taken goes into the weights, with inner step `step`."""
+        """Note that the oldest batch that was taken goes into the weights, with inner step `step`."""
         self._before, self._trained = (step, self._trained), self._taken.popleft()
 
     def position(self, step: int | None = None) -> Position:
-        """Where training was after `step` inner steps, the last one that was committed or the one before it.
+        """The position of training after `step` inner steps, the last one that was committed or the one before it.
 
-        Without a step, where it is: what a node keeps while it serves another stage.
+        Without a step, the present one, which a node keeps while it serves another stage.
         """
         last, before = self._before
         return before if step is not None and step < last else self._trained
@@ -144,13 +144,13 @@ class Feed:
 
 
 def microbatches_ahead(manifest: Manifest) -> int:
-    """How many are made before they are asked for."""
+    """Return how many microbatches are made before they are asked for."""
     for_tokens = min(MOST_AHEAD, TOKENS_AHEAD // manifest.tokens_per_microbatch)
     return max(STEPS_AHEAD * manifest.inner.microbatches, for_tokens)
 
 
 def _next(batches: Iterator[tuple[Batch, Position]]) -> tuple[Batch, Position]:
-    """The stream is endless: that it ended means that it failed earlier, and that failure was already reported."""
+    """The next of an endless stream: that it ended means that it failed earlier, which was already reported."""
     try:
         return next(batches)
     except StopIteration:
@@ -166,7 +166,7 @@ class FeedReport:
         self._next = asyncio.get_running_loop().time() + FIRST_TOLD_SECONDS
 
     def tell(self) -> None:
-        """Called once a step; reports when it is time and something was tokenised."""
+        """Report when it is time and something was tokenised; called once a step."""
         now, tally = asyncio.get_running_loop().time(), self._feed.tally
         if now < self._next or not tally.tokens:
             return

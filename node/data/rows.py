@@ -50,14 +50,14 @@ def json_texts(path: Path, field: str) -> Texts:
 
 
 def begins_with_row(head: bytes, field: str) -> bool:
-    """Whether a file that begins so is JSON with its text in `field`, whatever its name ends in."""
+    """Return whether a file that begins so is JSON with its text in `field`, whatever its name ends in."""
     start = _decoded(head).lstrip()
     value, _ = _value_at(start, len(start) - len(start.removeprefix("[").lstrip()))
     return isinstance(value, dict) and field in value
 
 
 def _is_by_lines(head: str) -> bool:
-    """An array is none, nor is an object that goes on over a line's end."""
+    """Return whether JSON is by lines: an array is not, nor an object that goes on over a line's end."""
     start = head.lstrip()
     first, _, rest = start.partition("\n")
     if start.startswith("["):
@@ -255,7 +255,7 @@ def _texts_of(batches: Iterable[_RecordBatch], column: int, field: str, path: Pa
 
 
 def _values(column: _Column) -> list[object]:
-    """A writer in another language may have put bytes that are not UTF-8 where it says that there is text."""
+    """The values of a column, which may hold bytes that are not UTF-8 where a writer says that there is text."""
     try:
         return column.to_pylist()
     except UnicodeDecodeError:

@@ -82,7 +82,7 @@ def files_of(entry: str) -> list[Path]:
 
 @contextmanager
 def _reading(entry: str) -> Iterator[None]:
-    """Says of what went wrong what it was, and in which of the files and folders that `entry` names."""
+    """Turn errors into a `DataError` that says what went wrong, and in which file or folder of what `entry` names."""
     try:
         yield
     except (OSError, ValueError) as error:  # as of a NUL in the path
@@ -119,7 +119,7 @@ def _find(path: Path) -> list[Path]:
 
 
 def _require_open(pattern: Path) -> None:
-    """Raises `OSError` for a folder that the pattern goes into and may not: glob passes over it without a word."""
+    """Raise `OSError` for a folder that the pattern goes into and may not: glob passes over it without a word."""
     parts = (*pattern.parts, "*") if pattern.name == "**" else pattern.parts
     for number, part in enumerate(parts):
         for found in glob.iglob(str(Path(*parts[:number])), recursive=True):  # noqa: PTH207
@@ -132,7 +132,7 @@ def _require_open(pattern: Path) -> None:
 
 
 def hub_name(entries: Sequence[str]) -> str | None:
-    """Which dataset of the Hub the entries name; None for files. Raises `DataError` for one beside others."""
+    """The dataset of the Hub that the entries name; None for files. Raises `DataError` for one beside others."""
     if not any(entry.startswith(HUB) for entry in entries):
         return None
     if len(entries) > 1:
@@ -166,7 +166,7 @@ class Damage:
         self._first = ""
 
     def mended(self, text: str, place: Path, number: int) -> bytes:
-        """The row's UTF-8, with U+FFFD for what is none."""
+        """The row's UTF-8, with U+FFFD for what is not UTF-8."""
         try:
             return text.encode()
         except UnicodeEncodeError:
@@ -247,12 +247,12 @@ def _text_blocks(path: Path) -> Iterator[bytes]:
 
 
 def is_dataset_directory(path: Path) -> bool:
-    """Whether there is anything in it that is read: files with rows, or text."""
+    """Return whether there is anything in a directory that is read: files with rows, or text."""
     return path.is_dir() and (_is_saved(path) or any(_found_in(path)))
 
 
 def _found_in(directory: Path) -> Iterator[Path]:
-    """Its files with rows or text and those of its folders, compressed or not; none that are hidden."""
+    """Yield the files with rows or text in a directory and its folders, compressed or not; none that are hidden."""
     for found in files_under(directory):
         if plain_name(found).endswith((*_ROWS, _TEXT)) and stat.S_ISREG(found.stat().st_mode):
             yield found
@@ -269,7 +269,7 @@ def facts_of(place: Path) -> list[tuple[str, int, int]]:
 
 
 def files_under(directory: Path) -> Iterator[Path]:
-    """All in it and its folders but what is hidden and folders themselves, as the system lists it.
+    """Yield what a directory and its folders hold, as the system lists it, except hidden things and the folders.
 
     Raises `OSError` for a folder that cannot be read: what is in it would be left out without a word.
     """

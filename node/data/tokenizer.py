@@ -58,9 +58,11 @@ SAMPLE = (
 
 
 class FileTokenizer:
-    """What a tokenizer.json describes. Raises `TokenizerError` when `raw` is none, or `end_of_text` cannot end texts.
+    """The tokenizer of a tokenizer.json.
 
-    `tokens` counts all that it has; those from `size` on are special ones, which no text becomes.
+    Raises `TokenizerError` when `raw` is not one, or `end_of_text` cannot end texts.
+
+    `tokens` counts all tokens that it has; those from `size` on are special ones, which no text becomes.
     """
 
     def __init__(self, raw: bytes, end_of_text: str) -> None:
@@ -93,7 +95,7 @@ class FileTokenizer:
         return does.hexdigest()
 
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
-        """Raises `DataError`, which shows the text, when one has what the tokenizer has no token for."""
+        """The ids of each text. Raises `DataError`, which shows the text, when one has what there is no token for."""
         try:
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         except Exception as error:  # noqa: BLE001  the library raises nothing narrower
@@ -134,7 +136,7 @@ def load_tokenizer(raw: bytes | None, manifest: Manifest) -> Tokenizer:
 
 
 def require_fit(tokenizer: Tokenizer, manifest: Manifest) -> None:
-    """Raises `TokenizerError` when the model has no embedding for an id that text can become."""
+    """Check that the model has an embedding for every id that text can become. Raises `TokenizerError`."""
     vocabulary = manifest.model.vocab_size
     if tokenizer.size <= vocabulary:
         return

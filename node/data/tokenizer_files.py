@@ -1,4 +1,4 @@
-"""Where a tokenizer.json comes from: a file, a folder that has one or can be made to, or the Hugging Face Hub."""
+"""The sources of a tokenizer.json: a file, a folder that has one or can be made to, or the Hugging Face Hub."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a volunteer gives of a machine, and when."""
+"""The part of a machine that a volunteer gives, and when."""

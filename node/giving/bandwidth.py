@@ -1,4 +1,4 @@
-"""What a volunteer's bandwidth limits leave of a node's capacity. Pure."""
+"""The part of a node's capacity that its volunteer's bandwidth limits leave. Pure."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ SAVE_LOOKS = 12  # looks from one saving of the month's bytes to the next
 
 
 class Senses:
-    """What is read from the machine and the clock, only what the limits need. Raises as `thermometer`."""
+    """Reads from the machine and the clock only what the limits need. Raises what `thermometer` raises."""
 
     def __init__(self, limits: VolunteerLimits, device: torch.device) -> None:
         self._temperature = thermometer(device) if limits.max_temperature else lambda: None
         self._others: Callable[[], str] = (lambda: others(device)) if limits.only_idle else str
 
     def read(self, moved: int, now: datetime) -> Conditions:
-        """Takes milliseconds, or seconds where other commands are asked: not for the event loop."""
+        """Read the conditions. Takes milliseconds, or seconds where commands are asked: not for the event loop."""
         return Conditions(now, moved, self._temperature(), self._others())
 
 
@@ -76,7 +76,7 @@ class Keeper:
         self.verdict = DutyShare(limits.share)
 
     async def begin(self, supervisor: Supervisor) -> None:
-        """Where limits depend on the time or the machine: look at once, and then again and again."""
+        """Look at once, and then again and again, where limits depend on the time or the machine."""
         if self._limits.need_watching:
             await self.look(datetime.now().astimezone())
             stops = "This node may use more of the machine than its volunteer allows."
@@ -87,7 +87,7 @@ class Keeper:
         return self._month.moved(datetime.now().astimezone())
 
     async def run(self) -> None:
-        """For ever."""
+        """Look every `LOOK_SECONDS`, for ever, and now and then save what counts towards a monthly cap."""
         looks = 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -97,7 +97,7 @@ class Keeper:
                 await asyncio.to_thread(self._month.save, datetime.now().astimezone())
 
     async def look(self, now: datetime) -> None:
-        """At the machine, and do what the policy says."""
+        """Look at the machine, and do what the policy says."""
         conditions = await asyncio.to_thread(self._senses.read, self._month.moved(now), now)
         before, self.verdict = self.verdict, self._policy.judge(conditions)
         if self.verdict.share:

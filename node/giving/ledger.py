@@ -1,4 +1,4 @@
-"""Who did how much for whom: what this node has had from others, which it signs for, and what others signed for it.
+"""A ledger of work done: what this node has had from others, which it signs for, and what others signed for it.
 
 Kept in the state directory, over all lives of the node.
 """
@@ -24,7 +24,7 @@ MOST_OWING = 256
 
 @dataclass
 class Had:
-    """What this node has had from one peer.
+    """The work that this node has had from one peer.
 
     Mutable state: what was had from one peer, and the name that it goes by.
     """
@@ -53,16 +53,16 @@ class ContributionLedger:
     # --- as it happens ------------------------------------------------------------------------
 
     def note_tokens(self, worker: PeerId, tokens: int) -> None:
-        """A peer has carried so many through its stage for this one, or has drawn them."""
+        """Note that a peer has carried so many tokens through its stage for this one, or has drawn them."""
         self._of(worker).tokens += tokens
 
     def note_round(self, partner: PeerId) -> None:
-        """The two have averaged: each for the other."""
+        """Note that the two have averaged: each for the other."""
         self._of(partner).rounds += 1
         self.note_given(partner)
 
     def note_given(self, peer: PeerId) -> None:
-        """Something was done for this peer, who is to sign for it."""
+        """Note that something was done for this peer, which is to sign for it."""
         self.owing[peer] = None
         if len(self.owing) > MOST_OWING:
             del self.owing[next(iter(self.owing))]
@@ -82,7 +82,7 @@ class ContributionLedger:
         sign: Callable[[bytes], bytes],
         name: str | None = None,
     ) -> Receipt | None:
-        """For what a peer did, under a new name if one is given; None when it did nothing."""
+        """A receipt for what a peer did, under a new name if one is given; None when it did nothing."""
         had = self.had.get(worker)
         if had is None:
             return None
@@ -91,13 +91,13 @@ class ContributionLedger:
         return signed_receipt(run_id, worker, signer, (had.tokens, had.rounds), had.name, sign)
 
     def largest(self, most: int) -> list[PeerId]:
-        """From whom most was had."""
+        """The peers from which the most was had."""
         return sorted(self.had, key=lambda peer: (-self.had[peer].tokens, -self.had[peer].rounds, peer))[
             :most
         ]
 
     def keep(self, receipt: Receipt) -> None:
-        """A genuine one for this node; an older one of the same signer goes."""
+        """Keep a receipt, which must be genuine and for this node; an older one of the same signer goes."""
         known = self.receipts.get(PeerId(receipt.signer))
         if known is None or (known.tokens, known.rounds) <= (receipt.tokens, receipt.rounds):
             self.receipts[PeerId(receipt.signer)] = receipt
@@ -106,7 +106,7 @@ class ContributionLedger:
 
     @property
     def tokens(self) -> int:
-        """That others have signed for."""
+        """The tokens that others have signed for."""
         return sum(receipt.tokens for receipt in self.receipts.values())
 
     # --- on disk --------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ContributionLedger:
 
     @classmethod
     def read(cls, path: Path) -> ContributionLedger:
-        """An empty one for a file that is missing or damaged, which is told."""
+        """Read a ledger; an empty one for a file that is missing or damaged, which is told."""
         ledger = cls()
         if not path.exists():
             return ledger

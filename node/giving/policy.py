@@ -1,4 +1,4 @@
-"""Whether a node may run now, and how much, by the limits that its volunteer set. Pure."""
+"""The decision whether a node may run now, and how much, by the limits that its volunteer set. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COOL = 8.0  # °C below the limit: from there on what rested may run again
 
 @dataclass(frozen=True)
 class VolunteerLimits:
-    """What the volunteer set; the values mean "no limit" that the settings mean it by."""
+    """The limits that the volunteer set; the defaults mean "no limit"."""
 
     hours: Hours | None = None
     monthly_cap: int = 0  # bytes, both ways together
@@ -37,13 +37,13 @@ class VolunteerLimits:
 
     @property
     def need_watching(self) -> bool:
-        """Whether what they allow changes with time."""
+        """True if what the limits allow changes with time."""
         return bool(self.hours or self.monthly_cap or self.max_temperature or self.only_idle)
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """How things are at the machine now."""
+    """The conditions at the machine now."""
 
     now: datetime  # local time
     moved: int = 0  # bytes in this month
@@ -71,7 +71,7 @@ class Policy:
         self._too_hot = False
 
     def judge(self, conditions: Conditions) -> DutyShare:
-        """At each look, every few seconds."""
+        """Judge the conditions; called at each look, every few seconds."""
         share = self._by_temperature(conditions.temperature)
         for reason in (self._hours(conditions.now), self._cap(conditions), conditions.others):
             if reason:

@@ -1,4 +1,4 @@
-"""Who wants a node to rest, and why: its volunteer, a limit that the volunteer set, or both."""
+"""The reasons for a node to rest: its volunteer, a limit that the volunteer set, or both."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class Rest:
 
     @property
     def reason(self) -> str:
-        """Empty when nobody asks for it."""
+        """The reasons in words, empty when nobody asks for rest."""
         return " ".join(self._reasons.values())
 
     def ask(self, asker: Asker, reason: str) -> None:
-        """One sentence. May be repeated with another one."""
+        """Ask for rest, with a `reason` of one sentence. May be repeated with another one."""
         self._reasons[asker] = reason
         self.over.clear()
         self.asked.set()
 
     async def last(self, leaving: asyncio.Event) -> None:
-        """Until nobody asks for it any more, or the node is to leave."""
+        """Rest until nobody asks for it any more, or the node is to leave."""
         self.lasts = True
         await until_event(self.over.wait(), leaving)
         self.lasts = False
 
     def lift(self, asker: Asker) -> None:
-        """Others may still ask for it. May be repeated."""
+        """Ask for rest no more; others may still do so. May be repeated."""
         self._reasons.pop(asker, None)
         if not self._reasons:
             self.asked.clear()

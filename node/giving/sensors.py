@@ -1,4 +1,4 @@
-"""How hot the device is, and who else uses the machine. Where that cannot be told, the volunteer is told so."""
+"""The device's temperature, and who else uses the machine. Where that cannot be told, the volunteer is told so."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ def others(device: torch.device) -> str:
 
 
 def are_others(listed: set[int], own: int, computes_here: bool) -> bool:
-    """Whether other programs are among those that the driver lists. It numbers them as the machine does, also for a
-    container with numbers of its own: there one of them is this one, once it computes.
+    """Return whether other programs are among those that the driver lists.
+
+    The driver numbers them as the machine does, also for a container with numbers of its own: there one of them is
+    this one, once it computes.
     """
     if own in listed or not computes_here:
         return bool(listed - {own})
@@ -66,7 +68,7 @@ def are_others(listed: set[int], own: int, computes_here: bool) -> bool:
 
 
 def somebody(now: float) -> str:
-    """Who is at the machine at this wall-clock time, in a sentence; empty when nobody is."""
+    """Say in a sentence who is at the machine at this wall-clock time; empty when nobody is."""
     if sys.platform == "darwin":
         return "" if _mac_idle() >= IDLE_SECONDS else "Somebody is at the machine."
     for user in psutil.users():
@@ -79,7 +81,7 @@ def somebody(now: float) -> str:
 
 
 def _last_input(terminal: str) -> float | None:
-    """When something was typed at it; None for what is no terminal, as a graphical session."""
+    """The time of the last typing at a terminal; None for what is no terminal, such as a graphical session."""
     try:
         return (TERMINALS / terminal).stat().st_atime if terminal and not terminal.startswith(":") else None
     except OSError:
@@ -87,7 +89,7 @@ def _last_input(terminal: str) -> float | None:
 
 
 def _session_is_idle(user: str) -> bool:
-    """Whether logind says so of all graphical sessions of the user, of which there is one."""
+    """Return whether logind calls all graphical sessions of the user idle, and there is one."""
     told = [
         _said("loginctl", "show-session", session, "--property=Name,Type,IdleHint") for session in _sessions()
     ]
@@ -108,7 +110,7 @@ def _mac_idle() -> float:
 
 
 def _said(*command: str) -> str:
-    """What a command of the system prints; nothing when it is missing or fails."""
+    """The output of a command of the system; empty when it is missing or fails."""
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""What this node knows of its links to others, from round trips and transfers, whom to measure next, and how long to
+"""Estimates of this node's links to others, from round trips and transfers; whom to measure next, and how long to
 wait for an answer. Pure.
 """
 
@@ -90,7 +90,7 @@ class LinkEstimate:
     # --- the round trip -----------------------------------------------------------------------
 
     def note_round_trip(self, seconds: float, now: float) -> None:
-        """The first few count alike.
+        """Note a round trip; the first few count alike.
 
         The RFC begins with a deviation of half the round trip, for a cautious timer; here that would hide the
         bandwidth of long links while there are few samples.
@@ -122,13 +122,13 @@ class LinkEstimate:
     # --- bandwidth ----------------------------------------------------------------------------
 
     def began(self, stream: str, now: float) -> None:
-        """A frame of bulk data is handed to the network. The first on a stream waits for it to be opened."""
+        """Note that a frame of bulk data is handed over. The first on a stream waits for the stream to be opened."""
         transfer = self._transfers.setdefault(stream, Transfer(now, is_whole=stream in self._opened))
         transfer.under_way += 1
         self._opened.add(stream)
 
     def ended(self, stream: str, nbytes: int, now: float) -> None:
-        """It was answered; with no bytes, it failed, and what overlaps with it tells nothing."""
+        """Note that a frame was answered; with no bytes, it failed, and what overlaps with it tells nothing."""
         transfer = self._transfers.get(stream)
         if transfer is None:
             return
@@ -208,14 +208,14 @@ class Links:
     # --- measurements -------------------------------------------------------------------------
 
     def visit(self, peer: PeerId, now: float) -> LinkEstimate:
-        """A probe of this peer begins, whatever becomes of it."""
+        """Note that a probe of this peer begins, whatever becomes of it."""
         link = self._use(peer)
         link.visited_at = now
         return link
 
     @contextmanager
     def transfer(self, peer: PeerId, stream: str, nbytes: int, clock: Callable[[], float]) -> Iterator[None]:
-        """Around a request with bulk data that is answered as soon as all of it has arrived.
+        """Measure around a request with bulk data that is answered as soon as all of it has arrived.
 
         `stream` names what is sent in order: transfers that share it wait for one another. A failure is no
         measurement.
@@ -265,18 +265,18 @@ class Links:
     # --- what others see ----------------------------------------------------------------------
 
     def told(self) -> list[LinkReport]:
-        """All that were measured, the one measured last first."""
+        """Reports of the links that were measured, the one measured last first."""
         known = [(peer, link) for peer, link in self._links.items() if link.round_trips]
         known.sort(key=lambda item: (-item[1].measured_at, item[0]))
         return [_report(peer, link) for peer, link in known[:MOST_TOLD]]
 
     def published(self) -> list[LinkReport]:
-        """Those measured last: readers of a record over time get to see the others as well."""
+        """Reports of the links measured last: readers of a record over time get to see the others as well."""
         return self.told()[:MOST_PUBLISHED]
 
 
 def pause_after(seconds: float) -> float:
-    """How long to send no probe after one that kept a link busy for `seconds`."""
+    """The seconds without a probe after one that kept a link busy for `seconds`."""
     return max(LEAST_PAUSE, seconds / DUTY)
 
 

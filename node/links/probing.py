@@ -45,7 +45,7 @@ class Visitor:
         self.breaches = 0
 
     async def visit(self, peer: PeerId) -> float:
-        """Returns the seconds that payloads kept the link busy, those that failed included.
+        """Measure the link; return the seconds that payloads kept it busy, those that failed included.
 
         Deadlines: `PROBE_DEADLINE` for each round trip, `BULK_DEADLINE` for a payload. A failure ends the visit. A
         wrong digest is a breach of protocol.
@@ -126,7 +126,7 @@ class ProbeAllowance:
         return f"Probers: {len(self._windows)} of {MOST_PROBERS} remembered"
 
     def allows(self, peer: PeerId, nbytes: int, now: float) -> bool:
-        """Count a probe with `nbytes` of payload; whether it is answered."""
+        """Count a probe with `nbytes` of payload; return whether it is answered."""
         window = self._windows.get(peer)
         if window is None or now - window.began >= WINDOW_SECONDS:
             window = self._windows[peer] = _Window(now)

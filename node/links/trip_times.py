@@ -1,4 +1,4 @@
-"""How long answers to small questions take, and so how long to wait for the next one. Pure."""
+"""The time that answers to small questions take, and so how long to wait for the next one. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ REMEMBERED_TRIPS = 9
 
 
 class TripTimes:
-    """How long answers take. Mutable state: the deadline, the last round trips, and that of each peer which a stream
-    was opened to, in seconds. Pure.
+    """The times that answers take, and so the deadline of the next one. Pure.
+
+    Mutable state: the deadline, the last round trips, and that of each peer which a stream was opened to, in seconds.
 
     One deadline for all would do where all are equally far: of partners on one continent and on another the far ones
     would be lost whenever the last few to answer were near.
@@ -42,7 +43,7 @@ class TripTimes:
         return min(FIRST_DEADLINE, max(self._deadline.seconds(), LATE * known))
 
     def missed(self, peer: PeerId) -> None:
-        """It gave none within its deadline."""
+        """Note that the peer gave no answer within its deadline."""
         if peer in self._met:
             self._deadline.note_missed()
             self._met.pop(peer, None)

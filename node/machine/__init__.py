@@ -1,1 +1,1 @@
-"""What this machine can carry, its devices, ports, processes and signals."""
+"""This machine: what it can carry, its devices, ports, processes and signals."""

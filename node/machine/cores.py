@@ -1,6 +1,6 @@
-"""How many threads are worth having here: a container sees all cores of its machine, and is stopped at its quota.
+"""The number of threads worth having here: a container sees all cores of its machine, and is stopped at its quota.
 
-The quotas of control groups are read of both versions (Linux's admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst).
+The quotas of control groups of both versions are read (Linux's admin-guide/cgroup-v2.rst, scheduler/sched-bwc.rst).
 With more threads than the quota has cores, all of them stand still for the rest of each period.
 """
 
@@ -43,7 +43,7 @@ def whole_cores(may_run_on: int, allowed: Iterator[float]) -> int:
 
 
 def quotas(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[float]:
-    """In cores: one for each control group with a quota that this process is in, from its own to the outermost."""
+    """Quotas in cores, of each control group that has one and holds this process, from its own to the outermost."""
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def quotas(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[fl
 
 
 def _above(root: Path, path: str, files: tuple[str, ...]) -> Iterator[float]:
-    """In a container the path may be that of the host, of which only the root is mounted."""
+    """Yield the quotas along a path; in a container it may be that of the host, of which only the root is mounted."""
     for folder in {PurePosixPath("/"), PurePosixPath(path), *PurePosixPath(path).parents}:
         group = root / folder.relative_to("/")
         try:

@@ -1,4 +1,4 @@
-"""How much of the time a device may compute."""
+"""The share of the time in which a device may compute."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from datetime import datetime, time
 
 @dataclass(frozen=True)
 class Hours:
-    """From `start` until before `end`, over midnight when that is earlier. The same twice is all day."""
+    """Hours from `start` until before `end`, over midnight when that is earlier. The same twice is all day."""
 
     start: time
     end: time
@@ -26,7 +26,7 @@ class Hours:
             raise ValueError(f"{text!r} are no hours: write them as 22-07 or 22:30-07:15") from None
 
     def covers(self, now: datetime) -> bool:
-        """Whether `now`, by its own clock, lies within these hours: local time, if that is what it is."""
+        """Return whether `now`, by its own clock, lies within these hours: local time, if that is what it is."""
         moment = now.time()
         if self.start < self.end:
             return self.start <= moment < self.end

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: memory, disk, ports, optional packages; and amounts as people write them.
+"""The resources that this process may use: memory, disk, ports, optional packages; and amounts as people write them.
 
 A process in a container sees the memory of the whole machine and is killed at the container's limit, so the limits
 of its control groups are read, of both versions (Linux's admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
@@ -40,12 +40,12 @@ class Room:
     source: str = ""  # "" is the machine itself
 
     def described(self) -> str:
-        """After "1.0 GiB are free": of what."""
+        """The words that follow "1.0 GiB are free": of what."""
         return f" of the {size(self.limit)} that {self.source} allows" if self.source else ""
 
 
 def host_room(most: int = 0) -> Room:
-    """How much memory may still be taken; `most` is the volunteer's own limit for this node, 0 for none."""
+    """The memory that may still be taken; `most` is the volunteer's own limit for this node, 0 for none."""
     memory = psutil.virtual_memory()
     rooms = [Room(memory.available, memory.total), *_cgroup_rooms(), *_ulimit_rooms()]
     if most:
@@ -54,7 +54,7 @@ def host_room(most: int = 0) -> Room:
 
 
 def require_room_to_start() -> None:
-    """Before the program is loaded: under too low a limit it would fail halfway, or be killed.
+    """Check for room before the program is loaded: under too low a limit it would fail halfway, or be killed.
 
     Raises `ResourceError`.
     """
@@ -107,7 +107,7 @@ def _cgroup_rooms(groups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iter
 
 
 def _limits_above(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[Room]:
-    """In a container the path may be that of the host, of which only the root is mounted."""
+    """Yield the limits along a path; in a container it may be that of the host, of which only the root is mounted."""
     for folder in {PurePosixPath("/"), PurePosixPath(path), *PurePosixPath(path).parents}:
         group = root / folder.relative_to("/")
         try:
@@ -143,7 +143,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """What was freed until now goes to the system, so that what the process holds is what it uses."""
+    """Give freed memory back to the system, so that what the process holds is what it uses."""
     gc.collect()
     libc = _glibc()
     if libc is not None:
@@ -190,7 +190,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_share(text: str) -> float | None:
-    """0.5 of "50%"; None of what has no such sign. Raises `ValueError` for a share that is none."""
+    """0.5 of "50%"; None of what has no such sign. Raises `ValueError` for a bad share."""
     if not text.endswith("%"):
         return None
     share = float(text.removesuffix("%")) / 100 if re.fullmatch(r"[0-9.]{1,8}%", text) else 0.0

@@ -1,4 +1,4 @@
-"""Where a program on this machine listens, as people write it: HOST:PORT."""
+"""Places where a program on this machine listens, as people write them: HOST:PORT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def require_place(text: str, flag: str) -> tuple[str, int]:
-    """Like `parse_listen`; raises `UserError` that names `flag`. An empty text, for nowhere, is ("", 0)."""
+    """Parse as `parse_listen` does; raises `UserError` that names `flag`. An empty text, for nowhere, is ("", 0)."""
     try:
         return parse_listen(text) if text else ("", 0)
     except ValueError as problem:

@@ -1,4 +1,4 @@
-"""How many files this process and p2pd, which inherits the limit, may have open: each connection is one."""
+"""The limit on open files of this process and of p2pd, which inherits it: each connection is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How processes end: children never outlive their parent; Ctrl-C, SIGTERM and SIGHUP first ask for a graceful end.
+"""Ending processes: children never outlive their parent; Ctrl-C, SIGTERM and SIGHUP first ask for a graceful end.
 
 A second Ctrl-C or SIGTERM ends the process at once. Whoever presses Ctrl-C has time, and a second one. SIGTERM comes
 from a machine or a container that shuts down, and docker, like others, kills ten seconds later: after less than that,
@@ -40,7 +40,7 @@ LAST_MOMENT = 9.0  # seconds after SIGTERM or SIGHUP: what is not done by now is
 
 
 def die_with_parent() -> None:
-    """In the child, before exec: the kernel kills it when the parent dies, even by kill -9."""
+    """Have the kernel kill this process when its parent dies, even by kill -9; for a child, before exec."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -124,14 +124,14 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
 
 
 def is_repeated(first: signal.Signals | None, number: signal.Signals) -> bool:
-    """Whether a signal after the `first` asks for an end at once: not when both came of one terminal that closed."""
+    """Return whether a signal after the `first` asks for an end at once: not when one closed terminal sent both."""
     if first is None or number == signal.SIGHUP:
         return False
     return first != signal.SIGHUP or number != signal.SIGTERM
 
 
 def let_go_of_terminal() -> None:
-    """What is said from now on goes nowhere where the terminal is gone: writing to it would raise errors."""
+    """Let output go nowhere from now on where the terminal is gone: writing to it would raise errors."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         try:
@@ -153,7 +153,7 @@ def end_process(code: int = 0) -> NoReturn:
 
 @contextmanager
 def ending_beside_threads() -> Iterator[None]:
-    """Around a whole command: its end does not wait for what a `BackgroundThread` still does.
+    """Wrap a whole command, whose end does not wait for what a `BackgroundThread` still does.
 
     Python ends such a thread at the next of its own instructions. Where one has torch's frames on its stack that
     aborts the process ("terminate called without an active exception"), so that it is not left to Python.
@@ -223,7 +223,7 @@ class BackgroundThread(Executor):
 
 
 async def in_background(name: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, in a thread called `name`; when this is cancelled, nobody waits for it to end."""
+    """Run `work` as `asyncio.to_thread` does, in a thread called `name`; when cancelled, nobody waits for its end."""
     thread = BackgroundThread(name)
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, partial(work, *args, **kwargs))

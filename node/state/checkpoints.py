@@ -1,4 +1,4 @@
-"""When a node saves its replica, and how it takes it up again.
+"""Checkpoints of a node: when it saves its replica, and how it takes it up again.
 
 Training goes on meanwhile: the state is copied in parts that hold no microbatch up by more than a twentieth of its
 time (`node.model.snapshot`), and written by another thread.
@@ -38,7 +38,7 @@ NO_MEMORY = (
 
 
 class Checkpoints:
-    """Without a state directory (simulations) nothing is saved.
+    """Saves and restores a replica; without a state directory (simulations) nothing is saved.
 
     Mutable state: the save under way, and what the last one cost.
     """
@@ -69,7 +69,7 @@ class Checkpoints:
         self._state = None
 
     def step_done(self) -> None:
-        """An inner step has ended: until the next one nothing of the state changes, a good time to copy it."""
+        """Note the end of an inner step: until the next one nothing of the state changes, a good time to copy it."""
         self._stepped.set()
 
     async def save(self) -> None:
@@ -115,7 +115,7 @@ class Checkpoints:
         return Checkpoint(context.stage, state, position, tokens, saved)
 
     async def _copy_part(self, snapshots: Snapshots) -> bool:
-        """Whether it was the last one. On a GPU all are copied beside what the compute thread does."""
+        """Copy a part; return whether it was the last. On a GPU all are copied beside the compute thread's work."""
         compute = self._context.compute
         if snapshots.are_beside:
             return await asyncio.to_thread(snapshots.advance, math.inf, time.monotonic)
@@ -129,7 +129,7 @@ class Checkpoints:
             self._replica.snapshots.keep(checkpoint.state)
 
     async def try_to_save(self) -> None:
-        """Save; where that fails, why is told."""
+        """Save; tell why when that fails."""
         try:
             await self.save()
         except StateError as error:
@@ -139,7 +139,7 @@ class Checkpoints:
             self._context.counters.cannot_save = False
 
     async def save_regularly(self, most_seconds: float) -> None:
-        """For ever: as often as it costs little, and every `most_seconds` at least."""
+        """Save for ever: as often as it costs little, and every `most_seconds` at least."""
         if self._state is None:
             return
         pause = min(most_seconds, LEAST_SECONDS)
@@ -170,7 +170,7 @@ class Checkpoints:
         )
 
     async def take_up_last(self) -> bool:
-        """Instead of weights that were lost: the last checkpoint's, counted as if they were of the present step.
+        """Take up the last checkpoint's weights instead of lost ones, counted as if they were of the present step.
 
         False when there is none that fits. The data go on from where they are.
         """

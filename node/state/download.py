@@ -54,7 +54,7 @@ State = dict[int, list[torch.Tensor]]  # by piece: φ, δ and AdamW's moments, e
 
 @dataclass(frozen=True)
 class WantedState:
-    """Which state: a stage's, its number of parameters, and what the manifest says of its replicas."""
+    """The state to download: a stage's, its number of parameters, and what the manifest says of its replicas."""
 
     stage: int
     parameters: int
@@ -108,7 +108,7 @@ async def download_state(
     rng: random.Random,
     tell: Callable[[float], None] = lambda fraction: None,
 ) -> tuple[State, DonorProgress]:
-    """Fetch every piece from donors that are about as far as each other; what to adopt and how far that is.
+    """Fetch every piece from donors that are about as far as each other; return what to adopt and how far that is.
 
     Deadlines: `INDEX_DEADLINE` to ask who is how far, `PIECE_DEADLINE` a piece and `SAMPLE_DEADLINE` to compare it.
     A donor that goes away is replaced by another one of its group, one that serves nonsense costs a piece, one whose
@@ -165,7 +165,7 @@ async def _ask(download: _Download, peer: PeerId) -> DonorProgress | None:
 
 
 async def _fetch_all(download: _Download) -> bool:
-    """Whether all pieces are here; False when the donors have gone before."""
+    """Fetch all pieces; return whether they are here, False when the donors have gone before."""
     while (missing := _missing(download)) and download.donors:  # again when pieces had to be discarded
         waiting = iter(missing)
 
@@ -183,7 +183,7 @@ def _missing(download: _Download) -> list[int]:
 
 
 async def _fetch(download: _Download, number: int) -> None:
-    """One piece, from one donor after another until there is none."""
+    """Fetch one piece, from one donor after another until there is none."""
     while download.donors:
         # who never failed, then who has the least to send
         peer, donor = min(download.donors.items(), key=lambda one: (one[1].failures, one[1].in_flight))
@@ -206,7 +206,11 @@ async def _fetch(download: _Download, number: int) -> None:
 
 
 async def _fetch_from(download: _Download, number: int, peer: PeerId, donor: _Donor) -> None:
-    """Raises as `fetch_piece`, `CodecError` when the piece is not of the state that the donor spoke of, `Unlike`."""
+    """Fetch one piece from a donor.
+
+    Raises what `fetch_piece` raises, `CodecError` when the piece is not of the state that the donor spoke of, and
+    `Unlike`.
+    """
     wanted = download.wanted
     piece, tensors = await fetch_piece(
         download.rpc, peer, wanted.stage, wanted.parameters, number, moments=True
@@ -233,7 +237,7 @@ async def _fetch_from(download: _Download, number: int, peer: PeerId, donor: _Do
 async def _compared(
     download: _Download, number: int, tensors: Sequence[torch.Tensor], peer: PeerId, progress: DonorProgress
 ) -> DonorProgress:
-    """How far the donor is, at most as far as the median of all. Raises `Unlike` when others hold something else.
+    """The donor's progress, at most the median of all. Raises `Unlike` when others hold something else.
 
     All that told how far they are may be asked, those found to lie among them: to count the rest alone would let
     liars become most. Where they are too few the piece is taken as it is.

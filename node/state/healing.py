@@ -76,7 +76,7 @@ class Healing:
         self._require_progress()
 
     def _require_progress(self) -> None:
-        """Raises `NodeFailed` after two rounds of nothing but worthless gradients, where others go on without."""
+        """Raise `NodeFailed` after two rounds of nothing but worthless gradients, where others go on without."""
         context = self._context
         others = {*context.view.serving(context.stage, context.transport.now())} - {context.me}
         if others and self._in_a_row >= 2 * context.manifest.outer.inner_steps:
@@ -86,7 +86,7 @@ class Healing:
             )
 
     async def is_well(self) -> bool:
-        """Whether all weights are finite. If not, they are taken from other replicas or the last checkpoint.
+        """Return whether all weights are finite. If not, they are taken from other replicas or the last checkpoint.
 
         Raises `NodeFailed` when there are none, or they are lost a second time within a round: no copy mends that.
         """

@@ -56,7 +56,7 @@ LONGEST_ROUND = 5  # times k inner steps: the longest nominal round and its wind
 
 @dataclass(frozen=True)
 class DonorProgress:
-    """How far a replica is: inner and outer steps."""
+    """A replica's progress: its inner and outer steps."""
 
     step: int
     round: int
@@ -64,7 +64,7 @@ class DonorProgress:
 
 @dataclass(frozen=True)
 class RunLimits:
-    """What the run's manifest says about every replica's progress."""
+    """The manifest's limits for every replica's progress."""
 
     total_steps: int
     inner_steps: int  # k
@@ -105,7 +105,7 @@ def _groups(told: Mapping[PeerId, DonorProgress]) -> list[dict[PeerId, DonorProg
 
 
 def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: RunLimits) -> bool:
-    """Whether a replica that was as far as `before` can be as far as `now`, so many seconds later.
+    """Return whether a replica that was as far as `before` can be as far as `now`, so many seconds later.
 
     What it gives of the round that it spoke of may be as it was earlier in that round, when it saved its state.
     """
@@ -117,7 +117,7 @@ def follows(now: DonorProgress, before: DonorProgress, seconds: float, limits: R
 
 
 def adopted(donors: Sequence[DonorProgress], limits: RunLimits) -> DonorProgress:
-    """What a replica made of these donors' pieces may call its own: their medians, within the run's length."""
+    """The progress that a replica made of these donors' pieces may claim: their medians, within the run's length."""
     step = min(median_low(donor.step for donor in donors), limits.total_steps)
     return DonorProgress(step, min(median_low(donor.round for donor in donors), step))
 
@@ -160,7 +160,7 @@ class StateService:
         return await asyncio.to_thread(_sample_of, message.positions, held)
 
     async def _held(self, stage: int, index: int, moments: bool) -> _Held:
-        """From the last snapshot while φ is as it was then, which spares the compute thread. Raises `Refused`."""
+        """Take it from the last snapshot while φ is as it was then, sparing the compute thread. Raises `Refused`."""
         if stage != self._stage:
             raise Refused("other-stage", f"this node serves stage {self._stage}")
         saved = await asyncio.to_thread(self._replica.read_saved_piece, index)
@@ -204,7 +204,7 @@ def piece_count(parameters: int) -> int:
 
 
 def within_piece(entries: slice, number: int) -> slice:
-    """Those of a stage's entries that are in the piece, counted from its start."""
+    """The part of a stage's entries that is in the piece, counted from its start."""
     start = number * PIECE_PARAMETERS
     return slice(*(min(max(end - start, 0), PIECE_PARAMETERS) for end in (entries.start, entries.stop)))
 
@@ -214,8 +214,8 @@ async def fetch_piece(
 ) -> tuple[StatePiece, list[torch.Tensor]]:
     """One replica's φ over one piece, with `moments` also δ and AdamW's moments, each [entries of the piece].
 
-    Deadline: `PIECE_DEADLINE`. May be repeated. Raises as `Rpc.call`, and `CodecError` when what came is damaged, not
-    finite or of another shape.
+    Deadline: `PIECE_DEADLINE`. May be repeated. Raises what `Rpc.call` raises, and `CodecError` when what came is
+    damaged, not finite or of another shape.
     """
     request = GetStatePiece(stage=stage, index=number, moments=moments)
     piece, tensors = await rpc.call(peer, request, deadline=PIECE_DEADLINE)
@@ -232,7 +232,7 @@ async def fetch_piece(
 async def fetch_slow_weights(
     rpc: Rpc, stage: int, parameters: int, peer: PeerId
 ) -> tuple[torch.Tensor, DonorProgress]:
-    """All of one replica's φ, flat float32 [parameters], of one round.
+    """Fetch all of one replica's φ, flat float32 [parameters], of one round.
 
     Raises `JoinError` when the replica goes away, says that it has another number of parameters than the manifest's,
     or ends a round each time before all pieces are here.

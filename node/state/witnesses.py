@@ -1,4 +1,4 @@
-"""Whether a donor's state can be a replica's at all, and is like that of the stage's others. Pure but for the asking.
+"""Checks that a donor's state can be a replica's, and is like that of the stage's others. Pure but for the asking.
 
 Replicas of a stage differ, so no digest can tell. Others, the witnesses, are asked what they hold at random positions
 of a piece, drawn once it is here, and the donor must be about as near to the median of all as they are. With the
@@ -53,7 +53,7 @@ LOOSE = 10.0  # δ and the moments are those of a few batches: their size alone 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one replica holds at some positions of a piece, and how far it is."""
+    """A replica's values at some positions of a piece, and how far it is."""
 
     step: int
     round: int
@@ -72,7 +72,7 @@ def sample_of(tensors: Sequence[torch.Tensor], positions: Sequence[int], step: i
 
 
 def are_possible(first: torch.Tensor, second: torch.Tensor, inner: Inner, muons: slice = slice(0, 0)) -> bool:
-    """Whether the optimizer can have made these moments of a piece, of gradients clipped over the stage.
+    """Return whether the optimizer can have made these moments of a piece, of gradients clipped over the stage.
 
     See (1); of the entries `muons` the first is Muon's momentum, a mean of gradients, and the second is not used.
     """
@@ -154,7 +154,7 @@ class DonatedPiece:
 async def compared(
     rpc: Rpc, claim: DonatedPiece, witnesses: Sequence[PeerId], inner: Inner, rng: random.Random
 ) -> dict[PeerId, Sample | None]:
-    """What each witness holds there; None where there is no good answer within `SAMPLE_DEADLINE`.
+    """Ask what each witness holds there; None where there is no good answer within `SAMPLE_DEADLINE`.
 
     Raises `Unlike` when the claim is not like that. Fewer than `FEWEST` with the donor cannot tell: it stands. `rng`
     must be one that peers cannot guess.

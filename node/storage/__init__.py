@@ -1,1 +1,1 @@
-"""What a node keeps on its disk from one start to the next."""
+"""Storage: what a node keeps on its disk from one start to the next."""

@@ -1,4 +1,4 @@
-"""What a node keeps on disk: its key, the manifest, its port, the peer book and the last checkpoint.
+"""The state directory of a node: its key, the manifest, its port, the peer book and the last checkpoint.
 
 Enough to come back as the same peer, also after the whole swarm was down. Files are replaced whole: written
 beside, flushed to disk, renamed.
@@ -61,7 +61,7 @@ class StateDirectory:
         return f"{self.path} | {'closed' if self._lock is None else 'open'}"
 
     def exists(self) -> bool:
-        """Whether a node has been a member of a run from here."""
+        """Return whether a node has been a member of a run from here."""
         return (self.path / "manifest.noloco").exists()
 
     def open(self) -> None:
@@ -265,7 +265,10 @@ def _safetensors(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> lis
 
 
 def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageState:
-    """Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there."""
+    """Make a state of a checkpoint's contents.
+
+    Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there.
+    """
     step, round_, in_round, updates = (int(facts[n]) for n in ("step", "round", "steps_in_round", "updates"))
     return StageState(step, round_, in_round, updates, **tensors)
 

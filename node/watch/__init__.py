@@ -1,1 +1,1 @@
-"""What a node tells of itself: log, events, trace, numbers."""
+"""A node's reports on itself: log, events, trace, numbers."""

@@ -1,4 +1,4 @@
-"""What a node counts of itself: the fraction of time spent computing, and things done with each peer."""
+"""Counts that a node keeps of itself: the fraction of time spent computing, and things done with each peer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Busy:
 
     @property
     def marks(self) -> int:
-        """How many moments of the last minute are kept."""
+        """The number of moments of the last minute that are kept."""
         return len(self._marks)
 
     def begin(self) -> None:
@@ -52,12 +52,12 @@ class Busy:
             self._mark(now)
 
     def seconds(self) -> float:
-        """Since the start, until now."""
+        """Busy seconds since the start, until now."""
         with self._lock:
             return self._seconds(self._clock())
 
     def fraction(self) -> float:
-        """Between 0 and 1; 0 before any time has passed. Work that goes on counts until now."""
+        """The busy fraction of the time, 0 to 1; 0 before any time has passed. Work that goes on counts until now."""
         with self._lock:
             now = self._clock()
             return _ratio(self._seconds(now), now - self._start)
@@ -78,7 +78,7 @@ class Busy:
         return float(np.interp(time, times, seconds))
 
     def _mark(self, now: float) -> None:
-        """Between marks further apart than `MARK_SECONDS` it was one piece of work, or none, all the time."""
+        """Keep a mark; between two more than `MARK_SECONDS` apart it was one piece of work, or none, all the time."""
         if now - self._marks[-1][0] < MARK_SECONDS:
             return
         self._marks.append((now, self._seconds(now)))
@@ -109,7 +109,7 @@ class Tally(dict[PeerId, int]):
         return sum(self.values()) + self.others
 
     def note(self, peer: PeerId) -> None:
-        """One more. Where there is no place for a new peer, the one with the least count makes room."""
+        """Count one more. Where there is no place for a new peer, the one with the least count makes room."""
         if peer not in self and len(self) >= MAX_COUNTED:
             self.others += self.pop(min(self, key=self.__getitem__))
         self[peer] = self.get(peer, 0) + 1

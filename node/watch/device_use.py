@@ -1,4 +1,4 @@
-"""What a node's device is, and how much of it the node uses: for people who watch."""
+"""A node's device, and how much of it the node uses: for people who watch."""
 
 from __future__ import annotations
 

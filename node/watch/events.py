@@ -57,7 +57,7 @@ class Events:
         self.emit(event, **fields)
 
     def begin(self, doing: str, detail: Callable[[], str] = str) -> None:
-        """The next phase of the start, see `Phases.begin`."""
+        """Begin the next phase of the start, see `Phases.begin`."""
         self.phases.begin(doing, detail)
         self.emit("phase", doing=doing)
 
@@ -117,7 +117,7 @@ class JsonLines:
 
 
 def before(path: Path) -> Path:
-    """Where the events are that came before those in `path`."""
+    """The path of the events that came before those in `path`."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 
@@ -168,7 +168,7 @@ def set_up_logging(
 
 
 class _LogFile(RotatingFileHandler):
-    """What does not go into a file on a full disk is still on the terminal, without a traceback for each line."""
+    """A log file without a traceback for each line that a full disk refuses: it is still on the terminal."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):

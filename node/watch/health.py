@@ -1,6 +1,6 @@
-"""Is the daemon well? It answers on a socket that its state directory names; `python -m node.watch.health DIR` asks.
+"""The daemon's health, on a socket that its state directory names; `python -m node.watch.health DIR` asks for it.
 
-Asked is the daemon itself, in its event loop: a process that is there and does nothing any more does not pass. The
+The daemon itself is asked, in its event loop: a process that is there and does nothing any more does not pass. The
 one who asks imports little, so that asking every half minute costs little. The same socket takes orders, see
 `noloco node`: a JSON object a line, {"order": "pause"}, and one in answer to each. Only the user who runs the daemon
 reaches it.
@@ -114,7 +114,7 @@ def report_of(state: str, supervisor: Supervisor, transport: Transport) -> Repor
 
 
 def parts_told(supervisor: Supervisor, now: float) -> list[Report]:
-    """What runs in the background at loop time `now`: for how long, how often restarted, and why last."""
+    """The parts that run in the background at loop time `now`: for how long, how often restarted, and why last."""
     return [
         {
             "part": part.name,
@@ -170,7 +170,7 @@ def directories(directory: Path) -> list[Path]:
 
 
 def main() -> None:
-    """One line for each daemon; exit code 0 when all are well, 1 otherwise."""
+    """Print one line for each daemon; exit code 0 when all are well, 1 otherwise."""
     if len(sys.argv) != 2:
         sys.exit("Usage: python -m node.watch.health STATE-DIRECTORY")
     try:

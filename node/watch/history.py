@@ -1,4 +1,4 @@
-"""What is kept of a run that goes on for weeks: so many moments at most, evenly spaced over all of it."""
+"""Moments kept of a run that goes on for weeks: so many at most, evenly spaced over all of it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Thinned(Generic[T]):
         return self._interval
 
     def is_due(self, time: float) -> bool:
-        """Whether a moment at `time` would be kept. One before the last never is: clocks are set back."""
+        """Return whether a moment at `time` would be kept. One before the last never is: clocks are set back."""
         return not self._kept or time >= self._kept[-1][0] + max(self._interval, 1e-9)
 
     def add(self, time: float, moment: T) -> bool:
-        """Keep it if it is due; whether it was."""
+        """Keep a moment if it is due; return whether it was."""
         if not self.is_due(time):
             return False
         self._kept.append((time, moment))
@@ -46,7 +46,7 @@ class Thinned(Generic[T]):
         return True
 
     def all(self) -> list[tuple[float, T]]:
-        """A copy, oldest first."""
+        """A copy of the moments, oldest first."""
         return list(self._kept)
 
     def at(self, time: float) -> tuple[float, T] | None:

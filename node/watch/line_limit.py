@@ -1,4 +1,4 @@
-"""So many lines of a log a minute: what peers do, over and over, neither fills the disk nor hides what matters."""
+"""A limit on lines of a log a minute: what peers do, over and over, neither fills the disk nor hides what matters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Count:
 
 
 class LineLimit(logging.Filter):
-    """For a handler, which then also says how many lines it left out: a minute after the first line, with the next.
+    """Limits a handler's lines; it then also says how many it left out: a minute after the first, with the next.
 
     What is below INFO is for developers, who have asked for all of it. Mutable state: the counts of this minute.
     """
@@ -51,7 +51,7 @@ class LineLimit(logging.Filter):
 
     @property
     def kinds(self) -> list[Kind]:
-        """Those that came in this minute and are remembered."""
+        """The kinds of lines that came in this minute and are remembered."""
         return list(self._counts)
 
     def filter(self, record: logging.LogRecord) -> bool:

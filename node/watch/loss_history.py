@@ -1,4 +1,4 @@
-"""How the training loss went in the last hour, in at most `BUCKETS` numbers. Pure."""
+"""The course of the training loss in the last hour, in at most `BUCKETS` numbers. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LossHistory:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def note(self, time: float, loss: float) -> None:
-        """A step ended at `time`, in seconds of any clock that nobody sets."""
+        """Note the loss of a step that ended at `time`, in seconds of any clock that nobody sets."""
         self._recent.append(loss)
         buckets = self._buckets
         if buckets and buckets[-1].steps < self._size:

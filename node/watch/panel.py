@@ -1,4 +1,4 @@
-"""What a volunteer sees: lines, and in a terminal a panel below them that is always up to date."""
+"""A volunteer's view: lines, and in a terminal a panel below them that is always up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node does until it trains: told as it begins, while it lasts, and in one line at the end."""
+"""The phases of a node until it trains: told as they begin, while they last, and in one line at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Phases:
         self.detail: Callable[[], str] = str  # how far it is, for those who wait
 
     def begin(self, doing: str, detail: Callable[[], str] = str) -> None:
-        """The next phase, as "dialling 2 addresses"; `detail` is asked for how far it is, while it lasts."""
+        """Begin the next phase, as "dialling 2 addresses"; `detail` is asked for how far it is, while it lasts."""
         self._finish()
         if not self._over:  # of the start, or of a move
             self._first = self._began
@@ -41,7 +41,7 @@ class Phases:
         self._say(f"{doing[:1].upper()}{doing[1:]} …")
 
     def end(self) -> None:
-        """No more phases: say what took how long. Without a phase at hand nothing is said."""
+        """End the phases: say what took how long. Without a phase at hand nothing is said."""
         if not self.doing:
             return
         self._finish()
@@ -52,12 +52,12 @@ class Phases:
         )
 
     def drop(self) -> None:
-        """What is at hand will not come about, as the first step of a stage that is given up; nothing is said."""
+        """Drop the phase at hand, such as the first step of a stage that is given up; nothing is said."""
         self._finish()
         self._over.clear()
 
     def look(self) -> None:
-        """Called every second: repeat what goes on once nothing was told for `PATIENCE`."""
+        """Repeat what goes on once nothing was told for `PATIENCE`; called every second."""
         now = self._clock()
         if self.doing and now - self._told >= PATIENCE:
             detail = self.detail()

@@ -1,4 +1,4 @@
-"""How a node's training goes, as a line for people, and what came of it at the end. Pure."""
+"""A node's training, as a line for people, and what came of it at the end. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pulse:
 
 
 def sentence(pulse: Pulse) -> str:
-    """All of it in one line."""
+    """The whole pulse in one line."""
     said = [step_in_words(pulse), loss_in_words(pulse), speed_in_words(pulse), busy_in_words(pulse)]
     said += [*peak_in_words(pulse), network_in_words(pulse), f"{count(pulse.given)} tokens given in all"]
     return ", ".join(filter(None, said)) + "."
@@ -86,6 +86,6 @@ def network_in_words(pulse: Pulse) -> str:
 
 
 def farewell(seconds: float, tokens: int, rounds: int, arguments: Sequence[str] | None) -> str:
-    """What a life gave, and the command that begins the next one; without where `arguments` is None."""
+    """A summary of a life and the command that begins the next one, left out where `arguments` is None."""
     gave = f"This node was here for {duration(seconds)} and gave {count(tokens)} tokens in {rounds:,} rounds."
     return gave if arguments is None else f"{gave} Start it again: {shlex.join(['noloco-node', *arguments])}"

@@ -22,7 +22,7 @@ def merged(spans: npt.ArrayLike) -> Spans:
 
 
 def without(spans: Spans) -> Spans:
-    """All instants that are in none of them."""
+    """The instants that are in none of these spans."""
     edges = np.concatenate([[-np.inf], spans.ravel(), [np.inf]]).reshape(-1, 2)
     return edges[edges[:, 0] < edges[:, 1]]
 

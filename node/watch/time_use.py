@@ -1,4 +1,4 @@
-"""What a node does with its time while it runs: computing, or waiting and for what, in the words of `noloco trace`.
+"""A node's use of time while it runs: computing, or waiting and for what, in the words of `noloco trace`.
 
 `TimeUse` is a trace that remembers the last minute and hands everything on to another one.
 """
@@ -24,7 +24,7 @@ MOST_SPANS = 10_000  # of a kind in a minute; what comes on top takes the place 
 
 
 class Idle(StrEnum):
-    """Each instant in which the compute thread does nothing is counted once, under the first that fits."""
+    """Reasons for an idle compute thread: each idle instant is counted once, under the first that fits."""
 
     ROUND_END = "at the end of a round"
     MOVING = "bytes coming or going"
@@ -106,7 +106,7 @@ class TimeUse(Trace):
     # --- what is asked of it --------------------------------------------------------------------
 
     def moved(self, track: Track, nbytes: int, began: float) -> None:
-        """A frame of so many bytes was sent or received, from `began` until now."""
+        """Note that a frame of so many bytes was sent or received, from `began` until now."""
         with self._lock:
             self._spans[track].append((began, self._clock()))
             self._bytes[track].append(nbytes)
@@ -142,7 +142,7 @@ def _within(spans: Sequence[tuple[float, float]], sizes: Sequence[int], since: f
 
 
 class CountedFrames(FrameWatch):
-    """Each frame's bytes and times, for `TimeUse` and for the watch of another trace."""
+    """Hands each frame's bytes and times to `TimeUse` and to the watch of another trace."""
 
     def __init__(self, use: TimeUse, inner: FrameWatch) -> None:
         self._use = use

@@ -1,4 +1,4 @@
-"""Where a node's time goes, as a file that ui.perfetto.dev and chrome://tracing show: Chrome's trace-event format.
+"""A trace of a node's time, as a file that ui.perfetto.dev and chrome://tracing show: Chrome's trace-event format.
 
 The file is a JSON array with one event on a line, written about once a second by a thread of its own. The format
 lets the closing bracket be missing, so that the trace of a killed node loads as well. Without a trace, `NO_TRACE`
@@ -64,7 +64,7 @@ class Trace:
         """Name the process in the picture."""
 
     def complete(self, track: Track, name: str, began: float, ended: float, **args: object) -> None:
-        """Something that took from `began` to `ended` on the trace's clock. From any thread."""
+        """Record something that took from `began` to `ended` on the trace's clock. From any thread."""
 
     @contextmanager
     def span(self, track: Track, name: str, **args: object) -> Iterator[None]:
@@ -76,11 +76,11 @@ class Trace:
             self.complete(track, name, began, self.now(), **args)
 
     def async_begin(self, track: Track, name: str, **args: object) -> int:
-        """One of many things of a kind that go on at once. Returns a number for `async_end`."""
+        """Begin one of many things of a kind that go on at once. Returns a number for `async_end`."""
         return 0
 
     def async_end(self, track: Track, name: str, number: int, **args: object) -> None:
-        """The end of what `async_begin` began."""
+        """End what `async_begin` began."""
 
     @contextmanager
     def waiting(self, track: Track, name: str, **args: object) -> Iterator[None]:
@@ -224,7 +224,7 @@ class TraceFile(Trace):
     # --- the file -----------------------------------------------------------------------------
 
     def _write(self) -> None:
-        """What the writer's thread runs."""
+        """Write events to the file until the trace ends; run by the writer's thread."""
         try:
             while not self._ending.is_set():
                 self._wake.wait(FLUSH_SECONDS)
@@ -276,7 +276,7 @@ class TraceFile(Trace):
 
 
 class TracedFrames(FrameWatch):
-    """Each frame that is written or read, as an event of the network's rows."""
+    """Records each frame that is written or read, as an event of the network's rows."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -296,7 +296,7 @@ class TracedFrames(FrameWatch):
 
 
 def _microseconds(seconds: float) -> int:
-    """Whole ones: one event's end and the next one's beginning then compare exactly."""
+    """Whole microseconds: one event's end and the next one's beginning then compare exactly."""
     return int(seconds * 1e6)
 
 

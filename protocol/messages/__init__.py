@@ -1,4 +1,4 @@
-"""What a message is, what it asks for, and how a handler sees and answers it.
+"""Messages: what one is, what it asks for, and how a handler sees and answers it.
 
 A request names the class of traffic that it travels in, the type of its reply and who may ask it, so that neither a
 caller nor a handler has to. Tensors travel beside a message, not in it (see `protocol.frames`). A field that is
@@ -59,14 +59,15 @@ class Traffic(StrEnum):
 
     @property
     def is_work(self) -> bool:
-        """Whether answers take as long as computing does: meanwhile it is told how far they are, and the handler is
-        cancelled when its caller gives up.
+        """True if answers take as long as computing does.
+
+        Meanwhile it is told how far they are, and the handler is cancelled when its caller gives up.
         """
         return self is Traffic.PIPELINE
 
 
 class Asker(StrEnum):
-    """Who is answered; anybody else is refused as a "stranger". See `protocol.door`."""
+    """The peers that are answered; anybody else is refused as a "stranger". See `protocol.door`."""
 
     NEWCOMER = "newcomer"  # also who has shown nothing yet to a private run
     ANYBODY = "anybody"  # visitors, too, within an allowance; of a private run those that it has let in
@@ -103,7 +104,7 @@ class Done(Message, kind="done"):
 
 
 class Progress(Message, kind="progress"):
-    """How far a request of the pipeline is, told every second or two until it is answered.
+    """The progress of a request of the pipeline, told every second or two until it is answered.
 
     Silence then means that the peer is frozen or gone, and slow work is waited for. Not a request: it travels in a
     frame of its own type.
@@ -120,7 +121,7 @@ Reply_co = TypeVar("Reply_co", bound=Message, covariant=True)
 
 
 class Status:
-    """How far a request is. Mutable state: where to look; its handler sets that when it knows."""
+    """A request's progress. Mutable state: where to look; its handler sets that when it knows."""
 
     def __init__(self) -> None:
         self.look: Callable[[], Progress] = lambda: RECEIVING
@@ -152,7 +153,7 @@ class Answer(Generic[Reply_co]):
 
 @dataclass(frozen=True)
 class Handler:
-    """What answers the requests of one kind, once `opened` has checked a frame's body. Raises `WireError` there."""
+    """The handler of one kind of request, once `opened` has checked a frame's body. Raises `WireError` there."""
 
     kind: str
     traffic: Traffic

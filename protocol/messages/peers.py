@@ -1,4 +1,4 @@
-"""What peers ask of each other beside training: who they are, how fast links are, and a stage's state."""
+"""Messages of peers beside training: who they are, how fast links are, and a stage's state."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ class Hello(Asks[Welcome], kind="hello", traffic=Traffic.CONTROL, asker=Asker.NE
 
 
 class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Asker.NEWCOMER):
-    """My record, for one who may not have found it in the DHT yet. Sent first on every stream, and after a refusal as
-    "stranger". May be repeated. Refusal: "no-record" (not of this run, not signed by the sender, or over).
+    """Shows the sender's record to a peer that may not have found it in the DHT yet.
+
+    Sent first on every stream, and after a refusal as "stranger". May be repeated. Refusal: "no-record" (not of this
+    run, not signed by the sender, or over).
 
     Visitors of a private run, and newcomers to it, have no record and show their credential alone.
     """
@@ -91,8 +93,10 @@ class Records(Message, kind="records"):
 
 
 class GetRecords(Asks[Records], kind="get-records", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
-    """Some of the records that the peer knows of these stages, its own first. They are signed: nobody needs to be
-    believed for them, and whoever sits on a key of the DHT hides nobody. The asker's `own` comes with the question.
+    """Asks for some of the records that the peer knows of these stages, its own first.
+
+    They are signed: nobody needs to be believed for them, and whoever sits on a key of the DHT hides nobody. The
+    asker's `own` comes with the question.
     """
 
     own: Annotated[list[SharedRecord], Field(max_length=1)] = Field(default_factory=list)
@@ -104,7 +108,7 @@ class Revoked(Message, kind="revoked"):
 
 
 class GetRevoked(Asks[Revoked], kind="get-revoked", traffic=Traffic.CONTROL):
-    """The last list of revocations, if it is later than the asker's; empty otherwise. Asked of a few now and then."""
+    """Asks for the last list of revocations if later than the asker's, else empty. Asked of a few now and then."""
 
     issued: Number  # of the asker's list; 0 for none
 
@@ -119,7 +123,7 @@ class LossTrend(NamedTuple):
 
 
 class NodeStats(Message, kind="node-stats"):
-    """What a node tells of itself on request: the numbers of `noloco status` and of the summary."""
+    """A node's figures, told on request: the numbers of `noloco status` and of the summary."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore"
@@ -191,7 +195,7 @@ class GetReceipts(Asks[ReceiptList], kind="get-receipts", traffic=Traffic.CONTRO
 
 
 class HistoryPoint(NamedTuple):
-    """What a node was like at some time. Travels as an array."""
+    """A node's figures at some time. Travels as an array."""
 
     time: Figure  # its wall clock
     stage: Natural
@@ -203,7 +207,7 @@ class HistoryPoint(NamedTuple):
 
 
 class History(Message, kind="history"):
-    """Oldest first; evenly spaced over the life of the node that tells it."""
+    """A node's history, oldest first; evenly spaced over the life of the node that tells it."""
 
     points: Annotated[list[HistoryPoint], Field(max_length=MOST_HISTORY)]
 
@@ -219,7 +223,7 @@ class GetHistory(Asks[History], kind="get-history", traffic=Traffic.CONTROL, ask
 
 
 class Probed(Message, kind="probed"):
-    """Everything arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
+    """Says that all arrived. The digest cannot be known before, so no answer makes a link look faster than it is."""
 
     digest: Annotated[bytes, Field(min_length=16, max_length=16)]  # BLAKE2b over the nonce and the payload
 
@@ -260,7 +264,7 @@ class StatePiece(Message, kind="state-piece"):
 
 
 class GetStatePiece(Asks[StatePiece], kind="get-state-piece", traffic=Traffic.STATE, asker=Asker.ANYBODY):
-    """A range of the flat state. `moments` asks for δ and AdamW's moments beside φ.
+    """Asks for a range of the flat state. `moments` asks for δ and AdamW's moments beside φ.
 
     Refusal: "other-stage". Peers move, and the states of two stages may have the same shape.
     """
@@ -282,9 +286,9 @@ class StateSample(Message, kind="state-sample"):
 
 
 class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic.STATE, asker=Asker.ANYBODY):
-    """What a replica holds at positions of a piece, counted within it: to see whether a donor's is like others'.
+    """Asks what a replica holds at positions of a piece, counted within it: to see whether a donor's is like others'.
 
-    Refusals: as of `GetStatePiece`, and "no-such-position".
+    Refusals: those of `GetStatePiece`, and "no-such-position".
     """
 
     stage: Natural
@@ -298,14 +302,14 @@ class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic
 
 
 class TokenizerPiece(Message, kind="tokenizer-piece"):
-    """`TOKENIZER_PIECE_BYTES` of it, fewer at the end."""
+    """A piece of the run's tokenizer.json: `TOKENIZER_PIECE_BYTES` of it, fewer at the end."""
 
     total: Annotated[int, Field(ge=1, le=MAX_TOKENIZER_BYTES)]
     contents: Annotated[bytes, Field(max_length=TOKENIZER_PIECE_BYTES)]
 
 
 class GetTokenizer(Asks[TokenizerPiece], kind="get-tokenizer", traffic=Traffic.STATE, asker=Asker.ANYBODY):
-    """A piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
+    """Asks for a piece of the run's tokenizer.json, from byte `offset` on. May be repeated.
 
     Refusal: "no-tokenizer" (not here, not yet, or nothing from there on). The manifest has the hash of the whole.
     """

@@ -1,4 +1,4 @@
-"""What replicas ask each other while they train: microbatches through the pipeline, and rounds of averaging."""
+"""Messages of replicas while they train: microbatches through the pipeline, and rounds of averaging."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ class Backlog(Message, kind="backlog"):
 
 
 class GetBacklog(Asks[Backlog], kind="get-backlog", traffic=Traffic.CONTROL, asker=Asker.BEFORE):
-    """How long a microbatch that came now would wait, to choose between two replicas. Refusals: as of `Forward`."""
+    """Asks how long a microbatch would wait now, to choose between two replicas. Refusals: those of `Forward`."""
 
     stage: Natural  # of the receiver, as the sender believes
 
 
 class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE, asker=Asker.BEFORE):
-    """In a ring: bring the last stage's activations to the peer that drew the sequences, for the head and the loss.
+    """Bring the last stage's activations, in a ring, to the peer that drew the sequences, for the head and the loss.
 
-    Tensors and answer as of `Forward`. Another replica of the first stage answers, too, but learns nothing from it: a
-    microbatch whose home cannot be reached is of use to the stages between. Refusals: as of `Forward`, but "busy".
+    Tensors and answer are those of `Forward`. Another replica of the first stage answers, too, but learns nothing
+    from it: a microbatch whose home cannot be reached is of use to the stages between. Refusals: those of `Forward`,
+    except "busy".
     """
 
     microbatch: Id
@@ -97,10 +98,12 @@ class Predicted(Message, kind="predicted"):
 
 
 class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
-    """What comes after a text, by the slow weights φ. Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden].
+    """Predict what follows a text by the slow weights φ.
 
-    Answered by `Predicted`. `position` tokens of the same `answer` went this way before: their keys and values may
-    still be held, and then one more token, n = 1, is enough. 0 starts again with all tokens; that is always possible.
+    Tensor: tokens [1, n] (stage 0) or activations [1, n, hidden]. Answered by `Predicted`.
+
+    `position` tokens of the same `answer` went this way before: their keys and values may still be held, and then one
+    more token, n = 1, is enough. 0 starts again with all tokens; that is always possible.
     Refusals: "forgotten" (start again: other weights, too long ago, no room), "not-serving", "bad-shape",
     "non-finite".
     A failure leaves keys and values behind, for a minute at most.
@@ -117,7 +120,7 @@ class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=A
 
 
 class Timed(Message):
-    """When the sender's round may end, in seconds from now: the first, the nominal and the last end of a step."""
+    """The times, in seconds from now, at which the sender's round may end: first, nominal and last end of a step."""
 
     opens_in: Seconds
     due_in: Seconds
@@ -145,19 +148,22 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
 
 
 class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
-    """My round ends: end yours at the next inner step that allows it. May be repeated. Refusal: "unknown-pair"."""
+    """Says that the sender's round ends: end yours at the next inner step that allows it. May be repeated.
+
+    Refusal: "unknown-pair".
+    """
 
     pair: Id
 
 
 class Release(Asks[Done], kind="release", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
-    """I no longer regard us as a pair: find another partner. Always answered by `Done`."""
+    """Says that the two are no longer a pair for the sender: find another partner. Always answered by `Done`."""
 
     pair: Id
 
 
 class SitOut(Timed, Asks[Done], kind="sit-out", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
-    """An odd number of us look for partners: be the one left over in the round that ends with my next one.
+    """Asks to be left over, as an odd number look for partners, in the round that ends with the sender's next one.
 
     The replica left over in a round asks this of a random other, so that not the slow ones are always left over.
     Refusal: "engaged" (has a partner for that round, or was alone before it).
@@ -183,7 +189,7 @@ class Contribute(Asks[Done], kind="contribute", traffic=Traffic.GOSSIP, asker=As
 
 
 class Unread(Asks[Done], kind="unread", traffic=Traffic.GOSSIP, asker=Asker.REPLICA):
-    """Where contributions travel modulo a few bits: which blocks of the receiver's could not be read.
+    """Tells which blocks of the receiver's could not be read, where contributions travel modulo a few bits.
 
     Tensor: bits, int32 [⌈blocks/32⌉], block b in bit b mod 32 of entry b // 32. Sent once all of the receiver's
     contribution is there; what either of two partners could not read, both leave as it is. May be repeated.
@@ -194,7 +200,7 @@ class Unread(Asks[Done], kind="unread", traffic=Traffic.GOSSIP, asker=Asker.REPL
 
 
 class RollCall(Message, kind="roll-call"):
-    """Who averages with whom, the same for all of them; `name` is that all-reduce's."""
+    """The members that average with each other, the same for all of them; `name` is that all-reduce's."""
 
     name: Id
     members: Annotated[list[PeerIdText], Field(max_length=4096)]

@@ -84,7 +84,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def restrict(self, admission: Admission, deadline: float) -> None:
-        """From now on put and take only records that may be in the run, and let strangers to a private one see none.
+        """Limit records from now on to those that may be in the run, and let strangers to a private one see none.
 
         Then meet the members again, which may have taken this peer for a stranger so far.
         """
@@ -144,7 +144,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def get(self, key: str, deadline: float) -> list[Record]:
-        """All unexpired records under `key`, sorted by peer id; those that fail validation are left out.
+        """Return all unexpired records under `key`, sorted by peer id; those that fail validation are left out.
 
         Returns what was found when `deadline` seconds are over, an empty list at worst.
         """
@@ -155,7 +155,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """Where connections come from or lead to, without /p2p/: not what their peers say, and no relay's address."""
+        """The addresses that connections come from or lead to, without /p2p/: not what peers say, and no relay's."""
 
     @abc.abstractmethod
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
@@ -166,7 +166,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     async def announce(self, addresses: Sequence[str]) -> None:
-        """From now on tell others these addresses, without /p2p/, instead of those found on this machine.
+        """Tell others these addresses from now on, without /p2p/, instead of those found on this machine.
 
         Streams that are open may break. Raises `TransportDown` when the network does not come back.
         """

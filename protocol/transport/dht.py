@@ -48,7 +48,7 @@ _REMEMBERED = 2048  # records whose signature was checked; each search brings th
 
 
 async def nobody(peer: PeerId) -> bool:
-    """Is refused."""
+    """Refuse no peer."""
     return False
 
 
@@ -109,11 +109,11 @@ class Dht:
         self._node.blacklist.clear()
 
     def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
-        """Answer nobody any more for whom that says so."""
+        """Answer no peer any more for which `refuses` says so."""
         self._node.protocol.refuses = refuses
 
     async def greet(self, peer: PeerId) -> bool:
-        """Make a connected peer known to the routing table, and this peer to its; whether it answered.
+        """Make a connected peer known to the routing table, and this peer to its; return whether it answered.
 
         Takes 3 s at most. A clock that is more than 3 s off is only logged here.
         """
@@ -126,7 +126,7 @@ class Dht:
         return await self._within(deadline, search, "looking for neighbours") is not None
 
     async def put(self, key: str, sealed: bytes, peer: PeerId, expires: float, deadline: float) -> bool:
-        """Whether some member stored it in time; the rest is then still being asked or has refused."""
+        """Store a record; return whether a member did in time. The rest is then still being asked or has refused."""
         storing = self._store(key_digest(key), sealed, peer, expires)
         return bool(await self._within(deadline, storing, "storing a record"))
 
@@ -173,7 +173,7 @@ class Dht:
         return task.result() if task.done() else None
 
     async def _greet_connected(self) -> None:
-        """So that the next search finds somebody: hivemind forgets who was silent once, be it the only one known."""
+        """Greet peers for the next search to find: hivemind forgets who was silent once, be it the only one known."""
         connected = [info.peer_id for info in await self._node.protocol.p2p.list_peers()][:_GREETED]
         answered = await all_of(*(self.greet(peer.to_base58()) for peer in connected))
         for peer in itertools.compress(connected, answered):
@@ -242,7 +242,7 @@ class Dht:
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has no types
-    """Called by hivemind for each record that it stores for others, stores for itself, or finds."""
+    """Validates, for hivemind, each record that it stores for others, stores for itself, or finds."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -250,7 +250,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
         self._authenticate = lru_cache(_REMEMBERED)(authenticate)
 
     def validate(self, record: DHTRecord) -> bool:
-        """False for anything bad, plain values without a sub-key included. Never raises."""
+        """Return False for anything bad, plain values without a sub-key included. Never raises."""
         try:
             subkey = decode(record.subkey)
         except ValueError:
@@ -258,7 +258,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc] # hivemind has
         return self.accepts(record.key, subkey, record.value, record.expiration_time)
 
     def accepts(self, digest: bytes, subkey: object, packed: bytes, expires: float) -> bool:
-        """Whether a record, given in its parts, may be stored here."""
+        """Return whether a record, given in its parts, may be stored here."""
         try:
             self.open(digest, subkey, packed, expires)
         except RecordError:

@@ -52,7 +52,7 @@ class Exceeded(Exception):
 
 
 def decode(packed: bytes) -> object:
-    """What hivemind sends: a plain value, or a dictionary of sub-keys. Raises `ValueError` for anything else.
+    """Decode what hivemind sends: a plain value, or a dictionary of sub-keys. Raises `ValueError` for anything else.
 
     hivemind's own way follows extension types within each other by recursion, as deep as the sender wants.
     """
@@ -86,7 +86,7 @@ def _dictionary(items: list[object]) -> DictionaryDHTValue:
 
 
 class Serializer:
-    """In place of hivemind's `MSGPackSerializer`, which writes what `decode` reads."""
+    """A serializer in place of hivemind's `MSGPackSerializer`, which writes what `decode` reads."""
 
     dumps = staticmethod(DHTProtocol.serializer.dumps)
     loads = staticmethod(decode)
@@ -102,7 +102,7 @@ def _named(peer: PeerID) -> PeerId:
 
 
 class _Pass:
-    """For hivemind, which calls it around each request to one peer of a private run."""
+    """A pass for hivemind, which calls it around each request to one peer of a private run."""
 
     def __init__(self, admission: Admission, peer: PeerId) -> None:
         self._admission = admission
@@ -184,7 +184,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
         return self._show(dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info))
 
     async def _store(self, sender: PeerID, key: bytes, tag: bytes, value: bytes, expires: float) -> bool:
-        """One record, or a key's dictionary of them: whether all of it is here now."""
+        """Store one record, or a key's dictionary of them; return whether all of it is here now."""
         if tag == self.IS_REGULAR_VALUE:
             return False  # it would belong to nobody
         if tag != self.IS_DICTIONARY:
@@ -267,7 +267,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
     async def update_routing_table(
         self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True
     ) -> None:
-        """Also called with the ids of those who answer."""
+        """Take up no strangers and no foreign node ids; also called with the ids of those who answer."""
         is_in = not responded or self.admission is None or self.admission.knows(_named(peer_id))
         if is_in and (node_id is None or node_id == node_id_of(peer_id)):
             await super().update_routing_table(node_id, peer_id, responded)

@@ -1,4 +1,4 @@
-"""What a peer keeps of the DHT for all: records, within bounds that strangers cannot move."""
+"""Records of the DHT that a peer keeps for all, within bounds that strangers cannot move."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
 
     @property
     def peers(self) -> int:
-        """How many are remembered that have, or had, records here."""
+        """The number of peers remembered that have, or had, records here."""
         return len(self._keys_of)
 
     def wants(self, key: DHTID, subkey: str, expires: float) -> bool:
-        """Whether a record would be new here; asked before its signature is checked."""
+        """Return whether a record would be new here; asked before its signature is checked."""
         current = self._current(key, subkey)
         return current is None or self._gives_way(current.expiration_time, expires)
 
     def holds(self, key: DHTID, subkey: str, value: bytes) -> bool:
-        """Whether this very record is here: who stores it again, perhaps another way, has stored it."""
+        """Return whether this very record is here: whoever stores it again, perhaps another way, has stored it."""
         current = self._current(key, subkey)
         return current is not None and current.value == value
 
@@ -114,7 +114,7 @@ class RecordStorage(DHTLocalStorage):  # type: ignore[misc] # hivemind has no ty
         }
 
     def _make_room(self, key: DHTID, slots: DictionaryDHTValue, subkey: str, more: int) -> bool:
-        """For a record of a peer, which is not counted among those that go."""
+        """Make room for a peer's record, which is not counted among those that go; return whether there is enough."""
         size = self._bytes_of_key.get(key, 0) + more
         if size > MAX_KEY_BYTES:
             size = _size(slots) + more

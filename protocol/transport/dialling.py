@@ -1,4 +1,4 @@
-"""Whom this peer dials on the word of others: at which addresses, how often, and when again.
+"""Dialling peers on the word of others: at which addresses, how often, and when again.
 
 Records are free, and each may name eight addresses: without bounds whoever signs many has every reader of them dial
 whom it likes. Addresses that were typed do not come here.
@@ -44,7 +44,7 @@ class Dials:
         return f"Addresses: of {counted(len(self._learned), 'peer')} | Unreachable: {len(self._failures)} of late"
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """What the peer's record says; malformed ones are passed over."""
+        """Learn the addresses in the peer's record; malformed ones are passed over."""
         usable = []
         for address in addresses[:MOST_ADDRESSES]:
             try:
@@ -60,16 +60,16 @@ class Dials:
         return [address for address in wanted if self._dials.take(peer, 1, now)]
 
     def take_back(self, peer: PeerId, now: float) -> bool:
-        """Whether the peer, which asks for it, may be dialled back now; it then counts as done."""
+        """Return whether the peer, which asks for it, may be dialled back now; it then counts as done."""
         return self._dial_backs.take(peer, 1, now)
 
     def rests(self, peer: PeerId, now: float) -> bool:
-        """Whether it could not be reached a short while ago."""
+        """Return whether the peer could not be reached a short while ago."""
         _, until = self._failures.get(peer, (0, now))
         return now < until
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """It cannot be reached. Several attempts at once count as one."""
+        """Note that the peer cannot be reached. Several attempts at once count as one."""
         failures, until = self._failures.get(peer, (0, now))
         if now >= until:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**failures)

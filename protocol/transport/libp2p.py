@@ -121,7 +121,7 @@ class Libp2pTransport(Transport):
         return answered
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
-        """Like `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
+        """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")
@@ -188,7 +188,7 @@ class Libp2pTransport(Transport):
             raise TransportDown(f"p2pd does not respond ({error})") from error
 
     def neighbours(self) -> list[PeerId]:
-        """Those in the DHT's routing table, as often as they are in it. Raises `TransportDown`."""
+        """The peers in the DHT's routing table, as often as they are in it. Raises `TransportDown`."""
         return self._up().dht.neighbours()
 
     async def remotes(self) -> dict[PeerId, list[str]]:
@@ -217,7 +217,7 @@ class Libp2pTransport(Transport):
         return is_refused
 
     async def shut_out(self, peer: PeerId) -> None:
-        """Like `Transport.shut_out`; nothing is done while that is being done. Raises nothing."""
+        """See `Transport.shut_out`; does nothing while that is already under way. Raises nothing."""
         session = self._session
         if session is None or peer in self._shutting_out:
             return
@@ -230,11 +230,11 @@ class Libp2pTransport(Transport):
             self._shutting_out.discard(peer)
 
     async def _addresses_of(self, session: Session, peer: PeerId) -> list[str]:
-        """Where a connected peer says that it listens, without what is not dialled on the word of others."""
+        """The addresses a connected peer says it listens at, without what is not dialled on the word of others."""
         return dialable(await session.addresses_of(peer), self._whereabouts(session))
 
     async def announce(self, addresses: Sequence[str]) -> None:
-        """Takes another p2pd, with the same identity and port: one that runs cannot be told."""
+        """Announce through another p2pd, with the same identity and port: one that runs cannot be told."""
         if tuple(addresses) == self._config.announce:
             return
         session = self._up()
@@ -251,7 +251,7 @@ class Libp2pTransport(Transport):
             raise TransportDown("p2pd did not start again") from None
 
     async def close(self) -> None:
-        """Like `Transport.close`; takes 3 s at most, if p2pd is frozen."""
+        """See `Transport.close`; takes 3 s at most, if p2pd is frozen."""
         self._session = None
         await self._supervisor.close()
         if self._latest is not None:
@@ -340,7 +340,7 @@ class Libp2pTransport(Transport):
         return self._session
 
     def _check_still_up(self, session: Session) -> None:
-        """A call that was under way when p2pd died says so, instead of blaming the peer."""
+        """Raise `TransportDown` when p2pd died during a call, instead of blaming the peer."""
         if self._session is not session or session.exited.done():
             raise TransportDown("p2pd stopped during the call")
 

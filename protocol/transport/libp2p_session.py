@@ -52,7 +52,7 @@ class Libp2pStream(Stream):
         """Wait for the other end to say that a handler has taken the stream.
 
         p2pd opens streams of a protocol that it knows the peer to serve without asking the peer, even one
-        that is frozen. Raises as `Transport.open`.
+        that is frozen. Raises like `Transport.open`.
         """
         try:
             async with asyncio.timeout(deadline):
@@ -70,7 +70,7 @@ class Libp2pStream(Stream):
             raise PeerUnreachable(f"the stream from {self.remote} ended") from error
 
     async def write(self, *buffers: Buffer) -> None:
-        """Like `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
+        """See `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
         async with self._lock:
             try:
                 for buffer in buffers:
@@ -160,7 +160,7 @@ class Session:
             raise
 
     def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
-        """Neither streams nor the DHT's requests of whom `refuses` says so are read."""
+        """Read neither streams nor the DHT's requests of peers for which `refuses` says so."""
         self._refuses = refuses
         self.dht.refuse_by(refuses)
 
@@ -169,7 +169,7 @@ class Session:
         self.addresses = sorted(await self.p2pd.control.identify(_LOCAL_DEADLINE), key=is_loopback)
 
     async def serve(self, protocol: str) -> None:
-        """Have incoming streams of `protocol` passed to `on_stream`. Raises as `P2pdControl`."""
+        """Have incoming streams of `protocol` passed to `on_stream`. Raises like `P2pdControl`."""
         if protocol not in self._served:
             self._served.add(protocol)
             await self.p2pd.control.serve_streams(protocol, self._listener, _LOCAL_DEADLINE)
@@ -222,7 +222,7 @@ class Session:
         return None
 
     async def connected(self, deadline: float = _LOCAL_DEADLINE) -> list[PeerId]:
-        """Raises as `P2pdControl`, and so does `addresses_of`."""
+        """The peers connected at present. Raises like `P2pdControl`, and so does `addresses_of`."""
         return await self.p2pd.control.list_peers(min(deadline, _LOCAL_DEADLINE))
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -237,12 +237,12 @@ class Session:
         return [address for place in places if _plain(address := f"{place}/p2p/{peer}")]
 
     async def remotes(self) -> dict[PeerId, list[str]]:
-        """Like `Transport.remotes`; raises as `P2pdControl`."""
+        """See `Transport.remotes`. Raises like `P2pdControl`."""
         found = await self.p2pd.control.remote_addresses(_LOCAL_DEADLINE)
         return {peer: [a for a in places if "p2p-circuit" not in a] for peer, places in found.items()}
 
     async def dial_back(self, peer: PeerId, port: int, here: Whereabouts, deadline: float) -> str:
-        """Like `Transport.dial_back`, for where this peer is."""
+        """See `Transport.dial_back`; `here` is where this peer is."""
         try:
             for remote in (await self.remotes()).get(peer, []):
                 _, kind, host, *_ = remote.split("/")
@@ -279,7 +279,7 @@ class Session:
 
 
 async def speaks_libp2p(host: str, port: int, deadline: float) -> bool:
-    """Whether whoever listens there greets as libp2p does. Raises `OSError`, `TimeoutError` after the deadline."""
+    """Return whether whoever listens there greets as libp2p. Raises `OSError`, `TimeoutError` after the deadline."""
     async with asyncio.timeout(deadline):
         reader, writer = await asyncio.open_connection(host, port)
         try:
@@ -289,7 +289,7 @@ async def speaks_libp2p(host: str, port: int, deadline: float) -> bool:
 
 
 def _plain(address: str) -> bool:
-    """Not an address through a relay, nor of another transport than TCP."""
+    """Return whether an address leads neither through a relay nor over another transport than TCP."""
     try:
         check_address(address)
     except UserError:

@@ -67,7 +67,7 @@ class MemoryTransport(Transport):
 
     @property
     def streams(self) -> list[MemoryStream]:
-        """Those that are open, whoever opened them."""
+        """The streams that are open, whoever opened them."""
         return list(self._streams)
 
     def sign(self, data: bytes) -> bytes:
@@ -119,14 +119,14 @@ class MemoryTransport(Transport):
         self._connected.pop(peer, None)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Nothing to do: in memory a peer id is enough to reach a peer."""
+        """Do nothing: in memory a peer id is enough to reach a peer."""
 
     async def dial_back(self, peer: PeerId, port: int, deadline: float) -> str:
-        """Nobody is behind a mapped port in memory."""
+        """Return "": nobody is behind a mapped port in memory."""
         return ""
 
     async def announce(self, addresses: Sequence[str]) -> None:
-        """Nothing to do, as for `learn`."""
+        """Do nothing, as for `learn`."""
 
     async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
         self._check_running()
@@ -232,7 +232,7 @@ class MemoryTransport(Transport):
         await self._supervisor.close()
 
     def die(self) -> None:
-        """The peer is gone at once, without a word to anyone. See `MemoryNetwork.kill`."""
+        """End at once, without a word to anyone. See `MemoryNetwork.kill`."""
         self._leave()
         for stream in list(self._streams):
             stream.break_off()

@@ -26,7 +26,7 @@ class Link:
     bulk: float = 1.0  # a chunk of `BULK_BYTES` counts so many times: a small model stands for a large one
 
     def seconds(self, size: int) -> float:
-        """How long a chunk of `size` bytes keeps the uplink busy."""
+        """The seconds that a chunk of `size` bytes keeps the uplink busy."""
         return size * (self.bulk if size >= BULK_BYTES else 1.0) / self.bandwidth
 
 
@@ -34,7 +34,7 @@ LinkModel: TypeAlias = Callable[[PeerId, PeerId], Link]  # (sender, receiver)
 
 
 class Faults:
-    """Who is frozen, who is on the other side of a partition, and what waits for that to end."""
+    """Faults: who is frozen, who is on the other side of a partition, and what waits for that to end."""
 
     def __init__(self) -> None:
         self._frozen: set[PeerId] = set()
@@ -67,7 +67,7 @@ class Faults:
         return self._side.get(peer, 0)
 
     def between(self, a: PeerId, b: PeerId) -> bool:
-        """Whether nothing gets from `a` to `b` at present."""
+        """Return whether nothing gets from `a` to `b` at present."""
         if self._frozen and (a in self._frozen or b in self._frozen):
             return True
         return bool(self._side) and self.side(a) != self.side(b)

@@ -23,7 +23,7 @@ _WALK_ROUND_TRIPS = 2  # of a search in the DHT; a walk of hivemind's takes abou
 
 
 class InMemoryPeer(Protocol):
-    """What the network and other peers need of a `protocol.transport.memory.MemoryTransport`."""
+    """The part of a `protocol.transport.memory.MemoryTransport` that the network and other peers need."""
 
     admission: Admission | None
 
@@ -31,10 +31,10 @@ class InMemoryPeer(Protocol):
     def peer_id(self) -> PeerId: ...
 
     def met(self, peer: PeerId) -> None:
-        """A peer has connected to this one."""
+        """Note that a peer has connected to this one."""
 
     def accepts(self, peer: PeerId, protocol: str) -> bool:
-        """Whether this peer takes streams of that protocol, and of that peer."""
+        """Return whether this peer takes streams of that protocol, and of that peer."""
 
     def accept(self, stream: MemoryStream, protocol: str) -> None:
         """Answer a stream that a peer has opened."""
@@ -69,11 +69,11 @@ class MemoryNetwork:
     # --- faults, for tests and simulations
 
     def kill(self, peer: PeerId) -> None:
-        """As kill -9: its streams break at both ends, opening one fails at once, its records run out."""
+        """Kill as kill -9 does: its streams break at both ends, opening one fails at once, its records run out."""
         self._running[peer].die()
 
     def freeze(self, peer: PeerId) -> None:
-        """As SIGSTOP: nothing reaches it or leaves it, and nobody is told. What it was sent waits."""
+        """Freeze as SIGSTOP does: nothing reaches it or leaves it, and nobody is told. What it was sent waits."""
         self.faults.freeze(peer)
 
     def thaw(self, peer: PeerId) -> None:
@@ -161,7 +161,7 @@ class MemoryNetwork:
         return self._islands[peer]
 
     def lets_in(self, peer: PeerId, credential: bytes, *, reads: bool = False) -> bool:
-        """Whether another member takes and, if it `reads`, gives records: the first one asks that has rules."""
+        """Return whether a member takes and, if it `reads`, gives records: the first other with rules is asked."""
         others = (self._running[p].admission for p in self._islands[peer].members if p != peer)
         rules = next((admission for admission in others if admission is not None), None)
         if rules is None or (reads and not rules.is_private):

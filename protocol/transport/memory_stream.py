@@ -21,7 +21,7 @@ END = b""
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """How much a stream may hold, in bytes."""
+    """Limits on what a stream may hold, in bytes."""
 
     window: int = 4 << 20  # a writer waits while more than this is under way or unread
     chunk: int = 256 << 10  # the uplink turns to another stream after this much
@@ -39,7 +39,7 @@ class Uplink:
         self._turns: deque[Pipe] = deque()
 
     def enqueue(self, pipe: Pipe) -> None:
-        """Called when the first chunk of `pipe` begins to wait."""
+        """Queue `pipe` for its turn; called when its first chunk begins to wait."""
         self._turns.append(pipe)
         if len(self._turns) == 1:
             if self._free_at <= self._loop.time():
@@ -96,7 +96,7 @@ class Pipe:
     # --- the sender's side
 
     def full(self, window: int) -> bool:
-        """What a reader already waits for does not count, or a read larger than the window would hang."""
+        """Return whether the window is full. What a reader waits for does not count, or a larger read would hang."""
         return self._under_way + max(0, self._unread - self._wanted) >= window
 
     def put(self, chunk: Chunk) -> None:
@@ -112,7 +112,7 @@ class Pipe:
         await future
 
     def waiting(self) -> bool:
-        """Whether another chunk waits for the uplink."""
+        """True if another chunk waits for the uplink."""
         return bool(self._queue)
 
     def transmit(self) -> float:
@@ -209,7 +209,7 @@ class Pipe:
     # --- the end
 
     def break_off(self) -> None:
-        """Everything under way is lost; both sides notice at once."""
+        """Break the pipe: everything under way is lost; both sides notice at once."""
         self.broken = True
         self._queue.clear()
         self._wire.clear()
@@ -259,7 +259,7 @@ class MemoryStream(Stream):
         return await self._incoming.get(size)
 
     async def write(self, *buffers: Buffer) -> None:
-        """Like `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
+        """See `Stream.write`; a write that is cancelled while it waits for room breaks the stream."""
         async with self._lock:
             self._check_writable()
             loss = self._outgoing.link.write_loss
@@ -302,7 +302,7 @@ class MemoryStream(Stream):
         self.forget()
 
     def break_off(self) -> None:
-        """The connection is lost: both ends fail at once, and what was under way is gone."""
+        """Lose the connection: both ends fail at once, and what was under way is gone."""
         self._outgoing.break_off()
         self._incoming.break_off()
         self.forget()

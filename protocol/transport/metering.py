@@ -1,4 +1,4 @@
-"""What a peer may send and receive, and what it has: one measure for all its streams.
+"""A measure of what a peer may send and receive, and what it has: one for all its streams.
 
 Bytes are counted as an interface counts them. What streams carry is known before it goes; what p2pd adds (encryption,
 headers, acknowledgements, the DHT, others' traffic through a relay) is estimated first and set right once the kernel
@@ -89,12 +89,12 @@ class Meter:
         return f"Sent: {sent} | Received: {received} | {'counted' if self._is_counted else 'estimated'}"
 
     def sending(self, nbytes: int) -> float:
-        """So many bytes of a stream are about to go; returns the seconds to wait before they do."""
+        """Count bytes of a stream that are about to go; return the seconds to wait before they do."""
         self._down.take(nbytes * ACKNOWLEDGED)
         return self._up.take(nbytes * HEADERS)
 
     def received(self, nbytes: int) -> float:
-        """So many have come; returns the seconds to wait before more are taken."""
+        """Count bytes that have come; return the seconds to wait before more are taken."""
         self._up.take(nbytes * ACKNOWLEDGED)
         return self._down.take(nbytes * HEADERS)
 

@@ -38,7 +38,7 @@ IDLE_TIMEOUT = 10  # seconds; a p2pd whose parent died before it connected ends 
 
 @dataclass(frozen=True)
 class Libp2pConfig:
-    """How a peer listens and what it tells others; nothing is looked up or opened here."""
+    """Settings of how a peer listens and what it tells others; nothing is looked up or opened here."""
 
     host: str = "127.0.0.1"  # the address to listen on; "0.0.0.0" for all of IPv4
     port: int = 0  # 0: any free one, kept for as long as the transport lives
@@ -62,7 +62,7 @@ class P2pd:
         meter: Meter = UNMETERED,
         is_counted: bool = True,
     ) -> None:
-        """Unless it `is_counted`, the meter knows only what streams carry."""
+        """The meter knows only what streams carry, unless it `is_counted`."""
         self.p2p = p2p  # hivemind's handle, which its DHT needs
         self.directory = directory  # holds the sockets; nobody else on this machine may enter it
         self.control = P2pdControl(Path(p2p.daemon_listen_maddr["unix"]), meter)
@@ -190,7 +190,10 @@ async def _end(p2p: P2P) -> None:
 
 
 def _listen_address(config: Libp2pConfig) -> str:
-    """p2pd shares a port with other programs without complaint; both would then miss connections."""
+    """Return the address to listen on, if its port is free.
+
+    p2pd shares a port with other programs without complaint; both would then miss connections.
+    """
     if config.announce and not config.port:
         raise UserError("An announced address leads to a fixed port of this machine: choose it with --port.")
     address = require_port(config.host, config.port)
@@ -205,12 +208,12 @@ def _start_failure(error: BaseException, config: Libp2pConfig) -> UserError:
 
 
 def _short_directory() -> str:
-    """A socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
+    """The directory for sockets: a socket's path has 108 bytes at most, which a long TMPDIR would exceed."""
     return tempfile.gettempdir() if len(tempfile.gettempdir()) < 40 else "/tmp"
 
 
 def pids_known() -> str:
-    """Which processes this one sees by their numbers: containers that share a /tmp do not see each other's."""
+    """A name for the processes this one sees by number: containers that share a /tmp do not see each other's."""
     try:
         return f"{Path('/proc/self/ns/pid').stat().st_ino:x}"
     except OSError:
@@ -218,7 +221,7 @@ def pids_known() -> str:
 
 
 def _remove_former() -> None:
-    """The directories of processes that were killed and could not remove their own."""
+    """Remove the directories of processes that were killed and could not remove their own."""
     for directory in Path(_short_directory()).glob(f"noloco-[0-9]*-{pids_known()}-*"):
         if not Path(f"/proc/{directory.name.split('-')[1]}").exists() and Path("/proc/self").exists():
             shutil.rmtree(directory, ignore_errors=True)

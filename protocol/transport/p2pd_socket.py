@@ -29,8 +29,11 @@ _LOOK = 0.2  # seconds between two looks at how much the kernel has taken of wha
 
 
 class P2pdControl:
-    """Every method raises `PeerUnreachable` when p2pd could not do it, `DeadlineExceeded` when it is slow, and
-    `TransportDown` when it is gone."""
+    """Requests to a running p2pd.
+
+    Every method raises `PeerUnreachable` when p2pd could not do it, `DeadlineExceeded` when it is slow, and
+    `TransportDown` when it is gone.
+    """
 
     def __init__(self, socket: Path, meter: Meter = UNMETERED) -> None:
         """`meter` has the say over what the streams carry."""
@@ -58,7 +61,7 @@ class P2pdControl:
         return sorted(PeerId(PeerID(info.id).to_base58()) for info in answer.peers)
 
     async def remote_addresses(self, deadline: float) -> dict[PeerId, list[str]]:
-        """Where the connections lead to or come from, by peer."""
+        """The addresses that the connections lead to or come from, by peer."""
         answer = await self._ask(deadline, pb.Request.LIST_PEERS)
         return {PeerId(PeerID(info.id).to_base58()): _texts(info.addrs) for info in answer.peers}
 

@@ -1,4 +1,4 @@
-"""Whether this machine can listen on an address and a port, and if not, for which of the reasons."""
+"""Checks whether this machine can listen on an address and a port, and if not, for which of the reasons."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def require_port(host: str, port: int) -> Host:
 
 
 def port_is_free(host: str, port: int) -> bool:
-    """Whether a program could listen on `port` of the address `host` now."""
+    """Return whether a program could listen on `port` of the address `host` now."""
     try:
         require_port(host, port)
     except UserError:

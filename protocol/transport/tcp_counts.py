@@ -1,4 +1,4 @@
-"""How much a process has sent and received over TCP, as the Linux kernel counts it: sock_diag(7), struct tcp_info.
+"""Bytes that a process has sent and received over TCP, as Linux counts them: sock_diag(7), struct tcp_info.
 
 Elsewhere, and where that is forbidden, nothing is known.
 """

@@ -46,7 +46,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual_now
 
     def advance_to_next_timer(self) -> None:
-        """Called when no callback is ready; `_scheduled` is asyncio's heap of timers."""
+        """Advance the clock to the next timer when no callback is ready; `_scheduled` is asyncio's heap of timers."""
         timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         if not timers:
             raise Deadlock(_describe(asyncio.all_tasks(self)))
@@ -69,7 +69,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _TimeJumper(selectors.SelectSelector):
-    """Where asyncio would wait for sockets until the next timer, this moves the clock to that timer."""
+    """A selector that moves the clock to the next timer where asyncio would wait for sockets until then."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
