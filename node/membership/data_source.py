@@ -1,4 +1,4 @@
-"""What a node trains on: its data, kept while it serves other stages than the first, and the run's tokenizer.
+"""Opens what a node trains on, its data and the run's tokenizer, and keeps them while it serves other stages.
 
 Seed peer and members give tokenizer.json to whoever asks, in pieces. Whose pieces they were does not matter: the
 whole is what the signed manifest names by its hash, or it is nothing.
@@ -41,10 +41,7 @@ RETRY_SECONDS = 60.0
 
 
 class DataSupply:
-    """Opens the data and tokenizer that a node trains on and keeps them while it serves other stages.
-
-    Mutable state: the data once they were opened, their feed, and the position that the checkpoint had.
-    """
+    """Opens the data and tokenizer that a node trains on and keeps them while it serves other stages."""
 
     def __init__(
         self,
@@ -69,7 +66,7 @@ class DataSupply:
         return f"Data: {data} | Feed: {'none' if self._feed is None else repr(self._feed)}"
 
     def require(self) -> None:
-        """Raises `DataError` when the run leaves the text to its volunteers and this one named none."""
+        """Check that there is text: raises `DataError` when the run leaves it to its volunteers and this one named none."""
         if self._read is None:
             self._plan.require(self._manifest)
 
@@ -103,11 +100,11 @@ class DataSupply:
         return self._feed
 
     def return_to(self, position: Position | None) -> None:
-        """Where the checkpoint was; before the first feed."""
+        """Begin at the position that the checkpoint had; call it before the first feed."""
         self._saved = position
 
     def position(self, step: int | None = None) -> Position | None:
-        """For the checkpoint of the weights after inner step `step`; without one, for that of another stage."""
+        """The position to save with the weights after inner step `step`; without one, with those of another stage."""
         return self._saved if self._feed is None else self._feed.position(step)
 
     def close(self) -> None:
@@ -116,7 +113,7 @@ class DataSupply:
 
 
 class RunTokenizer:
-    """One peer's copy. Mutable state: `raw`, None until it is here; it stays so where bytes are tokens."""
+    """One peer's copy of the run's tokenizer: `raw`, None until it is here, and for good where bytes are tokens."""
 
     def __init__(
         self, manifest: Manifest, rpc: Rpc, view: View, state: StateDirectory | None = None, own: str = ""
@@ -154,7 +151,7 @@ class RunTokenizer:
         self.raw = raw
 
     async def get_in_time(self) -> None:
-        """Until it is here, however often that fails: for peers that only give it to others, or may need it later."""
+        """Retry `get` until it succeeds: for peers that only give the tokenizer to others, or may need it later."""
         while True:
             try:
                 await self.get()
@@ -164,7 +161,7 @@ class RunTokenizer:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _here(self) -> bytes | None:
-        """On this machine. A kept copy that is damaged counts as none, and is fetched again."""
+        """The copy on this machine. A kept copy that is damaged counts as none, and is fetched again."""
         if self._own:
             raw = read_tokenizer(self._own)
             load_tokenizer(raw, self._manifest)

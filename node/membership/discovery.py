@@ -54,7 +54,7 @@ def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, l
 
 
 def keys_to_announce(run_id: str, stage: int, me: PeerId, level: int) -> list[str]:
-    """Where a replica's record belongs at this level: first its own place, then the sample, if it is of that."""
+    """The keys for a replica's record at this level: first its own place, then the sample, if it belongs there."""
     own = record_key(run_id, stage, me, level)
     return [own, stage_key(run_id, stage)] if level and is_sampled(me, level) else [own]
 
@@ -94,11 +94,7 @@ async def _read(transport: Transport, key: str, stage: int) -> list[Member]:
 
 
 class Discovery:
-    """Keeps this node's record in the DHT fresh, and its view of the stages that matter to it.
-
-    Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved, how far the
-    wall clock is ahead of elapsed time.
-    """
+    """Keeps this node's record in the DHT fresh, and its view of the stages that matter to it."""
 
     def __init__(
         self,
@@ -271,10 +267,7 @@ class Discovery:
 
 
 class Renewal:
-    """Renews one record in the DHT until told to stop.
-
-    Mutable state: whether it runs. Without it the record ends after its lifetime, in seconds.
-    """
+    """Renews one record in the DHT until told to stop; without it the record ends after its lifetime, in seconds."""
 
     def __init__(
         self, name: str, put: Callable[[], Awaitable[object]], lifetime: float, supervisor: Supervisor
@@ -291,13 +284,13 @@ class Renewal:
         return f"{self._name} | {'running' if self._runs else 'ended'} | Every: {self._pause:.1f} s"
 
     def begin(self) -> None:
-        """For a record that was just put; may be repeated."""
+        """Keep a record that was just put alive; may be repeated."""
         if not self._runs:
             self._runs = True
             self._group.keep(self._name, self._run, "Others may take it for gone.")
 
     async def end(self) -> None:
-        """The record stands for up to a lifetime more. May be repeated, and started again."""
+        """Stop renewing: the record stands for up to a lifetime more. May be repeated, and started again."""
         self._runs = False
         await self._group.close()
 

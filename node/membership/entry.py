@@ -62,7 +62,7 @@ async def _shown_to_a_few(rpc: Rpc) -> None:
 
 
 def credential(admission: Admission, token: str, run: str) -> bytes:
-    """What this peer shows to a private run; nothing, if the manifest names it. Raises `TokenError`."""
+    """The credential that this peer shows to a private run; empty if the manifest names it. Raises `TokenError`."""
     if admission.me in admission.rules.peers:
         return b""
     if not token:

@@ -1,4 +1,4 @@
-"""Which stage a newcomer takes: it looks around, measures a few links, claims a stage, and looks again."""
+"""Chooses a newcomer's stage: it looks around, measures a few links, claims a stage, and looks again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ VISITS_DEADLINE = 10.0
 
 class Newcomer:
     """Chooses the stage that a newcomer takes, and announces that until it serves.
-
-    Mutable state: the view of all stages, the links measured on the way, and the claim of this node.
 
     The claim is renewed until `let_go`: whoever looks while this node still makes its parts must see it.
     """
@@ -114,7 +112,7 @@ class Newcomer:
         return now, self._transport.peer_id
 
     async def _newcomers(self) -> list[Arrival]:
-        """Of one network those that came first, unless all are of one."""
+        """Read who else is joining: of each network those that came first, or all where there is only one network."""
         found: dict[str, list[Arrival]] = {}
         for record in await self._transport.get(joining_key(self._run_id), DHT_DEADLINE):
             try:
@@ -146,7 +144,7 @@ class Newcomer:
     # --- links --------------------------------------------------------------------------------
 
     async def _look_around(self) -> bool:
-        """Let others see the intention; meanwhile measure a few links where they can decide. Whether they can."""
+        """Let others see the intention; meanwhile measure a few links where they can decide. Returns whether they can."""
         settled = asyncio.get_running_loop().time() + SETTLE_SECONDS
         peers = await self._survey()
         stages = poorest_stages(Capacities(peers, self._work), self._may_serve)
@@ -216,7 +214,7 @@ class Newcomer:
         return stage
 
     async def _claim_stage(self, stage: int) -> None:
-        """A claim that takes longer to store than others wait to see it is made again, as a later one."""
+        """Claim the stage. A claim that takes longer to store than others wait to see it is made again, as a later one."""
         loop = asyncio.get_running_loop()
         for _ in range(LOOKS):
             began = loop.time()
@@ -240,7 +238,7 @@ class Newcomer:
         await self._transport.put(key, claim.to_bytes(), lifetime, DHT_DEADLINE)
 
     async def let_go(self) -> None:
-        """This node's own record takes the claim's place, or the claim ends after a record's lifetime."""
+        """Stop renewing the claim: this node's own record takes its place, or it ends after a record's lifetime."""
         await self._renewal.end()
 
     def _as_peer(self, stage: int) -> Peer:
