@@ -55,7 +55,7 @@ class RecordReader:
         return found
 
     def _opened(self, shared: SharedRecord) -> Member:
-        """Authenticate a record that was shown and open it. Raises `RecordError` for what is not a current record of the run."""
+        """Open a record that was shown. Raises `RecordError` for what is not a current record of the run."""
         peer = PeerId(shared.peer)
         check_lifetime(shared.expires, self._transport.now())
         key = record_key(self._run_id, shared.stage, peer, shared.level)

@@ -1,4 +1,4 @@
-"""Leads from an address to the run: reach a member, learn the manifest, check that the clocks agree; and answer others.
+"""Leads from an address to the run: reaches a member, learns the manifest, checks the clocks; and answers others.
 
 The manifest also says how large the frames are that a member may get.
 """

@@ -108,7 +108,7 @@ class Ledger:
         self._proofs.pop(peer, None)
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        """Return whether `peer` is in quarantine: nothing is sent to it, no proposal made to it, none taken from it."""
+        """Return whether `peer` is in quarantine: nothing is sent or proposed to it, no proposal taken from it."""
         record = self._offences.get(peer)
         return record is not None and now < record.until
 
@@ -147,7 +147,7 @@ class Shares:
 
 
 def fair_shares(peers: Sequence[PeerId], group_of: Callable[[PeerId], Hashable]) -> Shares:
-    """Share out equally among groups: networks and, by themselves, familiar peers. A lone group's peers share everything."""
+    """Share out among groups: networks and, by themselves, familiar peers. Peers of one group alone share all."""
     groups = {peer: group_of(peer) for peer in peers}
     sizes = Counter(groups.values())
     of_group = 1 / len(sizes) if sizes else 1.0
@@ -157,7 +157,7 @@ def fair_shares(peers: Sequence[PeerId], group_of: Callable[[PeerId], Hashable])
 def thinned(
     peers: Sequence[PeerId], group_of: Callable[[PeerId], Hashable], rng: random.Random
 ) -> list[PeerId]:
-    """Keep of each group at most `MOST_OF_NETWORK` times the median group's size, drawn at random; the order stays."""
+    """Keep of each group at most `MOST_OF_NETWORK` times the median group's size, drawn at random, in order."""
     if len(set(map(group_of, peers))) == len(peers):
         return list(peers)
     groups: dict[Hashable, list[PeerId]] = {}

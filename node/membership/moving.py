@@ -160,7 +160,7 @@ class Mover:
     # --- the lease ----------------------------------------------------------------------------
 
     async def _take_lease(self, source: int, target: int, peers: Sequence[Peer]) -> bool:
-        """Claim the move; returns whether this node may make it: its claim stands and none of the `peers` came before it.
+        """Claim the move; returns whether this node may make it: its claim stands and no peer's came before it.
 
         Claims are seen by others before `SETTLE_SECONDS` are over: one that takes longer to store is withdrawn.
         """
@@ -222,7 +222,7 @@ class Mover:
         return {peer: replica for peer, (replica, _) in self._seen.items()}
 
     def _has_turn(self, group: str) -> bool:
-        """Return whether claims of this network, or peer, count: for `LONGEST_CLAIM` from the first one that was seen."""
+        """Return whether claims of this network, or peer, count: for `LONGEST_CLAIM` from the first one seen."""
         now = self._view.elapsed()
         over = [known for known, since in self._claimed.items() if now - since > CLAIMS_APART * LONGEST_CLAIM]
         for known in over:

@@ -144,7 +144,7 @@ class Newcomer:
     # --- links --------------------------------------------------------------------------------
 
     async def _look_around(self) -> bool:
-        """Let others see the intention; meanwhile measure a few links where they can decide. Returns whether they can."""
+        """Show the intention; meanwhile measure a few links where they can decide. Returns whether they can."""
         settled = asyncio.get_running_loop().time() + SETTLE_SECONDS
         peers = await self._survey()
         stages = poorest_stages(Capacities(peers, self._work), self._may_serve)
@@ -214,7 +214,7 @@ class Newcomer:
         return stage
 
     async def _claim_stage(self, stage: int) -> None:
-        """Claim the stage. A claim that takes longer to store than others wait to see it is made again, as a later one."""
+        """Claim the stage; again, as a later claim, when that takes longer to store than others wait to see it."""
         loop = asyncio.get_running_loop()
         for _ in range(LOOKS):
             began = loop.time()

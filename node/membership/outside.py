@@ -54,7 +54,7 @@ class Rented:
 
 
 def announced(given: Sequence[str], port: int, own: PeerId | None = None) -> tuple[str, ...]:
-    """The addresses to announce from the start: the volunteer's, else the one that a rented machine's environment names.
+    """The addresses to announce from the start: the volunteer's, else that of a rented machine's environment.
 
     `own` is this peer's id. Raises `UserError` for an address of the volunteer's at which nobody can dial this peer.
     """

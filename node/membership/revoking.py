@@ -57,7 +57,7 @@ class Revoking:
         return Answer(Revoked(sealed=self._admission.sealed if is_news else b""))
 
     async def run(self, ended: Callable[[NodeFailed], None]) -> None:
-        """Look for the list for ever. `ended` is called with the reason once this peer itself may not be here any more."""
+        """Look for ever. `ended` is called with the reason once this peer itself may not be here any more."""
         while True:
             try:
                 await self.look()
@@ -75,7 +75,7 @@ class Revoking:
             await asyncio.sleep(PAUSE)
 
     async def look(self) -> None:
-        """Look once: in the DHT, and with one other member. Takes `DHT_DEADLINE` and `ASK_DEADLINE`, twice, at most."""
+        """Look in the DHT, and ask one other member. Takes `DHT_DEADLINE` and `ASK_DEADLINE`, twice, at most."""
         admission, transport = self._admission, self._rpc.transport
         key = revoked_key(admission.run_id)
         records = await transport.get(key, DHT_DEADLINE)

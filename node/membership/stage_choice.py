@@ -162,7 +162,7 @@ def _difference(
 
 
 class Abilities:
-    """The stages that this machine can serve, by memory, disk, and text for the first one, and those it would move to."""
+    """The stages that this machine can serve, by memory, disk, and text for the first one; and would move to."""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest, state: StateDirectory | None, data: DataSupply
@@ -185,7 +185,7 @@ class Abilities:
         return Room(room.free + freed, room.limit, room.source)
 
     def require(self, stage: int, freed: int = 0) -> None:
-        """Check that the stage fits, once `freed` bytes of memory are given back. Raises `UserError` when it does not."""
+        """Check that the stage fits, `freed` bytes of memory being given back before. Raises `UserError` if not."""
         require_memory(self._manifest, stage, self._room(freed), self._config.recompute, self._on_host)
         if not self._on_host:
             require_host_memory(self._manifest, stage, host_room())
@@ -195,7 +195,7 @@ class Abilities:
             self._data.require()
 
     def check_move(self, source: int, target: int) -> None:
-        """Check that `target` can be served instead of `source`. Raises `UserError` if not, and leaves it out from then on."""
+        """Check that `target` can replace `source`. Raises `UserError` if not: others are asked from then on."""
         try:
             self.require(target, freed=memory_of_state(self._manifest, source))
         except UserError:

@@ -196,7 +196,7 @@ class View:
         return sorted(self._members)
 
     def clock_jumped(self, seconds: float) -> None:
-        """Note that the wall clock jumped ahead by so much: a record keeps the time it had left, until it is read again."""
+        """Note a jump of the wall clock ahead: each record keeps the time it had left, until it is read again."""
         self._listed.clear()
         for member in list(self._members.values()):
             kept = replace(member, kept=member.kept + seconds)

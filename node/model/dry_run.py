@@ -39,7 +39,7 @@ class DryRunResult:
     room: int
 
     def described(self) -> str:
-        """For people."""
+        """Say for people how much of its room the activations take."""
         taken = self.cost.of(self.execution.in_flight)
         return f"activations take {size(taken)} of the {size(self.room)} left for them, measured"
 
@@ -60,8 +60,6 @@ def dry_run(replica: Replica, recompute: str, most_memory: int) -> DryRunResult:
 
 class DryRun:
     """Measures the memory of a training step before the replica serves, and finds the largest that fits.
-
-    Mutable state: what one and two sequences took, in each mode that was tried, and what whole microbatches did.
 
     `room` tells what may still be taken of the device's memory. Called by the compute thread.
     """
@@ -120,7 +118,7 @@ class DryRun:
     # --- what each way costs ------------------------------------------------------------------
 
     def _probe(self, recomputes: bool) -> list[MicrobatchBytes]:
-        """What one and two sequences take in this mode, where the formula gives reason to hope."""
+        """Measure one and two sequences in this mode, where the formula gives reason to hope."""
         costs = list[MicrobatchBytes]()
         for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
             if self._formula(ExecutionMode(recomputes, sequences, 1)).peak > self._usable:
@@ -135,7 +133,7 @@ class DryRun:
         return costs
 
     def _cost(self, way: ExecutionMode) -> MicrobatchBytes | None:
-        """Measured for whole microbatches that were computed, else from one and two sequences."""
+        """The cost as measured, for whole microbatches that were computed, else from one and two sequences."""
         if way in self._whole:
             return self._whole[way]
         sequences = way.at_once or self._manifest.inner.sequences
@@ -203,11 +201,11 @@ class DryRun:
 
 
 class MemoryMeter(abc.ABC):
-    """What a piece of work takes of a device's memory. One measurement at a time."""
+    """Measures what a piece of work takes of a device's memory, one measurement at a time."""
 
     @abc.abstractmethod
     def begin(self) -> None:
-        """What is held now is the zero of `held` and `peak`."""
+        """Begin a measurement: what is held now is the zero of `held` and `peak`."""
 
     @abc.abstractmethod
     def held(self) -> int:

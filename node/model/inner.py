@@ -49,7 +49,7 @@ def learning_rate(inner: Inner, step: int) -> float:
 
 
 class AdamW:
-    """On a part of the flat tensors, fused.
+    """Fused AdamW on a part of the flat tensors.
 
     By torch's function: the class `torch.optim.AdamW` loads torch's compiler, 70 MB and seconds that no step needs.
     """
@@ -77,7 +77,7 @@ class AdamW:
 class InnerOptimizer:
     """AdamW in parts: the matrices, which decay, and the vectors, which do not; with Muon for the layers' matrices.
 
-    Mutable state: both moments, flat float32, and how many updates they are made of.
+    `moments` are both moments, flat float32, made of so many `updates`.
     """
 
     def __init__(self, inner: Inner, flat: FlatParameters) -> None:
@@ -125,7 +125,7 @@ def norm_of(gradients: torch.Tensor) -> float:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether none of them holds NaN or infinity."""
+    """Return whether none of the tensors holds NaN or infinity."""
     try:
         for tensor in tensors:
             require_finite(tensor)

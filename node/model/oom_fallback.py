@@ -1,4 +1,4 @@
-"""When memory runs out while a microbatch is computed: what is given up, and trying again.
+"""Gives something up and tries again when memory runs out while a microbatch is computed.
 
 A dry step has found out what fits before a node serves, but other programs take memory later. In this order a stage
 keeps fewer microbatches in flight, computes fewer sequences at once, and computes activations again. It never goes
@@ -30,7 +30,7 @@ Again: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
 class MemoryPolicy(Protocol):
-    """What happens when memory runs out in a pass."""
+    """Decides what happens when memory runs out in a pass."""
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """A pass that keeps no graph."""
@@ -90,7 +90,7 @@ class OomFallback:
             self._make_smaller()
 
     def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
-        """Like `run`. Raises `OutOfMemory` also while graphs of others are held: these must go first."""
+        """Run as `run` does. Raises `OutOfMemory` also while graphs of others are held: these must go first."""
         while True:
             try:
                 leaf, outputs = retried(work, inputs)
@@ -132,7 +132,7 @@ class OomFallback:
             self._change(smaller)
 
     def _track_graph(self, outputs: torch.Tensor) -> None:
-        """The graph behind these outputs, if there is one, is kept until nobody refers to them any more."""
+        """Track the graph behind these outputs, if there is one: it is kept until nobody refers to them any more."""
         self._graphs = [graph for graph in self._graphs if graph() is not None]
         if outputs.requires_grad:
             self._graphs.append(weakref.ref(outputs))

@@ -29,7 +29,7 @@ Learned: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # the loss, and i
 class Passes:
     """Runs forward and backward passes of microbatches through one stage.
 
-    Mutable state: how passes are computed from now on; float32 with nothing recomputed until that is told.
+    Passes are computed as `execution` says: float32 with nothing recomputed until that is told.
     """
 
     def __init__(self, stage: Stage, device: torch.device, slow_weights: Mapping[str, torch.Tensor]) -> None:
@@ -62,17 +62,17 @@ class Passes:
             self._working = None
 
     def weights_changed(self) -> None:
-        """θ is another than when the last pass began."""
+        """Note that θ is another than when the last pass began."""
         if self._working is not None:
             self._working.is_stale = True
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether part of a microbatch is in the gradients, and nobody has come to add the rest."""
+        """True if part of a microbatch is in the gradients and nobody has come to add the rest."""
         return self._is_spoiled or (self._unfinished is not None and self._unfinished.has_begun)
 
     def gradients_forgotten(self) -> None:
-        """The gradients are zeros: a batch begins, as if no pass had run."""
+        """Note that the gradients are zeros: a batch begins, as if no pass had run."""
         self.has_run = self._is_spoiled = False
         self._unfinished = None
 
@@ -210,7 +210,7 @@ class Passes:
         return loss, self._finished(unfinished)
 
     def _begun(self, inputs: torch.Tensor) -> Unfinished:
-        """What a pass of the same microbatch that failed has left to do; all of it where there was none."""
+        """The rest of a pass of the same microbatch that failed; all of the microbatch where there was none."""
         unfinished = self._unfinished
         if unfinished is None or unfinished.inputs is not inputs:
             self._is_spoiled = self.is_spoiled

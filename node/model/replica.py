@@ -51,10 +51,7 @@ Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parame
 
 
 class Replica:
-    """One copy of a stage: its weights and everything that training changes.
-
-    Mutable state: θ, φ, δ, AdamW's moments, what is owed to partners, accumulated gradients, step and round.
-    """
+    """One copy of a stage: its weights and everything that training changes."""
 
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
@@ -118,7 +115,7 @@ class Replica:
         return StepReport(self.step, norm, rate, left_out)
 
     def _judged(self, gradients: torch.Tensor) -> tuple[float, LeftOut]:
-        """Their norm, and why they are not to be learned from, if they are not."""
+        """Return the norm of the gradients, and why they are not to be learned from, if they are not."""
         if self._void_steps:
             return math.nan, "replaced"
         if self.passes.is_spoiled:
@@ -240,7 +237,7 @@ class Replica:
         self.steps_in_round = 0
 
     def _step_piece(self, mean_z: Callable[[], torch.Tensor], bounds: slice) -> None:
-        """Without memory for the mean: as a group of one, in place."""
+        """Take the outer step over one piece; without memory for the mean, as a group of one, in place."""
         phi, delta = self.phi[bounds], self.delta[bounds]
         try:
             mean = retried(mean_z)
@@ -290,7 +287,7 @@ class Replica:
         return self.snapshots.read(self.round, self.piece_bounds(index))
 
     def is_finite(self) -> bool:
-        """Whether all that it holds is finite; a pass over each tensor, no memory."""
+        """Return whether all that the replica holds is finite; takes a pass over each tensor, and no memory."""
         return are_finite((self.flat.values, self.phi, self.delta, *self.optimizer.moments))
 
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
@@ -306,7 +303,7 @@ class Replica:
         self.passes.weights_changed()
 
     def adopt(self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int) -> None:
-        """After a download of all pieces: continue from them and from the donor's count of steps and rounds.
+        """Continue from a download of all pieces, and from the donor's count of steps and rounds.
 
         AdamW's updates are taken to be the donor's steps: donors do not tell how many of them were left out.
         """
@@ -316,7 +313,7 @@ class Replica:
         self._begin_anew(step, round_, updates=step)
 
     def _begin_anew(self, step: int, round_: int, updates: int) -> None:
-        """Nothing is left of the state before: nor its gradients.
+        """Forget all of the state before, and its gradients.
 
         Microbatches that have run forward with the old weights still come back: their batches are left out.
         """
@@ -342,7 +339,7 @@ class Replica:
     def state(self) -> StageState:
         """Everything that the next inner step, and the outer step of this round, depend on; it goes on changing.
 
-        Without the gradients of the batch that is under way: its microbatches are drawn again.
+        The gradients of the batch that is under way are left out: its microbatches are drawn again.
         """
         first, second = self.optimizer.moments
         return StageState(

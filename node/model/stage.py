@@ -68,7 +68,7 @@ class Stage(nn.Module):
 
     @property
     def head(self) -> torch.Tensor:
-        """What logits are made with, [vocabulary, hidden]; the first stage's, in a ring."""
+        """The matrix that logits are made with, [vocabulary, hidden]; the first stage's, in a ring."""
         module = self.embed_tokens if self.is_tied else self.lm_head
         assert isinstance(module.weight, torch.Tensor)
         return module.weight
@@ -80,7 +80,7 @@ class Stage(nn.Module):
         cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> torch.Tensor:
-        """Like `body`, with logits [sequences, tokens, vocabulary] at the end of the model if it `gives_logits`.
+        """Run `body`, and at the end of the model make logits [sequences, tokens, vocabulary] if it `gives_logits`.
 
         In a ring the first stage makes them of what it gets from the last one, with `is_back`.
         """
@@ -171,7 +171,7 @@ def parameter_count(manifest: Manifest, index: int) -> int:
 
 
 def described_parameters(manifest: Manifest) -> str:
-    """For people: a model is often called by its blocks alone."""
+    """Describe the number of parameters for people: a model is often called by its blocks alone."""
     total = sum(parameter_count(manifest, stage) for stage in range(manifest.stages))
     model = manifest.model
     vocabulary = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)

@@ -44,7 +44,7 @@ class Rows:
 class Unfinished:
     """The parts of a microbatch whose backward pass was interrupted, so that it can be resumed.
 
-    Mutable state: what is to be done of a microbatch, and what the parts that are over gave, in order.
+    The lists hold what the parts that are over gave, in order.
     """
 
     inputs: torch.Tensor  # as the caller gave them; compared by identity
@@ -63,14 +63,12 @@ class Unfinished:
 
     @property
     def has_begun(self) -> bool:
-        """Whether some gradient holds some of it."""
+        """True if some gradient holds some of it."""
         return bool(self.over or any(part.added for part in self.to_do))
 
 
 class Accumulation:
     """Notes which gradients a part of a backward pass has already added to, by hooks on the parameters.
-
-    Mutable state: the numbers of the parameters whose gradients took something in since the present part began.
 
     Watches the parameters of one stage for as long as that lives, and does not make it live longer: autograd's hooks
     hold numbers alone, since Python's collector does not see a parameter that a hook of its own refers to.
@@ -85,7 +83,7 @@ class Accumulation:
 
     @torch.no_grad()
     def add_to_head(self, head: torch.Tensor, by_weight: torch.Tensor, share: float) -> None:
-        """The head's gradient by the loss, times `share`, unless it is in."""
+        """Add the head's gradient by the loss, times `share`, unless it is in."""
         assert head.grad is not None
         if HEAD not in self._added:
             head.grad.add_(by_weight, alpha=share)
@@ -118,7 +116,7 @@ class Accumulation:
 def backward(
     outputs: torch.Tensor, by_outputs: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """Like `torch.autograd.backward` with gradients by `outputs`, which imports sympy to compare two shapes:
+    """Do what `torch.autograd.backward` does with gradients by `outputs`, which imports sympy to compare two shapes:
     37 MB of every node and a second of its start. Raises `ValueError` for another shape than the outputs'.
     """
     if by_outputs.shape != outputs.shape:

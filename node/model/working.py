@@ -29,9 +29,7 @@ class _Master:
 class WorkingWeights:
     """Keeps bf16 copies of a stage's matrices for multiplication, made anew when θ changes.
 
-    Mutable state: the copies, which stand in the layers until `withdraw`, and whether θ has changed since.
-
-    Called by the compute thread.
+    The copies stand in the layers until `withdraw`. Called by the compute thread.
     """
 
     def __init__(self, stage: Stage, makes_logits: bool) -> None:
