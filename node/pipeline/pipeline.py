@@ -1,4 +1,4 @@
-"""The way of a microbatch through this stage: admission, forward, onward, backward, answer."""
+"""Takes a microbatch through this stage: admission, forward, onward, backward, answer."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a microbatch runs or waits here."""
+        """True if a microbatch runs or waits here."""
         return self._gate.is_busy
 
     def prepare_to_leave(self) -> None:
@@ -91,7 +91,7 @@ class Pipeline:
 
     @property
     def gradients_in(self) -> int:
-        """How many microbatches of this step have theirs in."""
+        """The number of microbatches of this step that have their gradients in."""
         return self._gate.gradients_in
 
     async def drain(self) -> None:
@@ -128,7 +128,7 @@ class Pipeline:
             raise Refused("not-serving", f"this node serves stage {self._context.stage}")
 
     async def _train_received(self, microbatch: ReceivedMicrobatch) -> Answer[Gradient]:
-        """Like `train`; what the sender has had done is counted for receipts."""
+        """Train a microbatch as `train` does; what the sender has had done is counted for receipts."""
         context = self._context
         answer = await self.train(microbatch)
         context.ledger.note_given(microbatch.sender)
@@ -137,7 +137,7 @@ class Pipeline:
         return answer
 
     async def on_return(self, request: Request[Return]) -> Answer[Gradient]:
-        """In a ring: the head, the loss and their gradient of what this peer has drawn, or another one has.
+        """Compute a ring's head and loss and their gradient, for what this peer has drawn, or another one has.
 
         It waits for nobody, as the microbatch that it is part of has its place in the step already.
         """
@@ -244,11 +244,11 @@ class Pipeline:
                 self.doubt.set()
 
     def _adapt(self, seconds: float) -> None:
-        """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
+        """Adapt to a gradient that came back after `seconds`: keep as many microbatches in flight as hide such a time."""
         fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
         self._gate.allow(min(fitting, self._window.in_flight(seconds, self._seconds_each())))
 
     def _seconds_each(self) -> float:
-        """That this device computes for a microbatch, mean so far."""
+        """Seconds that this device computes for a microbatch, the mean so far."""
         context = self._context
         return context.compute.busy.seconds() / (context.throughput.microbatches + 1)

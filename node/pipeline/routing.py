@@ -1,4 +1,4 @@
-"""Which next-stage peer gets a microbatch: random, weighted by what this sender measured, never starving anyone.
+"""Chooses the next-stage peer for a microbatch: random, weighted by what this sender measured, never starving anyone.
 
 What a peer says of itself can only lower its share. What it does can be a lie as well: noise is quick to make. So
 nobody gets more than `MOST_SHARES` fair shares of what this sender sends, until its work was compared with others'.
@@ -43,10 +43,7 @@ class _Measured:
 
 
 class Router:
-    """Chooses the next-stage peer for a microbatch at random, weighted by measured answer times.
-
-    Mutable state: the last answer times and the load of each peer, and who got the last microbatches.
-    """
+    """Chooses the next-stage peer for a microbatch at random, weighted by measured answer times."""
 
     def __init__(
         self,
@@ -123,7 +120,7 @@ class Router:
         return chosen
 
     def is_full(self, peer: PeerId, peers: Sequence[PeerId]) -> bool:
-        """Whether it has all of the last microbatches that one of the `peers` gets."""
+        """Return whether the peer has all of the last microbatches that one of the `peers` gets."""
         return peer in self._full(self._shares(peers))
 
     def _full(self, shares: Shares) -> set[PeerId]:

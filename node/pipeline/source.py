@@ -50,7 +50,7 @@ class MicrobatchSource:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time that the volunteer gave is over."""
+        """True if the time that the volunteer gave is over."""
         elapsed = asyncio.get_running_loop().time() - self._began
         return bool(self._max_seconds) and elapsed >= self._max_seconds
 
@@ -76,7 +76,7 @@ class MicrobatchSource:
         self._feed.commit(step)
 
     def tell(self) -> None:
-        """How long training waited for data."""
+        """Report how long training waited for data."""
         self._context.counters.data_wait = self._feed.waited()
         self._report.tell()
 
@@ -115,10 +115,7 @@ class MicrobatchSource:
 
 
 class DropBackoff:
-    """Spaces out replacements for dropped microbatches and says when to report them.
-
-    Mutable state: how many in a row, how many since people were told, and when that was.
-    """
+    """Spaces out replacements for dropped microbatches and says when to report them."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -126,7 +123,7 @@ class DropBackoff:
         self._told = float("-inf")
 
     def note(self) -> float:
-        """Another one; returns the seconds to wait before the next is drawn."""
+        """Note another dropped one; returns the seconds to wait before the next is drawn."""
         self._untold += 1
         self._in_a_row += 1
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
@@ -135,7 +132,7 @@ class DropBackoff:
         self._in_a_row = 0
 
     def due_report(self, now: float) -> int:
-        """How many to tell of now, at loop time `now`; 0 when it is too soon."""
+        """The number to report at loop time `now`; 0 when it is too soon."""
         if now - self._told < TOLD_SECONDS:
             return 0
         self._told, count = now, self._untold

@@ -1,4 +1,4 @@
-"""The way of a microbatch to the next stage: one of two random live peers, and another one when that fails.
+"""Sends a microbatch to the next stage: one of two random live peers, and another one when that fails.
 
 In a ring the stage after the last is the first one, and the peer that drew the sequences comes before random ones.
 """
@@ -48,10 +48,7 @@ ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the
 
 
 class StageClient:
-    """Sends microbatches to peers of the next stage and tries another peer when one fails.
-
-    Mutable state: what the router, the deadline and the record of conduct learned; whether this node leaves.
-    """
+    """Sends microbatches to peers of the next stage and tries another peer when one fails."""
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
@@ -78,7 +75,7 @@ class StageClient:
         self._leaving = True
 
     async def send(self, microbatch: Microbatch, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
-        """To random peers of the next stage until one answers; returns its loss and the gradient.
+        """Send to random peers of the next stage until one answers; returns its loss and the gradient.
 
         The parcel has activations and labels. Each failure costs one resend to another peer. With no live peer this
         waits for one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
