@@ -66,7 +66,7 @@ class DataSupply:
         return f"Data: {data} | Feed: {'none' if self._feed is None else repr(self._feed)}"
 
     def require(self) -> None:
-        """Check that there is text. Raises `DataError` when the run leaves it to its volunteers and none was named."""
+        """Check that there is text. Raises `DataError` when the run leaves it to its volunteers and none is named."""
         if self._read is None:
             self._plan.require(self._manifest)
 

@@ -71,7 +71,7 @@ class StageWork:
         return self._learn(self._passes.last_stage, inputs, labels)
 
     def head(self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool) -> Pending[LossAndAnswer]:
-        """Run a ring's head at the first stage, as `last_stage`. Without `learns` parameters get no gradient of it."""
+        """Run the head in a ring's first stage, as `last_stage`. Without `learns` parameters get no gradient."""
         return self._learn(self._passes.head, inputs, labels, learns)
 
     def evaluate(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[Encoded]:

@@ -48,7 +48,7 @@ def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def judged(answers: Mapping[PeerId, torch.Tensor]) -> Comparison:
-    """Find the peers that agree with another one; of `JUDGES`, also the one that agrees with neither of two that do."""
+    """Find the peers that agree with another; of `JUDGES`, the one that agrees with neither of two that do."""
     pairs = [pair for pair in combinations(answers, 2) if agree(answers[pair[0]], answers[pair[1]])]
     agreeing = frozenset(peer for pair in pairs for peer in pair)
     alone = answers.keys() - agreeing

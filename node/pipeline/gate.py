@@ -172,7 +172,7 @@ class Gate:
 
     @property
     def backlog(self) -> int:
-        """The number of microbatches that run or wait here. Raises `Refused` "busy" when one more would not be taken."""
+        """Microbatches that run or wait here. Raises `Refused` "busy" when one more would not be taken."""
         if self._held:
             raise Refused("busy", "this replica is at the end of its round")
         if self.waiting >= self._admission.queue_limit:

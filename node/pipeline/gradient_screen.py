@@ -33,8 +33,8 @@ TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica 
 class Norms:
     """The usual norm of recent gradients, and what is far beyond it.
 
-    The median holds while fewer than half of the last `HISTORY` norms lie. What is out of proportion enters as the most
-    that is not, so that a scale that has changed for good is accepted after half a history.
+    The median holds while fewer than half of the last `HISTORY` norms lie. What is out of proportion enters as the
+    most that is not, so that a scale that has changed for good is accepted after half a history.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class Memories:
         return sum(memory.nbytes for _, memory in self._kept.values())
 
     def take(self, key: Key, position: int) -> Memory | None:
-        """Take out what is kept for the answer, None at its start. Raises `Refused` if that is not `position` tokens."""
+        """Take out what is kept for the answer; None at its start. Raises `Refused` if not `position` tokens are."""
         _, memory = self._kept.pop(key, (0.0, None))
         if not position:
             return None
@@ -103,7 +103,10 @@ class Memories:
 
 
 class Leftover:
-    """The compute thread for those who stand behind training, one at a time; they wait while their share is used up."""
+    """The compute thread for work that stands behind training, one piece at a time, within a share.
+
+    Work waits while its share is used up.
+    """
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute

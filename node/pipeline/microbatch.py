@@ -91,7 +91,7 @@ class Microbatch(abc.ABC):
 
     @property
     def onward_name(self) -> str:
-        """The name of its activations at the next stage: under the same name, others would get the answer to these."""
+        """The name of its activations at the next stage: others under the same name would get the answer to these."""
         return hashlib.blake2b(self.place.encode(), digest_size=24).hexdigest()
 
     # --- passes -------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Microbatch(abc.ABC):
         self._done_onward = progress.done
 
     def progress(self) -> Progress:
-        """The progress that its sender is told. Whatever the device finishes while it is here brings its turn closer."""
+        """The progress to tell its sender. Whatever the device finishes while it is here brings its turn closer."""
         ahead = self._parts.gate.before(self.place) if self._state == "queued" else self._ahead
         return Progress(state=self._state, ahead=ahead, done=self._done + self._finished_since())
 

@@ -244,7 +244,7 @@ class Pipeline:
                 self.doubt.set()
 
     def _adapt(self, seconds: float) -> None:
-        """Adapt to a gradient that came back after `seconds`: keep as many microbatches in flight as hide such a time."""
+        """Keep as many microbatches in flight as hide the `seconds` after which a gradient came back."""
         fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
         self._gate.allow(min(fitting, self._window.in_flight(seconds, self._seconds_each())))
 

@@ -29,10 +29,7 @@ from protocol.rpc import Answer, Request, Rpc
 
 
 class PairAverager(Averager):
-    """Averages with one random replica of the stage in each round.
-
-    Mutable state: the search for a partner, the exchanges, the spread as known.
-    """
+    """Averages with one random replica of the stage in each round."""
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         super().__init__(context, replica)
@@ -68,7 +65,7 @@ class PairAverager(Averager):
         self.matchmaker.step_done(seconds)
 
     def agreed(self, pair: Pair) -> None:
-        """The pair of this round is agreed on, perhaps in place of one that came to nothing."""
+        """Begin with the pair of this round, agreed on perhaps in place of one that came to nothing."""
         self.exchanges.drop_unless(self._is_wanted)
         self.exchanges.begin(pair)
 

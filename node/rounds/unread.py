@@ -18,7 +18,7 @@ WORD = 32  # bits of an entry
 
 @dataclass(frozen=True)
 class Reading:
-    """How each block was read, [blocks]."""
+    """The outcome of reading each block, [blocks]."""
 
     found: torch.Tensor  # how far the partner is away: the root mean square of a value's difference
     unread: torch.Tensor  # bool
