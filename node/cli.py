@@ -60,7 +60,7 @@ def node(
 
 
 def require_usable(settings: NodeConfig) -> None:
-    """What can be seen before anything is loaded: where the run is, and the text. Raises `UserError`."""
+    """Check what can be seen before anything is loaded: where the run is, and the text. Raises `UserError`."""
     several = settings.state_dir.glob("device-*/" + MANIFEST_FILE)
     if not settings.join and not (settings.state_dir / MANIFEST_FILE).exists() and not any(several):
         raise JoinError(NO_ADDRESS)

@@ -50,7 +50,7 @@ class Handshake:
         return True
 
     async def release(self, pair: Pair) -> None:
-        """Tell the partner that the pair is given up. Lost, it costs the time until it asks whether the pair holds."""
+        """Give the pair up. Losing this costs the partner the time until it asks whether the pair still holds."""
         with contextlib.suppress(NolocoError):
             await self._call(pair.partner, Release(pair=pair.name))
 

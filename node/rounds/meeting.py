@@ -42,7 +42,7 @@ class RoundProgress:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The time at which a round may end: seconds from now to the first, nominal and last end of a step that will do."""
+    """The window of a round's end: seconds to the first, the nominal and the last end of a step that will do."""
 
     opens_in: float
     due_in: float

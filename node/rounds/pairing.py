@@ -230,7 +230,7 @@ class Pairing:
         return False
 
     def _yields(self, slot: Slot, proposer: PeerId) -> bool:
-        """Return whether ours yields: of two that cross, the smaller id's counts; else none does, unless ours is late."""
+        """Return whether ours yields: to a smaller peer id where two cross, to any other if it has little hope."""
         if self._asking is None or self._sought is not slot:
             return True
         crosses = self._asking.pair.partner == proposer
