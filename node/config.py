@@ -34,7 +34,7 @@ OTHER_VARIABLES = ("PRESET", "IMAGE")  # of the compose files
 
 
 class NodeConfig(BaseModel):
-    """What a volunteer can set. Validates and does no I/O."""
+    """The settings that a volunteer can make. Validates them and does no I/O."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

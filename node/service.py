@@ -348,7 +348,7 @@ class Service:
         return {"stage": self.stage, "step": replica.step, "round": replica.round, "tokens": tokens}
 
     async def copied(self) -> Checkpoint | None:
-        """The state to go on from after a rest, on the host, with every microbatch whose gradient is in; None without.
+        """The state to go on from after a rest, on the host, with all microbatches whose gradients are in, or None.
 
         Raises nothing: what cannot be copied is told, and the last checkpoint on disk stands.
         """
