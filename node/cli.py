@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def with_value_of_compile(arguments: Sequence[str]) -> list[str]:
-    """`--compile` alone, as it was when it was a flag, is `--compile on`."""
+    """Take `--compile` alone, as it was when it was a flag, for `--compile on`."""
     given = list(arguments)
     for index in reversed([index for index, argument in enumerate(given) if argument == "--compile"]):
         if given[index + 1 : index + 2] not in (["auto"], ["on"], ["off"]):

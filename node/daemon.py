@@ -211,7 +211,7 @@ class Node:
             await cancelled([training, leaving, moving, resting])
 
     async def stay_available(self) -> None:
-        """The run is complete here: save, say so, and serve the model until told to leave."""
+        """Save, say that the run is complete here, and serve the model until told to leave."""
         service = self._serving
         await service.checkpoints.try_to_save()
         await service.announce("finished")

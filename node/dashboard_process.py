@@ -49,7 +49,7 @@ async def dashboard_beside(
 
 
 async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
-    """One life of the page, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
+    """Run the page once, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
     own = addresses()
     while not own:
         await asyncio.sleep(POLL_SECONDS)

@@ -57,7 +57,7 @@ class LinkProbes:
     # --- asking -------------------------------------------------------------------------------
 
     async def _choose(self) -> PeerId | None:
-        """Somebody of a random stage. The neighbours' records are known; a far stage's are read for this."""
+        """Choose a peer of a random stage. The neighbours' records are known; a far stage's are read for this."""
         context = self._context
         stage = self._rng.randrange(context.manifest.stages)
         view, now = context.view, context.transport.now()

@@ -161,7 +161,7 @@ def choose_device(device: str) -> str:
 
 
 def limit_on(device: str, max_memory: str) -> str:
-    """A share of the memory as bytes of that device's; the rest as it is."""
+    """Convert a share of the memory to bytes of that device's; the rest as it is."""
     share = parse_share(max_memory)
     return max_memory if share is None else str(int(share * memory_of(torch.device(device), int(1 / share))))
 
@@ -195,7 +195,7 @@ def devices_of(setting: str) -> list[str]:
 
 
 def share_on(devices: Sequence[str], device: str) -> str:
-    """`--max-memory` for a node whose GPU others of these share, each of which would take all that is free."""
+    """The `--max-memory` of a node whose GPU others of these share, each of which would take all that is free."""
     siblings = sum(gpu_of(other) == gpu_of(device) for other in devices)
     return f"{100 / siblings:.4g}%" if device.startswith("cuda") and siblings > 1 else ""
 

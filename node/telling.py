@@ -148,7 +148,7 @@ class Teller:
             self._state.save_given(self._before + self._tokens)
 
     def end(self, service: Served | None, *, has_failed: bool = False) -> None:
-        """The last words, if the node has served at all; why it failed, and what to do, is told after them."""
+        """Say the last words, if the node has served at all; why it failed, and what to do, is told after them."""
         if service is not None:
             self.count(service)
         if self._panel is not None:

@@ -149,7 +149,7 @@ class Trainer:
             await self.download()
 
     async def _step(self, began: float) -> None:
-        """One inner step with the batch that has been gathered since `began`."""
+        """Take one inner step with the batch that has been gathered since `began`."""
         context, replica = self._context, self._replica
         batch = context.manifest.inner.microbatches
         if self._source is not None:
@@ -235,7 +235,7 @@ class Trainer:
     # --- the end ------------------------------------------------------------------------------
 
     def _finished_here(self) -> bool:
-        """Stage 0 ends with its steps or its time; a later stage when all of the stage before have ended."""
+        """Return whether the run ends here: stage 0 by its steps or time, others once the stage before has ended."""
         context = self._context
         if self._source is not None:
             return self._source.out_of_time or self._replica.step >= context.manifest.inner.total_steps
@@ -245,9 +245,9 @@ class Trainer:
         return bool(before) and all(member.announcement.state == "finished" for member in before)
 
     async def _last_rounds(self) -> None:
-        """One more outer step, with a partner if one is found soon, so that θ and φ are one again.
+        """Take one more outer step, with a partner if one is found soon, so that θ and φ are one again.
 
-        Then closing rounds, in which nothing is trained, as long as there are partners: what is exported of this
+        Then come closing rounds, in which nothing is trained, as long as there are partners: what is exported of this
         replica alone is then nearly the mean of the stage.
         """
         if await self._healing.is_well():
@@ -258,7 +258,7 @@ class Trainer:
         await self._rounds.retire()
 
     async def _close(self) -> None:
-        """Rounds with those that have finished, too; before that with those that have not, which would be alone."""
+        """Take rounds with those that have finished, and before with those that have not, which would be alone."""
         clock = asyncio.get_running_loop().time
         out_of_time = self._source is not None and self._source.out_of_time
         until = clock() + (0.0 if out_of_time else min(LONGEST_WAIT, WAITED * (clock() - self._began)))

@@ -67,7 +67,7 @@ def peer_of(member: Member, stands_for: float = 1.0) -> Peer:
 
 
 def surveyed(found: Iterable[Peer]) -> list[Peer]:
-    """All that were found; those of one network share what twice the usual number of replicas would count."""
+    """Weigh all that were found; those of one network share what twice the usual number of replicas would count."""
     peers = list(found)
     sizes = Counter(p.network for p in peers)
     most = MOST_OF_NETWORK * median(sizes.values()) if len(sizes) > 1 else len(peers)

@@ -86,7 +86,7 @@ class DataSupply:
         return data
 
     def feed(self, run_id: str, peer_id: str) -> Feed:
-        """The line of microbatches, from where this node was when it trained last. After `open`."""
+        """The line of microbatches, from where this node was when it trained last. Call `open` before."""
         assert self._data is not None
         if self._feed is None:
             # Data that are given belong to a swarm in this process, whose clock is the loop's
@@ -136,7 +136,7 @@ class RunTokenizer:
         serve_tokenizer(self._rpc, lambda: self.raw)
 
     async def get(self) -> None:
-        """Have it, unless bytes are tokens: the volunteer's, the one kept, or from whoever gives it.
+        """Get the tokenizer, unless bytes are tokens: the volunteer's, the one kept, or from whoever gives it.
 
         Raises `TokenizerError` when the volunteer's is not the run's, and when nobody gives one. May be repeated.
         """
@@ -173,7 +173,7 @@ class RunTokenizer:
         return None
 
     async def _peers(self) -> list[PeerId]:
-        """Whoever may have it: those connected, the seed peer among them, and the members known."""
+        """The peers that may have it: those connected, the seed peer among them, and the members known."""
         transport = self._rpc.transport
         peers = [peer for peer, _ in await transport.peers()]
         for stage in range(self._manifest.stages):
@@ -214,7 +214,7 @@ async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest)
 
 
 async def _fetch_from(rpc: Rpc, peer: PeerId) -> bytes:
-    """All pieces of one peer. Whatever it says, no more memory is taken than a tokenizer may have."""
+    """Fetch all pieces from one peer. Whatever it says, no more memory is taken than a tokenizer may have."""
 
     async def piece(offset: int) -> TokenizerPiece:
         async with slots:

@@ -40,8 +40,9 @@ RENEWALS_PER_LIFETIME = 3
 def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, list[Member], None]:
     """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
 
-    All of a small stage, of a large one another bucket at each look. Who is in the sample of a large one is found in
-    its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the same few.
+    It reads all of a small stage, of a large one another bucket at each look. Who is in the sample of a large one is
+    found in its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the same
+    few.
     """
     size = view.sizes.setdefault(stage, StageSize())
     if size.is_sample_due:
@@ -221,8 +222,8 @@ class Discovery:
         return self._transport.now() - asyncio.get_running_loop().time()
 
     def _notice_clock(self) -> None:
-        """A machine that slept, or whose clock was set: its record has run out or lies in the future, and so do the
-        others' as they were read. Nobody is taken for gone before the records have been read again.
+        """Notice that the machine slept, or its clock was set: its record has run out or lies in the future, and so
+        do the others' as they were read. Nobody is taken for gone before the records have been read again.
         """
         ahead = self._clock_ahead()
         jump, self._ahead = ahead - self._ahead, ahead

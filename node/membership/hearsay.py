@@ -135,7 +135,7 @@ def _own(rpc: Rpc) -> list[SharedRecord]:
 
 
 def _some_of(rpc: Rpc, view: View, stages: Sequence[int], rng: random.Random) -> Iterable[SharedRecord]:
-    """The own record, then of each stage as many as there is room for."""
+    """Yield the own record, then of each stage as many as there is room for."""
     me, now, own = rpc.transport.peer_id, rpc.transport.now(), _own(rpc)
     yield from own
     room, places = MOST_BYTES - sum(len(shared.record) for shared in own), MOST_SHARED - len(own)

@@ -38,7 +38,7 @@ PROBED_PEERS = 48
 
 
 class NobodyGreets(JoinError):
-    """Peers were reached, but none of them has joined the run so far that it could introduce others."""
+    """Raised when peers were reached, but none has joined the run so far that it could introduce others."""
 
 
 def serve_greeting(
@@ -219,7 +219,7 @@ async def _greeted(
     port: int,
     known: SignedManifest | None,
 ) -> Greeting | None:
-    """The first peer's that has the manifest. Peers that start at this moment get some time.
+    """Get the first peer's greeting that has the manifest. Peers that start at this moment get some time.
 
     A returning node that meets only such peers goes on with its own manifest, and gets None: they may all wait for
     each other.

@@ -108,7 +108,7 @@ class Mover:
         return True
 
     async def _look(self, stage: int, may_serve: Collection[int]) -> int | None:
-        """One look at the records; the stage to move to if it is this node's turn and the lease is its own."""
+        """Look at the records once; the stage to move to if it is this node's turn and the lease is its own."""
         me, now = self._transport.peer_id, self._transport.now
         await self._plan.read()
         peers = await self._survey(watched=range(stage - 1, stage + 2))

@@ -135,7 +135,7 @@ class Newcomer:
         return surveyed(p for p in peers if p.peer not in self._dead)
 
     async def _check_alive(self, peers: Sequence[PeerId]) -> None:
-        """A record outlives its peer by its lifetime. Nobody is asked twice."""
+        """Ask the peers that were not asked yet whether they live: a record outlives its peer by its lifetime."""
         unknown = [p for p in peers if p not in self._dead | self._alive and p != self._transport.peer_id]
         dead = await silent(self._rpc, unknown)
         self._dead |= dead
@@ -174,7 +174,7 @@ class Newcomer:
             self._events.emit("visits-cut-short", peers=len(peers))
 
     def _excess(self, peers: Sequence[Peer]) -> dict[int, float]:
-        """See `excess_seconds`, of each stage; empty when no link of this node is known."""
+        """The excess of each stage that it may serve, see `excess_seconds`; empty when no own link is known."""
         me, table = self._transport.peer_id, LinkTable()
         own = self._links.told()
         if not own:
@@ -296,7 +296,7 @@ async def found_stage(
 
 
 def volumes_of(manifest: Manifest) -> Volumes:
-    """The largest stage gives the bytes of a round."""
+    """The volumes of the run; the largest stage gives the bytes of a round."""
     parameters = max(parameter_count(manifest, stage) for stage in range(manifest.stages))
     activations = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
     return Volumes(

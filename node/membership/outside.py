@@ -89,7 +89,7 @@ def rented(port: int, environment: Mapping[str, str]) -> Rented:
 
 
 def inner_port(addresses: Sequence[str]) -> int:
-    """The port to have tried from outside: of a node that knows none but private addresses. 0 otherwise."""
+    """The port to have tried from outside, for a node that knows none but private addresses; 0 otherwise."""
     places = [place for place in map(_place, addresses) if place is not None and not place[0].is_loopback]
     if not places or any(not host.is_private for host, _ in places):
         return 0

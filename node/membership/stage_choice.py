@@ -113,7 +113,7 @@ class LinkTable:
         self._bandwidths: dict[frozenset[str], float] = {}
 
     def add(self, peer: PeerId, reports: Iterable[LinkReport]) -> None:
-        """The longer of two reports of a round trip counts, and the slower of two of a bandwidth."""
+        """Add a peer's reports. The longer of two round trips counts, and the slower of two bandwidths."""
         for report in reports:
             pair = frozenset((peer[-PEER_CHARACTERS:], report.peer))
             self._round_trips[pair] = max(report.round_trip, self._round_trips.get(pair, 0.0))
@@ -155,7 +155,7 @@ def excess_seconds(
 def _difference(
     me: PeerId, own: Sequence[PeerId], others: Sequence[PeerId], links: LinkTable, nbytes: int
 ) -> float:
-    """Mean seconds to the others, mine less those of the stage's replicas."""
+    """The difference of mean seconds to the others: mine less those of the stage's replicas."""
     mine = links.mean_seconds([me], others, nbytes)
     theirs = links.mean_seconds(own, others, nbytes)
     return 0.0 if mine is None or theirs is None else mine - theirs

@@ -212,11 +212,11 @@ class View:
             self._networks[peer] = network
 
     def group_of(self, peer: PeerId) -> Hashable:
-        """The group with which it shares what its network gets: itself alone, once it is familiar."""
+        """The group with which the peer shares what its network gets: itself alone, once it is familiar."""
         return peer if self.ledger.is_familiar(peer, self.elapsed()) else self._networks.get(peer)
 
     def _group(self) -> Callable[[PeerId], Hashable]:
-        """`group_of`, and quickly while nobody has proved anything."""
+        """A function that does as `group_of`, and quickly while nobody has proved anything."""
         return self.group_of if self.ledger.knows_proofs else self._networks.get
 
     def shares(self, peers: Sequence[PeerId]) -> Shares:
@@ -241,7 +241,7 @@ class View:
         return peer in self._members and self._members[peer].announcement.state == "finished"
 
     def suspect(self, peer: PeerId, *, asked: float | None = None) -> None:
-        """The peer did not answer or answered nonsense: leave it alone for a while.
+        """Leave the peer alone for a while: it did not answer or answered nonsense.
 
         `asked` is when, by `elapsed`. What was asked before the peer fell under suspicion failed with what made it
         suspect: of many requests at once that get no answer, only the first one counts.
@@ -255,13 +255,13 @@ class View:
         self._serving.clear()
 
     def trust(self, peer: PeerId) -> None:
-        """The peer did what it was asked to."""
+        """Lift the suspicion: the peer did what it was asked to."""
         if self._suspicions.pop(peer, None) is not None:
             self._serving.clear()
 
     def members(self, stage: int, now: float) -> list[Member]:
-        """All unexpired replicas of a stage that have not left, by peer id. Asked for each microbatch, so that it is
-        kept while nothing changes; the caller does not change the list.
+        """All unexpired replicas of a stage that have not left, by peer id. It is asked for each microbatch, so the
+        list is kept while nothing changes; the caller does not change it.
         """
         listed = self._listed.get(stage)
         if listed is None or not listed.since <= now < listed.until:

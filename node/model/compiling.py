@@ -29,7 +29,7 @@ MOST_KINDS = 4  # of inputs; torch keeps eight versions of one function
 
 
 def nobody(sentence: str, event: str) -> None:
-    """Tells nobody."""
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CompiledBody:
         return self._or_else(lambda: code(inputs), lambda: self._stage.body(inputs))
 
     def softmax(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`Softmax` of a chunk."""
+        """Compute `Softmax` of a chunk, compiled where that is ready."""
         if self._has_failed or logits.shape not in self._ready_logits:
             return plain_softmax(logits, labels)
         return self._or_else(lambda: self._softmax(logits, labels), lambda: plain_softmax(logits, labels))

@@ -186,7 +186,7 @@ class ComputeThread(Compute):
             self._ending.wait(self.duty.rest(started, time.monotonic()))
 
     def _finish_on_device(self) -> None:
-        """A GPU computes on while the next piece is launched: what is to rest must end first."""
+        """Wait for a GPU, which computes on while the next piece is launched: what is to rest must end first."""
         if self.duty.share < 1.0 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 

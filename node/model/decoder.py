@@ -54,7 +54,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """The same."""
+    """torch's `Embedding` with weights of any value, as `Linear`."""
 
     def reset_parameters(self) -> None:
         """Draw nothing."""
@@ -73,7 +73,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each token asks those before it, within the sliding window where there is one."""
+    """Attention: each token asks those before it, within the sliding window where there is one."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU."""
+    """The feed-forward block, SwiGLU."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class GatedMlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer, whose norms stand before what they are for."""
+    """One decoder layer, whose norms stand before what they are for."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def frequencies(model: Model, longest: int, tokens: int = 0) -> torch.Tensor:
 
 
 def _between_wavelengths(model: Model, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: long waves are stretched by the factor, short ones not at all, those between them in part."""
+    """Llama 3.1's stretching: long waves by the factor, short ones not at all, those between them in part."""
     known = model.rope.given()
     low, high = known["low_freq_factor"], known["high_freq_factor"]
     waves = known["original_max_position_embeddings"] * plain / (2 * math.pi)  # in the positions of before
@@ -228,7 +228,7 @@ def _between_wavelengths(model: Model, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _between_pairs(model: Model, plain: torch.Tensor) -> torch.Tensor:
-    """YaRN (Peng et al. 2023): a ramp over the pairs, from those left as they are to those that are stretched."""
+    """YaRN's ramp over the pairs (Peng et al. 2023), from those left as they are to those that are stretched."""
     known, size = model.rope.given(), model.head_size
 
     def place(turns: float) -> float:

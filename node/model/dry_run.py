@@ -85,7 +85,7 @@ class DryRun:
         self._whole: dict[ExecutionMode, MicrobatchBytes | None] = {}
 
     def run(self, recompute: str, compiles: bool) -> DryRunResult:
-        """The fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
+        """Find the fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
         self._replica.dry_run_step()
         allowed = list(modes(self._manifest, self._stage, recompute))
         room = self._room_for_activations()
@@ -150,7 +150,7 @@ class DryRun:
         return sliced(self._manifest, self._stage, cost.peak) if way.at_once else cost
 
     def _measured(self, execution: Execution, sequences: int) -> MicrobatchBytes | None:
-        """A microbatch of so many sequences in this way; None when memory ran out."""
+        """Measure a microbatch of so many sequences in this way; None when memory ran out."""
         self._replica.passes.execute(execution)
         self._meter.begin()
         try:
@@ -290,7 +290,7 @@ def meter_of(device: torch.device) -> MemoryMeter:
 
 
 def _kernel_keeps_peak() -> bool:
-    """Begin it anew; False where the system has no such thing."""
+    """Begin the kernel's record of the peak anew; False where the system has no such thing."""
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     except OSError:

@@ -39,7 +39,7 @@ COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")  # that torch.compi
 
 @dataclass(frozen=True)
 class Execution:
-    """`bf16` is torch's autocast over bf16 copies of the float32 weights (working.py).
+    """A way to compute: `bf16` is torch's autocast over bf16 copies of the float32 weights (working.py).
 
     `recomputes` keeps only the inputs of layers for the backward pass and computes the rest again (Chen et al.,
     arXiv 1604.06174): a third more arithmetic, a tenth of the memory. `in_flight` is how many microbatches' fit.
@@ -60,7 +60,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """`at_once` sequences are computed together, of a whole microbatch where it is 0."""
+    """A way that may be chosen: `at_once` sequences are computed together, of a whole microbatch where it is 0."""
 
     recomputes: bool
     at_once: int
@@ -109,9 +109,9 @@ def choose(
     room: int,
     share: float = USABLE,
 ) -> Choice | None:
-    """The first way of which enough microbatches fit into that `share` of `room` bytes, and as many of them as do.
+    """Choose the first way of which enough microbatches fit into that `share` of `room` bytes, and as many as do.
 
-    None if none.
+    None if there is none.
     """
     usable, most = int(room * share), most_in_flight(manifest, stage)
     for way in modes:

@@ -65,7 +65,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float, updates: int) -> None:
-        """One step after so many `updates`. When memory runs out nothing has changed: it may be repeated."""
+        """Take one step after so many `updates`. When memory runs out nothing has changed: it may be repeated."""
         self._updates.fill_(float(updates))  # torch adds one
         inner, (values, gradients, first, second) = self._inner, self._tensors
         adamw(
@@ -89,7 +89,7 @@ class InnerOptimizer:
         self._parts += [AdamW(inner, flat, self.moments, place) for place in places]
 
     def update(self, rate: float) -> bool:
-        """One step by the gradients as they are, with this learning rate.
+        """Take one step by the gradients as they are, with this learning rate.
 
         False when memory ran out, for a part also once caches were emptied: that part and those after it stay.
         """

@@ -74,7 +74,7 @@ def _multiplied(manifest: Manifest, stage: int) -> int:
 
 
 def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
-    """Bytes that rounds, checkpoints and peers may take at the same time. On the host, whatever the device."""
+    """Bytes that rounds, checkpoints and peers may take at the same time; on the host, whatever the device."""
     parameters = parameter_count(manifest, stage)
     return BufferBytes(
         averaging=_averaging(manifest, parameters),

@@ -61,7 +61,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One step at AdamW's learning rate now. When memory runs out nothing has changed: it may be repeated."""
+        """Take one step at AdamW's learning rate. When memory runs out nothing has changed: it may be repeated."""
         rate *= self._faster
         gradients = torch.stack(self._gradients)
         momenta = torch.stack(self._momenta).lerp_(gradients, 1 - MOMENTUM)

@@ -33,15 +33,15 @@ class MemoryPolicy(Protocol):
     """Decides what happens when memory runs out in a pass."""
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A pass that keeps no graph."""
+        """Run a pass that keeps no graph."""
 
     def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
-        """A pass whose graph is kept until its backward pass."""
+        """Run a pass whose graph is kept until its backward pass."""
 
     def backward(
         self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """The pass that takes the graph; `again` makes a new one."""
+        """Run the pass that takes the graph; `again` makes a new one."""
 
 
 class NoFallback:
@@ -77,7 +77,7 @@ class OomFallback:
         self._is_exhausted = False
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A pass, again and again until it fits; `Passes` goes on where one that failed halfway had ended.
+        """Run a pass again and again until it fits; `Passes` goes on where one that failed halfway had ended.
 
         Raises `OutOfMemory` when nothing makes it fit.
         """
@@ -108,9 +108,9 @@ class OomFallback:
     def backward(
         self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """`work` takes the graph, so that it cannot be repeated: `again` makes a new one, as small as can be.
+        """Run `work`, which takes the graph and cannot be repeated: `again` makes a new one, as small as can be.
 
-        What is in the gradients already `again` does not add. Raises `OutOfMemory` when that does not fit either.
+        `again` does not add what is in the gradients already. Raises `OutOfMemory` when that does not fit either.
         """
         try:
             return work(leaf, outputs, gradient)
@@ -141,7 +141,7 @@ class OomFallback:
         return sum(graph() is not None for graph in self._graphs)
 
     def _with_fewer_in_flight(self, fitting: int) -> Execution | None:
-        """`fitting` graphs are held, and there is no room for one more; None when no more than these are allowed."""
+        """The change to only the `fitting` graphs that are held; None when no more than these are allowed."""
         usual = self._passes.execution
         return replace(usual, in_flight=fitting) if 0 < fitting < usual.in_flight else None
 

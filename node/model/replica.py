@@ -93,7 +93,7 @@ class Replica:
         return self.phi.numel()
 
     def inner_step(self, microbatches: int) -> StepReport:
-        """AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
+        """Take a step of AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
 
         A batch that is left out counts as a step (`step`, the learning rate, the data and the round go on) but not as
         an update of AdamW, whose bias correction must know how many gradients its moments are made of.
@@ -136,7 +136,7 @@ class Replica:
         self.passes.gradients_forgotten()
 
     def dry_run_step(self) -> None:
-        """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
+        """Take all the memory that steps and rounds will, in an inner step that changes nothing: before training."""
         self.flat.gradients.zero_()
         self.optimizer.dry_run()
         if self.steps_at_once:
@@ -160,7 +160,7 @@ class Replica:
 
     @property
     def weight(self) -> float:
-        """w of this replica's progress: 1, or with the weighting "tokens" the round's tokens by those of k steps.
+        """The weight w of its progress: 1, or by the weighting "tokens" the round's tokens over those of k steps.
 
         The mean weight over a stage is then about 1, and partners need not tell each other.
         """
@@ -181,14 +181,14 @@ class Replica:
         return add_weighted(target, self.offered_theta(bounds), gain, self.offered_phi(bounds), gamma - gain)
 
     def finish_round(self, mean_z: torch.Tensor) -> None:
-        """The NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
+        """Take the NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
         if self.steps_at_once:
             self._finish_at_once(mean_z.to(self.device), 0.0, -self.settings.gamma)
         else:
             self._finish(lambda _, bounds: mean_z[bounds])
 
     def finish_round_with(self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None) -> None:
-        """The outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
+        """Take the outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
 
         `whole` gives all of the pull, for a device that has memory for it.
         """
@@ -205,7 +205,7 @@ class Replica:
         self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
 
     def finish_round_alone(self) -> None:
-        """The outer step of a group of one."""
+        """Take the outer step of a group of one."""
         if self.steps_at_once:
             self._finish_at_once(None, self.settings.beta, -self.settings.beta)
         else:
@@ -283,7 +283,7 @@ class Replica:
         return [_on_host(source[bounds]) for source in sources]
 
     def read_saved_piece(self, index: int) -> tuple[StageState, list[torch.Tensor]] | None:
-        """A piece of the last snapshot, where φ is still as it was then, with whose it is. From any thread."""
+        """A piece of the last snapshot, and whose it is, while φ is still as it was then. From any thread."""
         return self.snapshots.read(self.round, self.piece_bounds(index))
 
     def is_finite(self) -> bool:
@@ -356,7 +356,7 @@ class Replica:
         )
 
     def snapshot(self) -> StageState:
-        """A copy of it at once, on the host; beside training `snapshots` makes them."""
+        """A copy of the state at once, on the host; beside training `snapshots` makes them."""
         live = self.state()
         return live.holding({name: _on_host(tensor) for name, tensor in live.tensors().items()})
 

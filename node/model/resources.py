@@ -81,7 +81,7 @@ def too_little(
     on_host: bool = True,
     starting: int = 0,
 ) -> ResourceError:
-    """The refusal: `needed` more bytes than are taken now would do, `starting` of them for the program."""
+    """The refusal: `needed` bytes more than are taken now would do, `starting` of them for the program."""
     told = (
         f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of memory, but "
         f"{size(max(0, room.free))} are free{room.described()}. "
@@ -100,7 +100,7 @@ def too_little(
 
 
 def _room_made(room: Room) -> str:
-    """The beginning of a sentence: of a limit of its own, other programs take nothing."""
+    """The beginning of a sentence that says how to make room; a limit of its own is not taken by other programs."""
     return "Raise that limit" if room.source else "Close other programs"
 
 
@@ -151,7 +151,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def named(error: BaseException) -> BaseException:
-    """The error itself; for memory that ran out, however that was said, the one that callers expect."""
+    """Name an error for callers: itself, or the one they expect where memory ran out, however that was said."""
     if not is_out_of_memory(error):
         return error
     free_caches()

@@ -37,7 +37,7 @@ def layer_outputs(
     mask: torch.Tensor | None,
     cache: KeyValues | None,
 ) -> torch.Tensor:
-    """One decoder layer; a function, so that the code compiled for one layer serves all."""
+    """The outputs of one decoder layer; a function, so that the code compiled for one layer serves all."""
     outputs: torch.Tensor = layer(hidden, waves, mask, cache)
     return outputs
 
@@ -116,7 +116,7 @@ class Stage(nn.Module):
         return self.norm(hidden) if self.is_last else hidden
 
     def layers_of_each_kind(self) -> list[str]:
-        """The first that sees all earlier tokens, the first that sees a window of them; a stage may lack either."""
+        """The first layer that sees all earlier tokens, the first that sees a window; a stage may lack either."""
         kinds = {self._model.slides(int(name)): name for name in [*self.layers][::-1]}
         return list(kinds.values())
 
@@ -150,7 +150,7 @@ def logits_through(stages: Iterable[Stage], tokens: torch.Tensor) -> torch.Tenso
 def parameter_shapes(manifest: Manifest, index: int) -> Mapping[str, tuple[int, ...]]:
     """Names and shapes of a stage's parameters, in order, without taking memory for them.
 
-    What memory and speed are told from asks for the same ones hundreds of times.
+    They are kept: memory and speed are told from the same ones hundreds of times.
     """
     with torch.device("meta"):
         stage = Stage(manifest, index, initialise=False)

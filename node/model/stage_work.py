@@ -67,7 +67,7 @@ class StageWork:
         return self.transfer.hand_over(_LossAndAnswer(Here(loss), answer))
 
     def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
-        """Forward and backward. Raises `NonFinite` for a loss that is not finite, whose gradients are not added."""
+        """Run forward and backward. Raises `NonFinite`, and adds no gradients, when the loss is not finite."""
         return self._learn(self._passes.last_stage, inputs, labels)
 
     def head(self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool) -> Pending[LossAndAnswer]:

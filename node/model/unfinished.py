@@ -54,7 +54,7 @@ class Unfinished:
     by_inputs: list[torch.Tensor | None] = field(default_factory=list)
 
     def parts(self, at_once: int) -> Iterator[Rows]:
-        """One after another, each out of `to_do` once the caller asks for the next; `at_once` sequences at most."""
+        """Yield part after part, each out of `to_do` once the next is asked for; `at_once` sequences at most."""
         while self.to_do:
             first, *others = self.to_do.popleft().split(at_once)
             self.to_do.extendleft(reversed([first, *others]))
@@ -91,7 +91,7 @@ class Accumulation:
 
     @contextmanager
     def of(self, unfinished: Unfinished) -> Iterator[None]:
-        """Around the passes of the part that comes first in `to_do`: when they fail it stays, with what is in."""
+        """Wrap the passes of the part that comes first in `to_do`: when they fail it stays, with what is in."""
         part = unfinished.to_do[0]
         self._added.clear()
         self._added.update(part.added)
@@ -126,7 +126,7 @@ def backward(
 
 
 class _Given(torch.autograd.Function):
-    """A number whose gradients by the first are the second."""
+    """A number whose gradients by the first argument are the second."""
 
     @staticmethod
     def forward(ctx: Any, outputs: torch.Tensor, by_outputs: torch.Tensor) -> torch.Tensor:

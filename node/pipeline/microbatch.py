@@ -58,7 +58,7 @@ class Microbatch(abc.ABC):
     """
 
     def __init__(self, parts: StageParts, name: str, origin: Origin | None = None) -> None:
-        """All deliveries of it have the `name`; `origin` is known in a ring."""
+        """`name` is that of all its deliveries; `origin` is known in a ring."""
         self.name = name
         self.origin = origin
         # given up and delivered again, it must not take its own place

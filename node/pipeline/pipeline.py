@@ -62,7 +62,7 @@ class Pipeline:
         await self._gate.complete()
 
     def next_step(self) -> None:
-        """The weights have changed: admit what waited. Keeps the mean loss of the finished step."""
+        """Admit what waited, as the weights have changed. Keeps the mean loss of the finished step."""
         if self._losses:
             counters = self._context.counters
             counters.loss = loss = sum(self._losses) / len(self._losses)
@@ -114,7 +114,7 @@ class Pipeline:
             rpc.handle(Return.answered_by(self.on_return))
 
     async def on_forward(self, request: Request[Forward]) -> Answer[Gradient]:
-        """A repeated delivery joins the first one, or gets its answer again."""
+        """Train what is delivered; a repeated delivery joins the first one, or gets its answer again."""
         self._require_served(request.message.stage)
         microbatch = ReceivedMicrobatch(self._parts, request)
         return await self._deliveries.get_or_start(microbatch, request.status, self._train_received)
@@ -145,7 +145,7 @@ class Pipeline:
         return await self._deliveries.get_or_start(microbatch, request.status, self._come_back)
 
     async def draw(self, name: str, batch: Batch) -> Answer[Gradient]:
-        """An own microbatch, which nobody else would take: as `train`, again when the memory had no room for it."""
+        """Train an own microbatch, which nobody else would take; again when the memory had no room for it."""
         while True:
             try:
                 return await self.train(DrawnMicrobatch(self._parts, name, batch))
@@ -180,7 +180,7 @@ class Pipeline:
     async def _answer(
         self, microbatch: Microbatch, result: Pending[LossAndAnswer], began: float
     ) -> Answer[Gradient]:
-        """A microbatch whose gradient is in: it counts, also when what its sender should get cannot be sent."""
+        """Answer for a microbatch whose gradient is in: it counts, also when its answer cannot be sent."""
         context = self._context
         try:
             loss, answer = await result.result()
@@ -220,7 +220,7 @@ class Pipeline:
         return await context.compute.run(Priority.BACKWARD, microbatch.backward, loss, gradient)
 
     async def _come_back(self, microbatch: ReturnedMicrobatch) -> Answer[Gradient]:
-        """The first delivery of an own microbatch teaches the head; a resent one came along another way."""
+        """Run the head. The first delivery of an own microbatch teaches it; a resent one came along another way."""
         context, began = self._context, asyncio.get_running_loop().time()
         drawn = self._own.get(microbatch.origin.draw) if microbatch.origin.peer == context.me else None
         if not self.serving and drawn is None:

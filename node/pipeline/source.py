@@ -24,7 +24,7 @@ class MicrobatchSource:
     def __init__(
         self, context: Context, pipeline: Pipeline, feed: Feed, life: str, max_seconds: float
     ) -> None:
-        """`life` is part of their names: those of a restarted node must not repeat earlier ones.
+        """`life` is part of the microbatches' names: those of a restarted node must not repeat earlier ones.
 
         0 seconds are no limit.
         """
@@ -40,11 +40,11 @@ class MicrobatchSource:
         self._dropped = DropBackoff()
 
     def begin(self) -> None:
-        """The feed may read ahead from now on."""
+        """Let the feed read ahead from now on."""
         self._feed.begin()
 
     async def close(self) -> None:
-        """Whatever ended the training, in whichever part of a step."""
+        """End the tasks and the feed, whatever ended the training, in whichever part of a step."""
         await self._tasks.close()
         self._feed.stop()
 
@@ -72,7 +72,7 @@ class MicrobatchSource:
         await cancelled(self._ahead)
 
     def commit(self, step: int) -> None:
-        """The next inner step is `step`: a checkpoint of it goes on after what was taken so far."""
+        """Set the next inner step to `step`: a checkpoint of it goes on after what was taken so far."""
         self._feed.commit(step)
 
     def tell(self) -> None:
@@ -88,7 +88,7 @@ class MicrobatchSource:
         ]
 
     async def _train_one(self, name: str, batch: Batch) -> None:
-        """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
+        """Train one microbatch, or others in its place until one goes through: a step takes exactly its batch."""
         for attempt in itertools.count():
             try:
                 await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, batch)

@@ -130,7 +130,7 @@ class StageClient:
         gradient: torch.Tensor,
         peers: list[PeerId],
     ) -> None:
-        """Perhaps let others compute the microbatch, too. What returns, or goes to one alone, has no others."""
+        """Perhaps let others compute the microbatch, too; what returns, or goes to a fixed one, has no others."""
         if self._returns_to_origin or self._context.manifest.routing != "random":
             return
 
@@ -157,7 +157,7 @@ class StageClient:
         return self._choices.chosen(candidates, told, self._context.view.elapsed())
 
     async def _backlog(self, peer: PeerId) -> float | None:
-        """Seconds of work that it has; None when it takes no more, or does not answer within a few round trips."""
+        """Seconds of work that the peer has; None if it takes no more or does not answer in a few round trips."""
         times, view = self._choices.times, self._context.view
         began, answer = view.elapsed(), None
         try:

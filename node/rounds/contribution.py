@@ -45,7 +45,7 @@ SAMPLED_PART = 256
 
 
 def sample_stride(parameters: int) -> int:
-    """Every how many-th entry of φ is in the sample; odd, or it would be the same columns of every matrix."""
+    """The stride of φ's entries in the sample; odd, or it would be the same columns of every matrix."""
     sampled = min(SAMPLED_PARAMETERS, max(LEAST_SAMPLED, parameters // SAMPLED_PART))
     return (parameters // sampled) | 1
 
@@ -270,7 +270,7 @@ class OutgoingUpdate:
         return values
 
     def _sample(self, part: Part, index: int) -> list[Encoded]:
-        """The sample of φ that goes beside the first piece of z; for a codec for near replicas it has gone before."""
+        """The sample of φ to go beside the first piece of z; for a codec for near replicas it has gone before."""
         if part != "z" or index > 0 or self._nearness is not None:
             return []
         return [self.encode_sample()]

@@ -94,7 +94,7 @@ class Exchanges:
             exchange.send("sample", self._send_sample(exchange))
 
     async def finish(self, exchange: PairExchange) -> bool:
-        """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
+        """Send what is not sent yet and wait for the rest of the partner's; returns whether both arrived.
 
         Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
         or refuses. Nothing is sent any more then.
@@ -171,7 +171,7 @@ class Exchanges:
     # --- sending ------------------------------------------------------------------------------
 
     async def _send(self, exchange: PairExchange, part: Part) -> None:
-        """All pieces of a part, acknowledged. Raises what the sending of one raised."""
+        """Send all pieces of a part, acknowledged. Raises what the sending of one raised."""
         pieces = range(self._replica.pieces)
         size = PIECES_AT_ONCE if self._replica.steps_at_once else PIECES_PER_JOB
         jobs = (pieces[first : first + size] for first in range(0, len(pieces), size))
@@ -339,7 +339,7 @@ class Exchanges:
 def _bundles(
     indices: Sequence[int], pieces: Sequence[Sequence[Encoded]]
 ) -> Iterator[tuple[int, list[Encoded]]]:
-    """Pieces that follow one another, as many to a message as are at most `BUNDLE_BYTES`, with the first's index.
+    """Bundle pieces that follow one another, at most `BUNDLE_BYTES` in a message, with the index of the first.
 
     A piece with a sample of φ beside it goes by itself.
     """

@@ -115,7 +115,7 @@ class Gathers:
     """
 
     def __init__(self, codec: str, seconds: float) -> None:
-        """A member's silence of `seconds` is waited for."""
+        """`seconds` is how long a member's silence is waited for."""
         self._codec = codec
         self._seconds = seconds
         self._gathers: dict[Key, _Gather] = {}

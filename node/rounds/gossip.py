@@ -97,7 +97,7 @@ class PairAverager(Averager):
         return RoundResult(partner, exchange.bytes_sent, self.matchmaker.search_seconds)
 
     async def _clip_and_step(self, exchange: PairExchange | None) -> tuple[bool, MeetingSample | None]:
-        """Take the outer step with what the partner gave, or alone: whether with it, and what the meeting told."""
+        """Take the outer step with the partner's or alone; returns whether with it, and what the meeting told."""
         await self.exchanges.still()
         before = self._replica.round
         try:

@@ -134,7 +134,7 @@ class Matchmaker:
     async def seek_last(self) -> None:
         """Look for a partner for a round after the last step of a run, until there is one that knows of it.
 
-        Not where one is agreed on for the next round: it may be waiting there.
+        None is looked for where one is agreed on for the next round: it may be waiting there.
         """
         self._pairing.at_once = True
         self._stop_timer()
@@ -253,7 +253,7 @@ class Matchmaker:
             self._renewing = self._spawn(ask_again(proposal))
 
     async def _ask(self, proposal: Proposal) -> str | None:
-        """Propose; the code of the refusal, None when the other agreed. Without an answer it is "lost"."""
+        """Propose; returns the code of a refusal, None when the other agreed. Without an answer it is "lost"."""
         context, pairing, pair = self._context, self._pairing, proposal.pair
         pairing.handshake = self._handshake.round_trip
         try:

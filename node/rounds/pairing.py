@@ -118,7 +118,7 @@ class Pairing:
     def seeks_in(self, here: RoundProgress) -> float:
         """Seconds until it is time to look for a partner, should there be none by then.
 
-        In parts of the time that rounds with others take: in parts of k steps, the slow would always be late.
+        They are parts of the time that rounds with others take: in parts of k steps, the slow would always be late.
         """
         step, bounds = here.step_seconds, self.bounds
         seconds = min(max(self._round_seconds, bounds.opens_at * step), bounds.ends_at * step)
@@ -283,7 +283,7 @@ class Pairing:
         return True
 
     def renewal(self, here: RoundProgress) -> Proposal | None:
-        """The pair of this round, to be proposed once more: does the partner live, and when will it be there?"""
+        """The pair of this round to propose once more: does the partner live, and when will it be there?"""
         agreement = self.current
         if agreement is None or self.is_ending:
             return None

@@ -81,7 +81,7 @@ class Pull:
         return values
 
     def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
-        """Halves are subtracted: the difference of two finite numbers may not be finite."""
+        """Make a piece by subtracting halves: the difference of two finite numbers may not be finite."""
         self._partners.read(index, bounds, room)
         values = room.to(self._device)
         self._offer.add_as_sent(index, bounds, values, -0.5)
