@@ -1,4 +1,4 @@
-"""Things that the parts of one node share and show to others: its record in the DHT, and its numbers when asked."""
+"""The surroundings that a node's parts share, and what others see of it: its record, and its numbers when asked."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
 
 
 def equip(member: NodeResources, position: Position | None) -> None:
-    """Give the node the run's tokenizer, data from `position` on, the stages it can serve, and others' records."""
+    """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
     serve_records(member.rpc, member.signed, member.view, member.admission)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)

@@ -138,7 +138,7 @@ class FirstState:
         return min(ahead, (now - checkpoint.saved) / round_seconds)
 
     async def _take(self) -> bool:
-        """Take the state of another replica, if there is any. When that fails the own, the seed's, is kept."""
+        """Take the state from a replica; False if there is none. When that fails the own, the seed's, is kept."""
         if not self._holders():
             return False
         return await self._trainer.download() or self._context.manifest.start is None

@@ -1,4 +1,4 @@
-"""Takes a node that rests down from its stage: it takes no memory of its device, and stays the peer that it is.
+"""Lets a node rest from its stage: it takes no memory of its device, and stays the peer that it is.
 
 What is in flight is finished, the replica is copied to the host, given up, and saved. The way up again is that of a
 restart from a checkpoint.

@@ -146,7 +146,7 @@ async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Re
 
 
 def _teller(member: NodeResources) -> Callable[[str, str], None]:
-    """Return a function that tells people things, to be called by the compute thread."""
+    """Return a function that tells the volunteer of events, to be called by the compute thread."""
     loop, events = asyncio.get_running_loop(), member.events
 
     def tell(sentence: str, event: str) -> None:

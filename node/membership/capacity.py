@@ -270,7 +270,7 @@ class MovePatience:
         self._since = 0.0
 
     def is_over(self, move: Move | None, is_leased: bool, now: float) -> bool:
-        """Look again; returns whether patience is over. While somebody moves, all wait, and then start over."""
+        """Return whether it is over, after another look. While somebody moves, all wait, and then again."""
         target = None if move is None or is_leased else move.target
         if target != self._target:
             self._target, self._since = target, now

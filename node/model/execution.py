@@ -60,7 +60,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """A way that may be chosen: `at_once` sequences are computed together, of a whole microbatch where it is 0."""
+    """A way of computing: `at_once` sequences are computed together, of a whole microbatch where it is 0."""
 
     recomputes: bool
     at_once: int

@@ -141,7 +141,7 @@ class OomFallback:
         return sum(graph() is not None for graph in self._graphs)
 
     def _with_fewer_in_flight(self, fitting: int) -> Execution | None:
-        """The change to only the `fitting` graphs that are held; None when no more than these are allowed."""
+        """The way that allows only the `fitting` graphs that are held; None when no more than these are allowed."""
         usual = self._passes.execution
         return replace(usual, in_flight=fitting) if 0 < fitting < usual.in_flight else None
 

@@ -52,7 +52,7 @@ def memory_of(device: torch.device, processes: int = 1) -> int:
 
 
 def room_on(device: torch.device, most: int = 0) -> Room:
-    """Free memory of the device's own, the host's for a processor; `most` bytes are all that the volunteer gives."""
+    """The free memory of the device, the host's for a processor; `most` bytes are all that the volunteer gives."""
     if device.type != "cuda":
         return host_room(most)
     free, total = torch.cuda.mem_get_info(device)
@@ -100,7 +100,7 @@ def too_little(
 
 
 def _room_made(room: Room) -> str:
-    """The beginning of a sentence that says how to make room; a limit of its own is not taken by other programs."""
+    """The start of a sentence on making room: of a limit of its own, other programs take nothing."""
     return "Raise that limit" if room.source else "Close other programs"
 
 
@@ -151,7 +151,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def named(error: BaseException) -> BaseException:
-    """Name an error for callers: itself, or the one they expect where memory ran out, however that was said."""
+    """The error that callers expect: itself, or `OutOfMemory` where memory ran out, however that was said."""
     if not is_out_of_memory(error):
         return error
     free_caches()

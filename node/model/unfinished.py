@@ -44,7 +44,7 @@ class Rows:
 class Unfinished:
     """The parts of a microbatch whose backward pass was interrupted, so that it can be resumed.
 
-    The lists hold what the parts that are over gave, in order.
+    `to_do` is what is left of it; the other lists hold what the parts that are over gave, in order.
     """
 
     inputs: torch.Tensor  # as the caller gave them; compared by identity
@@ -116,7 +116,7 @@ class Accumulation:
 def backward(
     outputs: torch.Tensor, by_outputs: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """Do what `torch.autograd.backward` does with gradients by `outputs`, which imports sympy to compare two shapes:
+    """Do as `torch.autograd.backward` with gradients by `outputs`, which imports sympy to compare two shapes:
     37 MB of every node and a second of its start. Raises `ValueError` for another shape than the outputs'.
     """
     if by_outputs.shape != outputs.shape:

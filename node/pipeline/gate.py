@@ -61,7 +61,7 @@ class MicrobatchAdmission:
         return microbatch in self._admitted
 
     def before(self, microbatch: str) -> int:
-        """The gradients or places that it waits for: of those at work, and those before it in the queue."""
+        """The number of gradients or places that it waits for: of those at work, and those before it in the queue."""
         if microbatch not in self._queue:
             return 0
         return self.running + list(self._queue).index(microbatch)

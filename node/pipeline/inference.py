@@ -71,7 +71,7 @@ class Memories:
         return sum(memory.nbytes for _, memory in self._kept.values())
 
     def take(self, key: Key, position: int) -> Memory | None:
-        """Take out what is kept for the answer; None at its start. Raises `Refused` if not `position` tokens are."""
+        """Take what is kept for the answer; None at its start. Raises `Refused` unless it is `position` tokens."""
         _, memory = self._kept.pop(key, (0.0, None))
         if not position:
             return None

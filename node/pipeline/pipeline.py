@@ -180,7 +180,7 @@ class Pipeline:
     async def _answer(
         self, microbatch: Microbatch, result: Pending[LossAndAnswer], began: float
     ) -> Answer[Gradient]:
-        """Answer for a microbatch whose gradient is in: it counts, also when its answer cannot be sent."""
+        """Answer for a microbatch whose gradient is in: it counts, also when what its sender gets cannot be sent."""
         context = self._context
         try:
             loss, answer = await result.result()

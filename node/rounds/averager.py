@@ -1,4 +1,4 @@
-"""Gives the ways of averaging (`outer.method`) a common base, and that of a replica that averages with nobody."""
+"""The base of all ways of averaging (`outer.method`), and the way of a replica that averages with nobody."""
 
 # ways that have no use for a step of a round leave it out
 # ruff: noqa: B027

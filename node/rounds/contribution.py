@@ -91,7 +91,7 @@ class TensorPool:
         return self._free.pop() if self._free else torch.empty(self.parameters)
 
     def give_back(self, tensor: torch.Tensor) -> None:
-        """Return a tensor that nothing refers to any more, not even work that was cancelled."""
+        """Take back a tensor that nothing refers to any more, not even work that was cancelled."""
         self._free.append(tensor)
 
 

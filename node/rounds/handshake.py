@@ -27,7 +27,7 @@ class Handshake:
         return self._times.round_trip
 
     async def propose(self, proposal: Proposal, stage: int, round_: int) -> Meeting | Refusal:
-        """Ask the other and return its answer. Raises `NolocoError` without one; the other may have agreed then."""
+        """Ask the other and return its answer. Raises `NolocoError` without one; it may have agreed all the same."""
         pair = proposal.pair
         message = Propose(stage=stage, round=round_, pair=pair.name, **asdict(proposal.mine))
         try:

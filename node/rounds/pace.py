@@ -156,7 +156,7 @@ class Standing:
         self._absence = None
 
     def download_failed(self, now: float) -> None:
-        """Note that training goes on with what there is, for a while."""
+        """Note that a download failed: training goes on with what there is, for a while."""
         self._asks_again_at = now + RETRY_SECONDS
 
     def step_done(
