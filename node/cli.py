@@ -60,7 +60,7 @@ def node(
 
 
 def require_usable(settings: NodeConfig) -> None:
-    """What can be seen before anything is loaded: where the run is, and the text. Raises `UserError`."""
+    """Check what can be seen before anything is loaded: where the run is, and the text. Raises `UserError`."""
     several = settings.state_dir.glob("device-*/" + MANIFEST_FILE)
     if not settings.join and not (settings.state_dir / MANIFEST_FILE).exists() and not any(several):
         raise JoinError(NO_ADDRESS)
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def with_value_of_compile(arguments: Sequence[str]) -> list[str]:
-    """`--compile` alone, as it was when it was a flag, is `--compile on`."""
+    """Take `--compile` alone, as it was when it was a flag, for `--compile on`."""
     given = list(arguments)
     for index in reversed([index for index, argument in enumerate(given) if argument == "--compile"]):
         if given[index + 1 : index + 2] not in (["auto"], ["on"], ["off"]):

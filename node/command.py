@@ -1,4 +1,4 @@
-"""What all our commands share: errors as one message and an exit code, options made from a settings class."""
+"""Parts that all our commands share: errors as one message and an exit code, options made from a settings class."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ OTHER_VARIABLES = ("PRESET", "IMAGE")  # of the compose files
 
 
 class NodeConfig(BaseModel):
-    """What a volunteer can set. Validates and does no I/O."""
+    """The settings that a volunteer can make. Validates them and does no I/O."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -182,7 +182,10 @@ class NodeConfig(BaseModel):
 def build_config(
     flags: Mapping[str, object], environment: Mapping[str, str] | None = None, file: Path | None = None
 ) -> NodeConfig:
-    """Flags before environment before file before defaults. Raises `UserError` that names settings as given."""
+    """Build the settings: flags before environment before file before defaults.
+
+    Raises `UserError` that names settings as given.
+    """
     environment = os.environ if environment is None else environment
     _require_known(environment)
     values: dict[str, object] = _from_file(at_home(file)) if file else {}
@@ -229,7 +232,7 @@ def _meant(name: str, known: Sequence[str], prefix: str = "") -> str:
 
 
 def _require_known(environment: Mapping[str, str]) -> None:
-    """A variable with a mistyped name would be ignored. Raises `UserError`."""
+    """Check that no variable has a mistyped name, which would be ignored. Raises `UserError`."""
     known = [*map(str.upper, NodeConfig.model_fields), *OTHER_VARIABLES]
     names = [
         name.removeprefix(ENVIRONMENT_PREFIX) for name in environment if name.startswith(ENVIRONMENT_PREFIX)

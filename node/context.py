@@ -1,4 +1,4 @@
-"""What the parts of one node share, and what others see of it: its record in the DHT, and its numbers when asked."""
+"""The surroundings that a node's parts share, and what others see of it: its record, and its numbers when asked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LEAST_MARKS = 3  # the first steps compile, and warm caches: what two of them sh
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where the counts stood at the end of an inner step."""
+    """The counts at the end of an inner step."""
 
     time: float
     tokens: int
@@ -47,9 +47,9 @@ class _Mark:
 
 @dataclass
 class Throughput:
-    """How fast this replica trains: what the length of its rounds goes by, and what others are told it can do.
+    """The speed at which this replica trains: the length of its rounds goes by it, and others are told of it.
 
-    Mutable: counts since it took its stage, and where they stood at the end of the last inner steps.
+    It counts since the replica took its stage, and marks where the counts stood at the end of the last inner steps.
     """
 
     most: float = math.inf  # microbatches per second that the volunteer's bandwidth limits allow
@@ -63,11 +63,11 @@ class Throughput:
         return f"Trained: {trained} | Rate: {self.tokens_per_second():,.1f} tokens/s"
 
     def mark(self, now: float, computing: float = 0.0) -> None:
-        """An inner step ended at loop time `now`, after so many seconds of computing since the start."""
+        """Note that an inner step ended at loop time `now`, after so many seconds of computing since the start."""
         self._marks.append(_Mark(now, self.tokens, self.microbatches, computing))
 
     def tokens_per_second(self, now: float | None = None) -> float:
-        """At loop time `now`, if given: less and less, once a step takes far longer than those before it did."""
+        """The rate at loop time `now`, if given: less and less once a step takes far longer than earlier ones."""
         if len(self._marks) < 2 or self._marks[-1].time <= self._marks[0].time:
             return 0.0
         first, last = self._marks[0], self._marks[-1]
@@ -152,7 +152,7 @@ class Context:
 
     @property
     def is_last(self) -> bool:
-        """Whether microbatches turn here: the loss is computed, and no other peer's gradient is waited for."""
+        """True if microbatches turn here: the loss is computed, and no other peer's gradient is waited for."""
         return self.stage == self.manifest.hops - 1
 
 
@@ -179,12 +179,12 @@ def announcement(
 
 
 def use_of_device(context: Context, replica: Replica, rate: float) -> DeviceUse:
-    """At so many tokens per second."""
+    """The use of the device at so many tokens per second."""
     return device_use(replica.device, OPERATIONS * work_of(context.manifest, context.stage) * rate)
 
 
 def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
-    """For whoever asks; `since` is the elapsed time at which the node joined."""
+    """The node's numbers for whoever asks; `since` is the elapsed time at which the node joined."""
     counters, now = context.counters, context.view.elapsed()
     rate, capacity = (
         context.throughput.tokens_per_second(now),

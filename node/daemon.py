@@ -44,10 +44,7 @@ End = Literal["complete", "left", "moving", "resting"]  # of training at a stage
 
 
 class Node:
-    """One node from joining a run to leaving it, at one stage after another.
-
-    Mutable state: the service at the present stage, and whether the node is to leave or where it is to move.
-    """
+    """One node from joining a run to leaving it, at one stage after another."""
 
     def __init__(self, config: NodeConfig, surroundings: Surroundings) -> None:
         self._failure: NodeFailed | None = None  # of a part that this node cannot go on without
@@ -74,7 +71,7 @@ class Node:
         return f"Peer: {peer} | State: {self._phase} | Stage: {self.stage} | Tasks: {tasks}"
 
     async def run(self) -> None:
-        """The whole life. Raises `UserError` with what to do when the node cannot join."""
+        """Live the whole life. Raises `UserError` with what to do when the node cannot join."""
         teller = self.surroundings.teller
         if teller is not None:
             self.member.supervisor.group().keep(
@@ -120,7 +117,7 @@ class Node:
             self._service.trainer.stop()
 
     def abandon(self) -> None:
-        """For simulations of kill -9: whatever still runs of this node saves nothing any more."""
+        """Simulate kill -9: whatever still runs of this node saves nothing any more."""
         self.member.surroundings = replace(self.member.surroundings, state=None)
         if self._service is not None:
             self._service.checkpoints.stop()
@@ -128,7 +125,7 @@ class Node:
     # --- joining ------------------------------------------------------------------------------
 
     async def join(self) -> None:
-        """From the command line's address to a serving replica. Raises `UserError` with what to do."""
+        """Get from the command line's address to a serving replica. Raises `UserError` with what to do."""
         member, transport, rpc = self.member, self.transport, self.rpc
         member.events.begin("starting the network")
         await transport.start()
@@ -149,7 +146,7 @@ class Node:
         await self._serve_where_needed(checkpoint)
 
     async def _serve_where_needed(self, checkpoint: Checkpoint | None = None) -> None:
-        """At the stage found. A claim to it is renewed until the service can announce itself."""
+        """Serve at the stage found. A claim to it is renewed until the service can announce itself."""
         member, previous = self.member, checkpoint.stage if checkpoint else None
         async with found_stage(
             member.config, member.membership, self._plan, member.abilities.serveable, previous
@@ -167,7 +164,7 @@ class Node:
     # --- training -----------------------------------------------------------------------------
 
     async def train(self) -> End:
-        """At this stage: until the run is complete, this node is told to leave, or another stage needs it."""
+        """Train at this stage until the run is complete, this node is told to leave, or another stage needs it."""
         if self._leaving.is_set():
             return "left"
         service = self._serving
@@ -214,7 +211,7 @@ class Node:
             await cancelled([training, leaving, moving, resting])
 
     async def stay_available(self) -> None:
-        """The run is complete here: save, say so, and serve the model until told to leave."""
+        """Save, say that the run is complete here, and serve the model until told to leave."""
         service = self._serving
         await service.checkpoints.try_to_save()
         await service.announce("finished")
@@ -229,7 +226,7 @@ class Node:
     # --- resting ------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        """Without a stage until nobody wants this node to rest any more; then the same stage again."""
+        """Do without a stage until nobody wants this node to rest any more; then serve the same stage again."""
         member = self.member
         checkpoint = await set_aside(member, self._serving, self._give_up_stage)
         if not self._leaving.is_set():
@@ -259,7 +256,7 @@ class Node:
         called.set()
 
     async def move(self) -> None:
-        """From this stage to the one that needs replicas; to a third, or back, when that cannot be had.
+        """Move from this stage to the one that needs replicas; to a third, or back, when that cannot be had.
 
         The other replicas keep the state of the old stage: what is lost are the inner steps since the last round.
         The checkpoint of the old stage stays until the new one has its state.
@@ -314,7 +311,7 @@ class Node:
     # --- for those who watch ------------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:
-        """For whoever asks on this machine, see `node.watch.health`: well is a node that has its network."""
+        """A report for whoever asks on this machine, see `node.watch.health`: a node that has its network is well."""
         report = report_of(self._phase, self.supervisor, self.transport)
         if self._service is not None:
             report |= self._service.progress()
@@ -358,7 +355,7 @@ class Node:
 
     @property
     def knows_run(self) -> bool:
-        """Whether this node has found its run, so that others can join through it."""
+        """True if this node has found its run, so that others can join through it."""
         return hasattr(self.member, "signed")
 
     @property

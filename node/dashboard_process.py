@@ -29,7 +29,7 @@ POLL_SECONDS = 0.5
 async def dashboard_beside(
     listen: str, addresses: Callable[[], Sequence[str]], tell: Tell | None = None
 ) -> AsyncIterator[None]:
-    """While the block runs, a page at `listen`, HOST:PORT; none where that is empty.
+    """Serve a page at `listen`, HOST:PORT, while the block runs; none where that is empty.
 
     `addresses` are those at which this peer can be joined, none as long as it cannot. The page is started again when
     it ends. Raises `UserError` when a package is missing, `ResourceError` when the port is taken.
@@ -49,7 +49,7 @@ async def dashboard_beside(
 
 
 async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
-    """One life of the page, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
+    """Run the page once, until it ends by itself: then raises `UserError`. Cancelled, it asks the page to end."""
     own = addresses()
     while not own:
         await asyncio.sleep(POLL_SECONDS)
@@ -66,7 +66,7 @@ async def _run(listen: str, addresses: Callable[[], Sequence[str]]) -> None:
 
 
 def own_addresses(transport: Transport, port: int = 0, host: str = "0.0.0.0") -> list[str]:
-    """Where a process on this machine joins through `transport`, which listens on `port` of `host`.
+    """The addresses at which a process on this machine joins through `transport`, which listens on `port` of `host`.
 
     Port 0 is not known.
     """

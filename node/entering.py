@@ -1,4 +1,4 @@
-"""Into the run: what a node shows of itself, whom it greets, who may not be there any more, and what it needs."""
+"""Enters the run: what a node shows of itself, whom it greets, who may not be there any more, and what it needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kept_revocations(state: StateDirectory, signed: SignedManifest) -> bytes:
 
 
 async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFailed], None]) -> None:
-    """Into the run, if it has rules of access, and greet others. Raises `TokenError` with what to do.
+    """Enter the run, if it has rules of access, and greet others. Raises `TokenError` with what to do.
 
     `revoked` is the owner's list as others gave it; `end` is called when this node comes to be on it.
     """
@@ -70,7 +70,7 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
 
 
 def equip(member: NodeResources, position: Position | None) -> None:
-    """With the run's tokenizer, data from `position` on, the stages it can serve, and others' records to show."""
+    """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
     serve_records(member.rpc, member.signed, member.view, member.admission)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)

@@ -1,4 +1,4 @@
-"""Where a replica's first state comes from: what it saved, other replicas, or what the run starts from."""
+"""Finds a replica's first state: what it saved, other replicas', or what the run starts from."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ OLD_ROUNDS = 4
 
 
 class FirstState:
-    """The trainer downloads the state of live replicas. `pretrained` names the checkpoint that the volunteer has of
-    what the run starts from; empty for none.
+    """Gives a replica its first state; the trainer downloads that of live replicas.
+
+    `pretrained` names the checkpoint that the volunteer has of what the run starts from; empty for none.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class FirstState:
         self._pretrained = pretrained
 
     async def load(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
-        """From the own checkpoint when it is recent, else from live replicas, else what the run starts from.
+        """Load the own checkpoint when it is recent, else the state of live replicas, else what the run starts from.
 
         False when this node was told to leave while it waited for others' weights. Raises `StateError` when the
         own checkpoint does not fit, `CheckpointError` when the one named by the volunteer is not the run's, and
@@ -70,7 +71,7 @@ class FirstState:
     # --- the first replica --------------------------------------------------------------------
 
     async def _begin(self, is_move: bool) -> bool:
-        """Nobody has a state to give. Returns and raises as `load` does."""
+        """Begin where nobody has a state to give. Returns and raises as `load` does."""
         context, source = self._context, self._pretrained
         if context.manifest.start is None:
             source = "the run's seed"  # which the weights were made from
@@ -90,7 +91,7 @@ class FirstState:
         return True
 
     async def _wait_for_weights(self, name: str) -> bool:
-        """Until a replica has the weights, which this node cannot make; False when it is told to leave."""
+        """Wait until a replica has the weights, which this node cannot make; False when it is told to leave."""
         context, stopping = self._context, self._trainer.stopping
         context.events.warn(
             f"Waiting for another replica of stage {context.stage}: the run starts from '{name}', and this node was "
@@ -109,7 +110,7 @@ class FirstState:
                 return True
 
     def _note_alone(self) -> None:
-        """Should there be others whom this node cannot see, it finds out later."""
+        """Note if nobody else is seen. Should there be others whom this node cannot see, it finds out later."""
         if not self._holders():
             self._trainer.began_alone()
 
@@ -137,7 +138,7 @@ class FirstState:
         return min(ahead, (now - checkpoint.saved) / round_seconds)
 
     async def _take(self) -> bool:
-        """Whether there is anyone to take the state from. When that fails the own state, the seed's, is kept."""
+        """Take the state from a replica; False if there is none. When that fails the own, the seed's, is kept."""
         if not self._holders():
             return False
         return await self._trainer.download() or self._context.manifest.start is None

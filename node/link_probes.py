@@ -24,8 +24,6 @@ SPREAD = 0.25  # pauses are longer by up to this share, so that the nodes' probe
 class LinkProbes:
     """Probes links to random peers now and then and answers the probes of others.
 
-    Mutable state: the records of stages that the node does not watch, and how often others have asked.
-
     Everything measured is in `context.links`. Nothing here touches training: probes have streams of their own,
     a failure is no reason to suspect a peer, and the compute thread is not used.
     """
@@ -59,7 +57,7 @@ class LinkProbes:
     # --- asking -------------------------------------------------------------------------------
 
     async def _choose(self) -> PeerId | None:
-        """Somebody of a random stage. The neighbours' records are known; a far stage's are read for this."""
+        """Choose a peer of a random stage. The neighbours' records are known; a far stage's are read for this."""
         context = self._context
         stage = self._rng.randrange(context.manifest.stages)
         view, now = context.view, context.transport.now()

@@ -1,4 +1,4 @@
-"""What stays of a node from stage to stage, and what it is given at its start."""
+"""Holds what stays of a node from stage to stage, and what it is given at its start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Surroundings:
 
 @dataclass
 class NodeResources:
-    """What stays of a node when it moves from one stage to another."""
+    """The parts of a node that stay when it moves from one stage to another."""
 
     config: NodeConfig
     surroundings: Surroundings
@@ -115,7 +115,7 @@ class NodeResources:
 async def attempt(
     action: Callable[[], Awaitable[None]], doing: str, seconds: float = CLOSING_SECONDS
 ) -> None:
-    """One step of ending: what comes after it is done whatever becomes of it; the reason is told."""
+    """Take one step of ending: what comes after it is done whatever becomes of it; the reason is told."""
     try:
         async with asyncio.timeout(seconds):
             await action()

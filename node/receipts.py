@@ -23,7 +23,7 @@ MOST_SIGNED = 64  # for one who asks for all: 4 ms of the processor
 
 
 class Receipts:
-    """Those of one node. Mutable state: the ledger's."""
+    """The receipts of one node, which are in its ledger."""
 
     def __init__(self, member: NodeResources) -> None:
         self._member = member
@@ -51,7 +51,7 @@ class Receipts:
         return Answer(ReceiptList(receipts=[receipt]))
 
     async def on_get(self, request: Request[GetReceipts]) -> Answer[ReceiptList]:
-        """Those for this node, and after them, signed afresh, those that it gives to others."""
+        """Show the receipts for this node, and after them, signed afresh, those that it gives to others."""
         member, ledger = self._member, self._ledger
         shown = sorted(ledger.receipts.values(), key=lambda receipt: -receipt.tokens)[
             : MOST_RECEIPTS - MOST_SIGNED
@@ -64,7 +64,7 @@ class Receipts:
         return Answer(ReceiptList(receipts=shown))
 
     async def run(self) -> None:
-        """For ever: ask those who owe a receipt, and save."""
+        """Ask those who owe a receipt, and save, for ever."""
         while True:
             await asyncio.sleep(COLLECT_SECONDS)
             await self.collect()

@@ -1,4 +1,4 @@
-"""The way down from a stage, for a node that rests: it takes no memory of its device, and stays the peer that it is.
+"""Lets a node rest from its stage: it takes no memory of its device, and stays the peer that it is.
 
 What is in flight is finished, the replica is copied to the host, given up, and saved. The way up again is that of a
 restart from a checkpoint.
@@ -22,7 +22,7 @@ SAVE_SECONDS = 600.0  # to disk, when the device is free already and nobody wait
 
 
 def release_memory(device: str) -> None:
-    """What a stage that was given up had, of the device and of the host, goes back to the system."""
+    """Give back to the system what a stage that was given up had, of the device and of the host."""
     give_back_freed_memory()  # the parts know each other: the collector finds them first
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
@@ -31,7 +31,7 @@ def release_memory(device: str) -> None:
 async def stand_down(
     member: NodeResources, service: Service, training: asyncio.Task[bool] | None = None
 ) -> None:
-    """Nothing more comes here. What is in flight is finished as far as there is time for it: others take the rest."""
+    """Stop taking work. What is in flight is finished as far as there is time for it: others take the rest."""
     member.leave_by = asyncio.get_running_loop().time() + REST_SECONDS
     service.trainer.stop()
     withdrawing = member.supervisor.start(service.withdraw(), "withdrawing")

@@ -85,7 +85,7 @@ async def taken_stage(member: NodeResources, stage: int, seconds_left: float) ->
 
 
 async def _open_data(member: NodeResources) -> None:
-    """Raises `UserError`; a node that came from another stage does not try this one again."""
+    """Open the data. Raises `UserError`; a node that came from another stage does not try this one again."""
     try:
         await member.tokenizer.get()
         await member.data.open(member.tokenizer.raw)
@@ -146,7 +146,7 @@ async def _replica_of(member: NodeResources, stage: int, compute: Compute) -> Re
 
 
 def _teller(member: NodeResources) -> Callable[[str, str], None]:
-    """To be called by the compute thread."""
+    """Return a function that tells the volunteer of events, to be called by the compute thread."""
     loop, events = asyncio.get_running_loop(), member.events
 
     def tell(sentence: str, event: str) -> None:
@@ -191,7 +191,7 @@ class Service:
         return self.context.stage
 
     def _position(self, step: int) -> Position | None:
-        """In the data, after an inner step."""
+        """The position in the data after an inner step."""
         return self._member.data.position(step if self.stage == 0 else None)
 
     def _make_discovery(self) -> Discovery:
@@ -269,14 +269,14 @@ class Service:
         context.events.begin("waiting for the first step", self._what_is_missing)
 
     def _what_is_missing(self) -> str:
-        """For the first step of a stage."""
+        """Say what is missing for the first step of a stage."""
         context, batch = self.context, self.context.manifest.inner.microbatches
         if context.counters.no_peer_since is not None:
             return f"nobody serves stage {context.manifest.stage_after(self.stage)} yet"
         return f"{context.throughput.microbatches} of {batch} microbatches are through"
 
     async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
-        """Whether it is there; the record is renewed meanwhile, since a download may outlast it."""
+        """Load the state; returns whether it is there. The record is renewed meanwhile: a download may outlast it."""
         source, discovery = self._member.config.from_checkpoint, self._discovery
         first_state = FirstState(
             self.context, self.replica, self.checkpoints, discovery, self.trainer, source
@@ -324,7 +324,7 @@ class Service:
     # --- giving it up -------------------------------------------------------------------------
 
     async def withdraw(self) -> None:
-        """Others stop routing here while what is in flight is finished."""
+        """Withdraw the record: others stop routing here while what is in flight is finished."""
         seconds = self._member.time_to_end()
         await attempt(lambda: self.announce("leaving"), "withdrawing the record", seconds)
 
@@ -342,13 +342,13 @@ class Service:
         self.context.events.say("Left the swarm.", "left", step=self.replica.step, round=self.replica.round)
 
     def progress(self) -> dict[str, int]:
-        """For whoever asks how this node does."""
+        """The progress of this node, for whoever asks."""
         replica = self.replica
         tokens = self.context.counters.tokens
         return {"stage": self.stage, "step": replica.step, "round": replica.round, "tokens": tokens}
 
     async def copied(self) -> Checkpoint | None:
-        """What to go on from after a rest, on the host, with all microbatches whose gradients are in; None without.
+        """The state to go on from after a rest, on the host, with all microbatches whose gradients are in, or None.
 
         Raises nothing: what cannot be copied is told, and the last checkpoint on disk stands.
         """
@@ -367,7 +367,7 @@ class Service:
         return taken[0] if taken else None
 
     async def _settle(self) -> None:
-        """The last receipts, as far as others are quick, and what they say saved."""
+        """Exchange the last receipts, as far as others are quick, and save what they say."""
         await attempt(
             self._receipts.collect, "collecting receipts", min(SETTLE_SECONDS, self._member.time_to_end())
         )

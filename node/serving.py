@@ -1,4 +1,4 @@
-"""A node's process: what it opens before it joins, in which order, and closes when it ends.
+"""Runs a node's process: what it opens before it joins, in which order, and closes when it ends.
 
 With several devices there is a node for each, in a process of its own, started and ended by one command.
 """
@@ -115,18 +115,18 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
 
 
 def threads_for(setting: int) -> int:
-    """Those of `--threads`; else torch's own choice, which knows of no quota, unless fewer cores may be used."""
+    """The threads of `--threads`; else torch's own choice, which knows no quota, unless fewer cores may be used."""
     return setting or min(torch.get_num_threads(), cores())
 
 
 def panel_here() -> LivePanel | None:
-    """Where people look at a terminal that can show one."""
+    """Return a panel where people look at a terminal that can show one."""
     console = Console(stderr=True)
     return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else None
 
 
 def told_limits(config: NodeConfig, duty: Duty, keeper: Keeper) -> dict[str, str]:
-    """For `noloco node status`: those set, and how much of them is used."""
+    """The limits for `noloco node status`: those set, and how much of them is used."""
     names = ("max_upload", "max_download", "monthly_cap", "max_temperature", "hours", "only_idle")
     told = {name.replace("_", "-"): str(value) for name in names if (value := getattr(config, name))}
     if duty.share < 1.0:
@@ -137,7 +137,7 @@ def told_limits(config: NodeConfig, duty: Duty, keeper: Keeper) -> dict[str, str
 
 
 def orders_to(daemon: Node) -> Orders:
-    """What `noloco node` may ask of it."""
+    """The orders that `noloco node` may give to it."""
     return {
         "pause": lambda: daemon.rest.ask("volunteer", "you asked for it."),
         "resume": lambda: daemon.rest.lift("volunteer"),
@@ -161,7 +161,7 @@ def choose_device(device: str) -> str:
 
 
 def limit_on(device: str, max_memory: str) -> str:
-    """A share of the memory as bytes of that device's; the rest as it is."""
+    """Convert a share of the memory to bytes of that device's; the rest as it is."""
     share = parse_share(max_memory)
     return max_memory if share is None else str(int(share * memory_of(torch.device(device), int(1 / share))))
 
@@ -195,7 +195,7 @@ def devices_of(setting: str) -> list[str]:
 
 
 def share_on(devices: Sequence[str], device: str) -> str:
-    """`--max-memory` for a node whose GPU others of these share, each of which would take all that is free."""
+    """The `--max-memory` of a node whose GPU others of these share, each of which would take all that is free."""
     siblings = sum(gpu_of(other) == gpu_of(device) for other in devices)
     return f"{100 / siblings:.4g}%" if device.startswith("cuda") and siblings > 1 else ""
 

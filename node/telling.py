@@ -1,4 +1,4 @@
-"""What a node says while it lives: a line every half minute or a panel, and at the end what came of it."""
+"""Says what a node does while it lives: a line every half minute or a panel, and at the end what came of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAVE_SECONDS = 60.0  # between two times that the tokens given are written down
 
 
 class Served(Protocol):
-    """What is told of a `node.service.Service`."""
+    """The part of a `node.service.Service` that is told of."""
 
     @property
     def context(self) -> Context: ...
@@ -42,10 +42,7 @@ class Served(Protocol):
 
 
 class Teller:
-    """Tells people how the node does: a line every half minute or a panel, and a summary at the end.
-
-    Mutable state: what this life has given so far, where its counts stood at the last look, and when was told.
-    """
+    """Tells people how the node does: a line every half minute or a panel, and a summary at the end."""
 
     def __init__(
         self, config: NodeConfig, state: StateDirectory, use: TimeUse, phases: Phases, panel: LivePanel | None
@@ -80,7 +77,7 @@ class Teller:
             await asyncio.sleep(LOOK_SECONDS)  # without the service, whose memory may be wanted meanwhile
 
     def _looked(self, service: Served | None) -> bool:
-        """Whether a stage is served now; if so, it was counted and told of."""
+        """Count and tell of the stage, if one is served now. Returns whether one is."""
         if service is None:
             return False
         self.count(service)
@@ -137,7 +134,7 @@ class Teller:
         )
 
     def _seconds_left(self, service: Served, rate: float, now: float) -> float | None:
-        """Until the run is complete at this rate, or the volunteer's time is over; None when neither is known."""
+        """Seconds until the run is complete at this rate or the volunteer's time over; None if neither is known."""
         inner, tokens = service.context.manifest.inner, service.context.manifest.tokens_per_microbatch
         steps = max(0, inner.total_steps - service.replica.step)
         ends = [steps * inner.microbatches * tokens / rate] if rate else []
@@ -151,7 +148,7 @@ class Teller:
             self._state.save_given(self._before + self._tokens)
 
     def end(self, service: Served | None, *, has_failed: bool = False) -> None:
-        """The last words, if the node has served at all; why it failed, and what to do, is told after them."""
+        """Say the last words, if the node has served at all; why it failed, and what to do, is told after them."""
         if service is not None:
             self.count(service)
         if self._panel is not None:

@@ -1,4 +1,4 @@
-"""The replica's own rhythm: a batch, an inner step, and every k of them a round."""
+"""Sets the replica's own rhythm: a batch, an inner step, and every k of them a round."""
 
 from __future__ import annotations
 
@@ -31,10 +31,7 @@ LONGEST_WAIT = 600.0  # but no longer than this, in seconds
 
 
 class Trainer:
-    """Runs the inner steps of this replica, and a round every k of them.
-
-    Mutable state: whether to stop.
-    """
+    """Runs the inner steps of this replica, and a round every k of them."""
 
     def __init__(
         self,
@@ -45,7 +42,7 @@ class Trainer:
         checkpoints: Checkpoints,
         source: MicrobatchSource | None,
     ) -> None:
-        """With a `source` on stage 0 alone."""
+        """`source` is given on stage 0 alone."""
         self._context = context
         self._replica = replica
         self._pipeline = pipeline
@@ -111,7 +108,7 @@ class Trainer:
             await self._source.cancel_ahead()
 
     async def _wait_for_batch(self, microbatches: list[asyncio.Task[None]]) -> bool:
-        """Whether a whole batch is in; False asks the caller to look again whether the run has ended."""
+        """Wait until a whole batch is in; False asks the caller to look again whether the run has ended."""
         complete = self._tasks.start(self._pipeline.batch_complete())
         stopping = self._tasks.start(self.stopping.wait())
         doubt = self._tasks.start(self._in_doubt())
@@ -152,7 +149,7 @@ class Trainer:
             await self.download()
 
     async def _step(self, began: float) -> None:
-        """One inner step with the batch that has been gathered since `began`."""
+        """Take one inner step with the batch that has been gathered since `began`."""
         context, replica = self._context, self._replica
         batch = context.manifest.inner.microbatches
         if self._source is not None:
@@ -180,7 +177,7 @@ class Trainer:
         )
 
     async def step_with_what_is_in(self) -> None:
-        """An inner step with less than a batch, once nothing runs any more, so that no gradient that is in is lost.
+        """Take an inner step with less than a batch, once nothing runs any more, so that no gradient is lost.
 
         Not at the first stage: it draws its whole batch again.
         """
@@ -190,7 +187,7 @@ class Trainer:
             self._context.counters.tokens_stepped = self._context.counters.tokens
 
     async def _end_round(self) -> None:
-        """If it is at its end. Partners are offered, and take part in, nothing that is not finite."""
+        """End the round if it is at its end. Partners are offered, and take part in, nothing that is not finite."""
         if not (self._replica.steps_in_round and self._rounds.must_end) or not await self._healing.is_well():
             return
         if self._rounds.will_wait:
@@ -199,7 +196,7 @@ class Trainer:
         await self._healing.is_well()
 
     def began_alone(self) -> None:
-        """The first state is the seed's or a saved one, and nobody was seen who could have given another."""
+        """Note that the first state is the seed's or a saved one, and nobody seen could have given another."""
         self._rounds.began_alone()
 
     def _note_download(self, fraction: float) -> None:
@@ -238,7 +235,7 @@ class Trainer:
     # --- the end ------------------------------------------------------------------------------
 
     def _finished_here(self) -> bool:
-        """Stage 0 ends with its steps or its time; a later stage when all of the stage before have ended."""
+        """Return whether the run ends here: stage 0 by its steps or time, others once the stage before has ended."""
         context = self._context
         if self._source is not None:
             return self._source.out_of_time or self._replica.step >= context.manifest.inner.total_steps
@@ -248,9 +245,9 @@ class Trainer:
         return bool(before) and all(member.announcement.state == "finished" for member in before)
 
     async def _last_rounds(self) -> None:
-        """One more outer step, with a partner if one is found soon, so that θ and φ are one again.
+        """Take one more outer step, with a partner if one is found soon, so that θ and φ are one again.
 
-        Then closing rounds, in which nothing is trained, as long as there are partners: what is exported of this
+        Then come closing rounds, in which nothing is trained, as long as there are partners: what is exported of this
         replica alone is then nearly the mean of the stage.
         """
         if await self._healing.is_well():
@@ -261,7 +258,7 @@ class Trainer:
         await self._rounds.retire()
 
     async def _close(self) -> None:
-        """Rounds with those that have finished, too; before that with those that have not, which would be alone."""
+        """Take rounds with those that have finished, and before with those that have not, which would be alone."""
         clock = asyncio.get_running_loop().time
         out_of_time = self._source is not None and self._source.out_of_time
         until = clock() + (0.0 if out_of_time else min(LONGEST_WAIT, WAITED * (clock() - self._began)))

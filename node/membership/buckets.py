@@ -1,6 +1,6 @@
-"""How large a stage is, and which of its records this node reads: decided from a sample, alike by everybody. Pure.
+"""Estimates the size of a stage from a sample and picks which of its records this node reads, alike everywhere. Pure.
 
-Records of a large stage lie in buckets (`protocol.announcement`). Everybody writes to one and reads a few, another
+Records of a large stage lie in buckets (`protocol.announcement`). Every node writes to one and reads a few, another
 one at each look, so that views stay random and nobody reads all. The sample under the stage's own key tells how many
 replicas there are: a record of level l is in it with probability 2^-l, so it stands for 2^l of them (Horvitz and
 Thompson 1952). All read the same sample, and so agree on the level without a word.
@@ -22,7 +22,7 @@ SAMPLE_EVERY = 4  # looks; the others read a bucket alone
 
 
 def level_of(replicas: float, level: int) -> int:
-    """For a stage of so many `replicas`, which are in 2^level buckets at present."""
+    """Return the level for a stage of so many `replicas`, which are in 2^level buckets at present."""
     if (level == 0 and replicas <= MOST) or LEAST <= replicas / 2**level <= MOST:
         return level
     return min(MOST_LEVEL, max(0, round(math.log2(max(replicas, 1.0) / WANTED))))
@@ -30,10 +30,7 @@ def level_of(replicas: float, level: int) -> int:
 
 @dataclass
 class StageSize:
-    """Estimates the size of a stage from a sample of its records and says which of them to read next.
-
-    Mutable state: what the last sample showed of a stage, and how many looks there were.
-    """
+    """Estimates the size of a stage from a sample of its records and says which of them to read next."""
 
     estimate: float = 0.0  # replicas
     level: int = 0  # at which a replica should announce itself
@@ -56,7 +53,7 @@ class StageSize:
 
     @property
     def _levels(self) -> list[int]:
-        """Those of buckets: level 0 is the stage's own key."""
+        """The levels of the buckets; level 0 is the stage's own key."""
         return [level for level in self.shares if level]
 
     def next_bucket(self, reader: str) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""What each stage can do, and which peer should move to which stage: each peer decides from the same records. Pure.
+"""Compares what the stages can do and decides which peer moves where: each peer decides from the same records. Pure.
 
 A swarm is as fast as its poorest stage: its throughput is the least, over the stages, of the sum of what their
 replicas can do (docs/moving.md). Newcomers go where that sum is least. Peers move from where there is plenty to where
@@ -67,7 +67,7 @@ def peer_of(member: Member, stands_for: float = 1.0) -> Peer:
 
 
 def surveyed(found: Iterable[Peer]) -> list[Peer]:
-    """All that were found; those of one network share what twice the usual number of replicas would count."""
+    """Weigh all that were found; those of one network share what twice the usual number of replicas would count."""
     peers = list(found)
     sizes = Counter(p.network for p in peers)
     most = MOST_OF_NETWORK * median(sizes.values()) if len(sizes) > 1 else len(peers)
@@ -75,13 +75,11 @@ def surveyed(found: Iterable[Peer]) -> list[Peer]:
 
 
 class Capacities:
-    """What each stage can do together, recomputed as peers are added and moved.
+    """The capacity of each stage, all of its replicas together, recomputed as peers are added and moved.
 
-    Mutable state: microbatches per second of each stage, serving replicas of each, and where each peer is.
-
-    `work` is what a microbatch costs at each stage, in any unit: at another stage a peer does in proportion. One
-    whose speed is not known counts as the median of those that are, one that says more than `MOST_CAPACITY` of it as
-    that. The order of the peers does not matter.
+    `work` is what a microbatch costs at each stage, in any unit: at another stage a peer does in proportion. A peer
+    whose speed is not known counts as the median of those that are; one that claims more than `MOST_CAPACITY` times
+    that counts as that much. The order of the peers does not matter.
     """
 
     def __init__(self, peers: Iterable[Peer], work: Sequence[float]) -> None:
@@ -108,12 +106,12 @@ class Capacities:
         return min(self.of)
 
     def at(self, stage: int, peer: PeerId | None = None) -> float:
-        """What the peer would add to a stage; without a name, a typical one."""
+        """The capacity that the peer would add to a stage; without a name, that of a typical one."""
         speed = self._typical if peer is None else self._speeds[peer]
         return speed / self._work[stage]
 
     def add_newcomer(self, stage: int) -> None:
-        """Somebody of whom nothing is known."""
+        """Count a peer of which nothing is known."""
         self.of[stage] += self.at(stage)
         self.replicas[stage] += 1
 
@@ -163,7 +161,7 @@ def planned_move(
     came_before: float = float("inf"),
     only: PeerId | None = None,
 ) -> Move | None:
-    """Of the moves that are left, the one that leaves the swarm the fastest meanwhile, then the first by peer id."""
+    """Pick the planned move that leaves the swarm the fastest meanwhile; among equals the first by peer id."""
     now = Capacities(peers, work)
     best, best_least = None, -1.0
     for peer, p in now.peers.items():
@@ -225,10 +223,10 @@ def best_move(
 
 
 def _next_move(now: Capacities, may: Callable[[Peer], bool]) -> Move | None:
-    """To the poorest stage, from one that stays richer than that was.
+    """Pick a move to the poorest stage, from one that stays richer than that was.
 
     So each move makes the poorest of the two richer, and a chain of moves never comes back to where it was.
-    Taken is the move that leaves the swarm the fastest, then the one that leaves the poorer of the two the
+    The move taken is the one that leaves the swarm the fastest, then the one that leaves the poorer of the two the
     richest, then the one from the richest stage, then the first by peer id.
     """
     target = now.of.index(now.least)
@@ -253,17 +251,17 @@ def _next_move(now: Capacities, may: Callable[[Peer], bool]) -> Move | None:
 
 
 def may_leave(capacities: Capacities, peer: Peer, target: int) -> bool:
-    """Never a stage's last serving replica."""
+    """Return whether the peer may move to `target`; a stage's last serving replica never may."""
     source = capacities.stage_of[peer.peer]
     able = peer.is_serving and target in peer.may_serve
     return able and source != target and capacities.serving[source] > 1
 
 
 class MovePatience:
-    """Whether the same stage has been short for so long that it is not just a record that was late.
+    """Waits until the same stage has been short for so long that it is not just a record that was late.
 
     A dead peer's record outlives it, records of the same moment are read at different ones, and a lookup may
-    fail. Mutable state: which stage was to be helped, and since when.
+    fail.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -272,7 +270,7 @@ class MovePatience:
         self._since = 0.0
 
     def is_over(self, move: Move | None, is_leased: bool, now: float) -> bool:
-        """After another look at the records. While somebody moves, all wait, and then again."""
+        """Return whether it is over, after another look. While somebody moves, all wait, and then again."""
         target = None if move is None or is_leased else move.target
         if target != self._target:
             self._target, self._since = target, now

@@ -1,4 +1,4 @@
-"""What a node trains on: its data, kept while it serves other stages than the first, and the run's tokenizer.
+"""Opens what a node trains on, its data and the run's tokenizer, and keeps them while it serves other stages.
 
 Seed peer and members give tokenizer.json to whoever asks, in pieces. Whose pieces they were does not matter: the
 whole is what the signed manifest names by its hash, or it is nothing.
@@ -41,10 +41,7 @@ RETRY_SECONDS = 60.0
 
 
 class DataSupply:
-    """Opens the data and tokenizer that a node trains on and keeps them while it serves other stages.
-
-    Mutable state: the data once they were opened, their feed, and the position that the checkpoint had.
-    """
+    """Opens the data and tokenizer that a node trains on and keeps them while it serves other stages."""
 
     def __init__(
         self,
@@ -69,7 +66,7 @@ class DataSupply:
         return f"Data: {data} | Feed: {'none' if self._feed is None else repr(self._feed)}"
 
     def require(self) -> None:
-        """Raises `DataError` when the run leaves the text to its volunteers and this one named none."""
+        """Check that there is text. Raises `DataError` when the run leaves it to its volunteers and none is named."""
         if self._read is None:
             self._plan.require(self._manifest)
 
@@ -89,7 +86,7 @@ class DataSupply:
         return data
 
     def feed(self, run_id: str, peer_id: str) -> Feed:
-        """The line of microbatches, from where this node was when it trained last. After `open`."""
+        """The line of microbatches, from where this node was when it trained last. Call `open` before."""
         assert self._data is not None
         if self._feed is None:
             # Data that are given belong to a swarm in this process, whose clock is the loop's
@@ -103,11 +100,11 @@ class DataSupply:
         return self._feed
 
     def return_to(self, position: Position | None) -> None:
-        """Where the checkpoint was; before the first feed."""
+        """Begin at the position that the checkpoint had; call it before the first feed."""
         self._saved = position
 
     def position(self, step: int | None = None) -> Position | None:
-        """For the checkpoint of the weights after inner step `step`; without one, for that of another stage."""
+        """The position to save with the weights after inner step `step`; without one, with those of another stage."""
         return self._saved if self._feed is None else self._feed.position(step)
 
     def close(self) -> None:
@@ -116,7 +113,7 @@ class DataSupply:
 
 
 class RunTokenizer:
-    """One peer's copy. Mutable state: `raw`, None until it is here; it stays so where bytes are tokens."""
+    """One peer's copy of the run's tokenizer: `raw`, None until it is here, and for good where bytes are tokens."""
 
     def __init__(
         self, manifest: Manifest, rpc: Rpc, view: View, state: StateDirectory | None = None, own: str = ""
@@ -139,7 +136,7 @@ class RunTokenizer:
         serve_tokenizer(self._rpc, lambda: self.raw)
 
     async def get(self) -> None:
-        """Have it, unless bytes are tokens: the volunteer's, the one kept, or from whoever gives it.
+        """Get the tokenizer, unless bytes are tokens: the volunteer's, the one kept, or from whoever gives it.
 
         Raises `TokenizerError` when the volunteer's is not the run's, and when nobody gives one. May be repeated.
         """
@@ -154,7 +151,7 @@ class RunTokenizer:
         self.raw = raw
 
     async def get_in_time(self) -> None:
-        """Until it is here, however often that fails: for peers that only give it to others, or may need it later."""
+        """Retry `get` until it succeeds: for peers that only give the tokenizer to others, or may need it later."""
         while True:
             try:
                 await self.get()
@@ -164,7 +161,7 @@ class RunTokenizer:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _here(self) -> bytes | None:
-        """On this machine. A kept copy that is damaged counts as none, and is fetched again."""
+        """The copy on this machine. A kept copy that is damaged counts as none, and is fetched again."""
         if self._own:
             raw = read_tokenizer(self._own)
             load_tokenizer(raw, self._manifest)
@@ -176,7 +173,7 @@ class RunTokenizer:
         return None
 
     async def _peers(self) -> list[PeerId]:
-        """Whoever may have it: those connected, the seed peer among them, and the members known."""
+        """The peers that may have it: those connected, the seed peer among them, and the members known."""
         transport = self._rpc.transport
         peers = [peer for peer, _ in await transport.peers()]
         for stage in range(self._manifest.stages):
@@ -217,7 +214,7 @@ async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest)
 
 
 async def _fetch_from(rpc: Rpc, peer: PeerId) -> bytes:
-    """All pieces of one peer. Whatever it says, no more memory is taken than a tokenizer may have."""
+    """Fetch all pieces from one peer. Whatever it says, no more memory is taken than a tokenizer may have."""
 
     async def piece(offset: int) -> TokenizerPiece:
         async with slots:

@@ -40,8 +40,9 @@ RENEWALS_PER_LIFETIME = 3
 def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, list[Member], None]:
     """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
 
-    All of a small stage, of a large one another bucket at each look. Who is in the sample of a large one is found in
-    its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the same few.
+    It reads all of a small stage, of a large one another bucket at each look. Who is in the sample of a large one is
+    found in its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the same
+    few.
     """
     size = view.sizes.setdefault(stage, StageSize())
     if size.is_sample_due:
@@ -54,7 +55,7 @@ def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, l
 
 
 def keys_to_announce(run_id: str, stage: int, me: PeerId, level: int) -> list[str]:
-    """Where a replica's record belongs at this level: first its own place, then the sample, if it is of that."""
+    """The keys for a replica's record at this level: first its own place, then the sample, if it belongs there."""
     own = record_key(run_id, stage, me, level)
     return [own, stage_key(run_id, stage)] if level and is_sampled(me, level) else [own]
 
@@ -94,11 +95,7 @@ async def _read(transport: Transport, key: str, stage: int) -> list[Member]:
 
 
 class Discovery:
-    """Keeps this node's record in the DHT fresh, and its view of the stages that matter to it.
-
-    Mutable state: the last announcement's time, whether this node is cut off, the addresses it saved, how far the
-    wall clock is ahead of elapsed time.
-    """
+    """Keeps this node's record in the DHT fresh, and its view of the stages that matter to it."""
 
     def __init__(
         self,
@@ -225,8 +222,8 @@ class Discovery:
         return self._transport.now() - asyncio.get_running_loop().time()
 
     def _notice_clock(self) -> None:
-        """A machine that slept, or whose clock was set: its record has run out or lies in the future, and so do the
-        others' as they were read. Nobody is taken for gone before the records have been read again.
+        """Notice that the machine slept, or its clock was set: its record has run out or lies in the future, and so
+        do the others' as they were read. Nobody is taken for gone before the records have been read again.
         """
         ahead = self._clock_ahead()
         jump, self._ahead = ahead - self._ahead, ahead
@@ -271,10 +268,7 @@ class Discovery:
 
 
 class Renewal:
-    """Renews one record in the DHT until told to stop.
-
-    Mutable state: whether it runs. Without it the record ends after its lifetime, in seconds.
-    """
+    """Renews one record in the DHT until told to stop; without it the record ends after its lifetime, in seconds."""
 
     def __init__(
         self, name: str, put: Callable[[], Awaitable[object]], lifetime: float, supervisor: Supervisor
@@ -291,13 +285,13 @@ class Renewal:
         return f"{self._name} | {'running' if self._runs else 'ended'} | Every: {self._pause:.1f} s"
 
     def begin(self) -> None:
-        """For a record that was just put; may be repeated."""
+        """Keep a record that was just put alive; may be repeated."""
         if not self._runs:
             self._runs = True
             self._group.keep(self._name, self._run, "Others may take it for gone.")
 
     async def end(self) -> None:
-        """The record stands for up to a lifetime more. May be repeated, and started again."""
+        """Stop renewing: the record stands for up to a lifetime more. May be repeated, and started again."""
         self._runs = False
         await self._group.close()
 

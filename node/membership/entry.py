@@ -43,7 +43,10 @@ async def enter(
 
 
 async def _shown_to_a_few(rpc: Rpc) -> None:
-    """Nobody tells a peer otherwise that its token has been used up. Raises `TokenError` when all refuse it."""
+    """Show the credential to a few members: otherwise nobody tells a peer that its token has been used up.
+
+    Raises `TokenError` when all refuse it.
+    """
     refusal, shown = None, rpc.introduction
     if shown is None:  # the manifest names this peer, or the run is open
         return
@@ -62,7 +65,7 @@ async def _shown_to_a_few(rpc: Rpc) -> None:
 
 
 def credential(admission: Admission, token: str, run: str) -> bytes:
-    """What this peer shows to a private run; nothing, if the manifest names it. Raises `TokenError`."""
+    """The credential that this peer shows to a private run; empty if the manifest names it. Raises `TokenError`."""
     if admission.me in admission.rules.peers:
         return b""
     if not token:

@@ -42,7 +42,7 @@ class RecordReader:
         self._admission = admission
 
     def members(self, shown: Iterable[SharedRecord], stages: Container[int], view: View) -> list[Member]:
-        """Those of these stages that are later than what the view has."""
+        """Open the records of these stages that end later than those the view has."""
         found = []
         for shared in shown:
             known = view.record_of(PeerId(shared.peer))
@@ -55,7 +55,7 @@ class RecordReader:
         return found
 
     def _opened(self, shared: SharedRecord) -> Member:
-        """Raises `RecordError` for what is not a current record of the run."""
+        """Open a record that was shown. Raises `RecordError` for what is not a current record of the run."""
         peer = PeerId(shared.peer)
         check_lifetime(shared.expires, self._transport.now())
         key = record_key(self._run_id, shared.stage, peer, shared.level)
@@ -92,7 +92,7 @@ async def hear_of(membership: Membership, peers: Sequence[PeerId], stages: Seque
 
 
 async def hear_from_several(membership: Membership) -> None:
-    """As a newcomer: ask some of those that were reached, then some of those that these have named.
+    """Ask, as a newcomer, some of the peers that were reached, then some of those that these have named.
 
     Takes twice `ASK_DEADLINE`.
     """
@@ -123,7 +123,7 @@ def spread_out(networks: dict[PeerId, str], rng: random.Random) -> list[PeerId]:
 
 
 def overdue(members: Iterable[Member], now: float, lifetime: float) -> list[PeerId]:
-    """Those that should have renewed their records and were not seen to: they are gone, or hidden."""
+    """The members that should have renewed their records and were not seen to: they are gone, or hidden."""
     return [m.peer for m in members if not m.announcement.level and m.expires + m.kept - now < lifetime / 3]
 
 
@@ -135,7 +135,7 @@ def _own(rpc: Rpc) -> list[SharedRecord]:
 
 
 def _some_of(rpc: Rpc, view: View, stages: Sequence[int], rng: random.Random) -> Iterable[SharedRecord]:
-    """The own record, then of each stage as many as there is room for."""
+    """Yield the own record, then of each stage as many as there is room for."""
     me, now, own = rpc.transport.peer_id, rpc.transport.now(), _own(rpc)
     yield from own
     room, places = MOST_BYTES - sum(len(shared.record) for shared in own), MOST_SHARED - len(own)

@@ -1,4 +1,4 @@
-"""From an address to the run: reach somebody, learn the manifest, check that the clocks agree; and answer others.
+"""Leads from an address to the run: reaches a member, learns the manifest, checks the clocks; and answers others.
 
 The manifest also says how large the frames are that a member may get.
 """
@@ -38,7 +38,7 @@ PROBED_PEERS = 48
 
 
 class NobodyGreets(JoinError):
-    """Peers were reached, but none of them has joined the run so far that it could introduce others."""
+    """Raised when peers were reached, but none has joined the run so far that it could introduce others."""
 
 
 def serve_greeting(
@@ -146,7 +146,7 @@ def _require_same_time(offset: float, limit: float) -> None:
 
 
 async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
-    """Which of the peers do not answer: a record outlives its peer by its lifetime.
+    """Find out which of the peers do not answer: a record outlives its peer by its lifetime.
 
     Asks a few dozen at most; among more, one death does not change which stage is the smallest.
     """
@@ -219,7 +219,7 @@ async def _greeted(
     port: int,
     known: SignedManifest | None,
 ) -> Greeting | None:
-    """The first peer's that has the manifest. Peers that start at this moment get some time.
+    """Get the first peer's greeting that has the manifest. Peers that start at this moment get some time.
 
     A returning node that meets only such peers goes on with its own manifest, and gets None: they may all wait for
     each other.
@@ -240,7 +240,7 @@ async def _greeted(
 
 
 async def _announce_outside(transport: Transport, outside: str, own: list[str], events: Events) -> None:
-    """Others shall dial this node where a peer has reached it, not at addresses of its private network."""
+    """Let others dial this node where a peer has reached it, not at addresses of its private network."""
     await transport.announce([outside])
     events.say(
         f"Announcing {outside}: a peer has reached this node there. (--announce names another address.)",

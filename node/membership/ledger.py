@@ -1,8 +1,8 @@
-"""What this node knows of others from own experience: their offences, and work of theirs that was checked. Pure.
+"""Keeps what this node knows of others from its own experience: offences, and work of theirs that was checked. Pure.
 
 Identities cost nothing, so trust does: it grows with work that was compared with others' (`checked`), and nobody's
 word counts for anybody else. `fair_shares` is what everybody gets at most a small multiple of, wherever peers are
-chosen: those of one network, of whom nobody has proved anything yet, share what one of them would get.
+chosen: peers of one network that have not proved anything yet share what one of them would get.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ ACQUAINTED_SECONDS = 3_600.0  # since the first of them: then it counts for itse
 
 @dataclass
 class _Offences:
-    """How one peer's recent meetings went.
-
-    Mutable state: whether each of the last meetings was an offence, and the quarantines so far.
-    """
+    """Outcomes of one peer's recent meetings, True for an offence, and its quarantines so far."""
 
     meetings: deque[bool] = field(default_factory=lambda: deque(maxlen=MEETINGS))
     until: float = float("-inf")
@@ -47,10 +44,9 @@ class _Offences:
 
 @dataclass
 class _Proofs:
-    """How one peer's recently checked work turned out.
+    """Results of one peer's recently checked work: True for a wrong piece.
 
-    Mutable state: whether each of the last checked pieces of work was wrong, how many agreed since one was, and
-    when the first one of these did, in elapsed seconds.
+    `count` pieces have agreed since the last wrong one, the first of them at `since`, in elapsed seconds.
     """
 
     since: float
@@ -60,8 +56,6 @@ class _Proofs:
 
 class Ledger:
     """Remembers who offended and whose work was checked, and leaves offenders alone for a while.
-
-    Mutable state: a record of each peer that ever offended, and of each that proved its work.
 
     Times are elapsed seconds, so that a clock which is set right frees nobody and locks nobody away.
     """
@@ -75,7 +69,7 @@ class Ledger:
         return f"Offenders: {len(self._offences)} remembered | Checked: {len(self._proofs)}"
 
     def note(self, peer: PeerId, is_offence: bool, now: float) -> bool:
-        """A meeting with `peer` at `now` in seconds; whether a quarantine begins with it."""
+        """Note a meeting with `peer` at `now` in seconds; returns whether a quarantine begins with it."""
         record = self._offences.pop(peer, None)
         if record is None:
             if not is_offence:
@@ -89,7 +83,7 @@ class Ledger:
         return True
 
     def checked(self, peer: PeerId, agrees: bool, now: float, most_wrong: int) -> bool:
-        """A piece of work of `peer` was compared with others'; whether a quarantine begins with it.
+        """Note that a piece of work of `peer` was compared with others'; returns whether a quarantine begins with it.
 
         With `most_wrong` of the last `CHECKS` wrong it does.
         """
@@ -114,13 +108,13 @@ class Ledger:
         self._proofs.pop(peer, None)
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        """Whether `peer` is in quarantine: nothing is sent to it, no proposal made to it, none taken from it."""
+        """Return whether `peer` is in quarantine: nothing is sent or proposed to it, no proposal taken from it."""
         record = self._offences.get(peer)
         return record is not None and now < record.until
 
     @property
     def knows_proofs(self) -> bool:
-        """Whether anybody has proved anything."""
+        """True if any peer has proved anything."""
         return bool(self._proofs)
 
     def is_proven(self, peer: PeerId) -> bool:
@@ -128,18 +122,18 @@ class Ledger:
         return record is not None and record.count >= PROOFS
 
     def is_doubted(self, peer: PeerId) -> bool:
-        """Whether one of its last pieces of work was wrong."""
+        """Return whether one of the peer's last pieces of work was wrong."""
         record = self._proofs.get(peer)
         return record is not None and any(record.wrong)
 
     def is_familiar(self, peer: PeerId, now: float) -> bool:
-        """Whether it has proved its work for long enough to count for itself."""
+        """Return whether the peer has proved its work for long enough to count for itself."""
         return self.is_proven(peer) and now - self._proofs[peer].since >= ACQUAINTED_SECONDS
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What each of the peers gets when all are alike: of each group the same, and in it of each peer."""
+    """Equal shares of the peers: the same for each group, and within a group the same for each peer."""
 
     group_of: dict[PeerId, Hashable]
     sizes: Mapping[Hashable, int]  # peers of each group
@@ -153,7 +147,7 @@ class Shares:
 
 
 def fair_shares(peers: Sequence[PeerId], group_of: Callable[[PeerId], Hashable]) -> Shares:
-    """Groups are networks and, by themselves, peers that are familiar. Peers of one group alone share everything."""
+    """Share out among groups: networks and, by themselves, familiar peers. Peers of one group alone share all."""
     groups = {peer: group_of(peer) for peer in peers}
     sizes = Counter(groups.values())
     of_group = 1 / len(sizes) if sizes else 1.0
@@ -163,7 +157,7 @@ def fair_shares(peers: Sequence[PeerId], group_of: Callable[[PeerId], Hashable])
 def thinned(
     peers: Sequence[PeerId], group_of: Callable[[PeerId], Hashable], rng: random.Random
 ) -> list[PeerId]:
-    """Of each group, drawn at random, no more than `MOST_OF_NETWORK` times what the median group has; in order."""
+    """Keep of each group at most `MOST_OF_NETWORK` times the median group's size, drawn at random, in order."""
     if len(set(map(group_of, peers))) == len(peers):
         return list(peers)
     groups: dict[Hashable, list[PeerId]] = {}

@@ -1,4 +1,4 @@
-"""When this node should move to another stage: it reads the records and the owner's plan, lets `capacity` decide, and
+"""Decides when this node moves to another stage: reads the records and the owner's plan, lets `capacity` decide, and
 takes the lease.
 """
 
@@ -47,8 +47,7 @@ MOST_READ = 256  # records of one look: anybody can put something under the key
 class Mover:
     """Decides when this node moves to another stage, and holds the claim that announces it.
 
-    Mutable state: how long the same stage has been short, the claim of this node, which it renews, when each
-    network claimed to move, and who was seen lately and when: a mover has withdrawn its record when it is needed.
+    It remembers who was seen lately and when: a mover has withdrawn its record by the time it is needed.
     """
 
     def __init__(self, membership: Membership, plan: OwnersPlan, rng: random.Random) -> None:
@@ -109,7 +108,7 @@ class Mover:
         return True
 
     async def _look(self, stage: int, may_serve: Collection[int]) -> int | None:
-        """One look at the records; the stage to move to if it is this node's turn and the lease is its own."""
+        """Look at the records once; the stage to move to if it is this node's turn and the lease is its own."""
         me, now = self._transport.peer_id, self._transport.now
         await self._plan.read()
         peers = await self._survey(watched=range(stage - 1, stage + 2))
@@ -153,7 +152,7 @@ class Mover:
         return surveyed(peers) if knows_me and not is_over else []
 
     async def _is_not_missed(self, stage: int) -> bool:
-        """Whether another serving replica of the own stage answers, whatever the records say."""
+        """Find out whether another serving replica of the own stage answers, whatever the records say."""
         others = [p.peer for p in await self._survey() if p.stage == stage and p.is_serving]
         others = [peer for peer in others if peer != self._transport.peer_id]
         return len(await silent(self._rpc, others)) < len(others)
@@ -161,7 +160,7 @@ class Mover:
     # --- the lease ----------------------------------------------------------------------------
 
     async def _take_lease(self, source: int, target: int, peers: Sequence[Peer]) -> bool:
-        """Whether this node may move: its claim stands and none of the `peers` came before it.
+        """Claim the move; returns whether this node may make it: its claim stands and no peer's came before it.
 
         Claims are seen by others before `SETTLE_SECONDS` are over: one that takes longer to store is withdrawn.
         """
@@ -179,7 +178,7 @@ class Mover:
         return False
 
     async def let_go(self) -> None:
-        """The move is over. The lease stands for up to a record's lifetime more: others see this node by then."""
+        """End the move. The lease stands for up to a record's lifetime more: others see this node by then."""
         await self._renewal.end()
 
     async def _withdraw(self) -> None:
@@ -223,7 +222,7 @@ class Mover:
         return {peer: replica for peer, (replica, _) in self._seen.items()}
 
     def _has_turn(self, group: str) -> bool:
-        """Whether claims of this network, or peer, count: for `LONGEST_CLAIM` from the first one that was seen."""
+        """Return whether claims of this network, or peer, count: for `LONGEST_CLAIM` from the first one seen."""
         now = self._view.elapsed()
         over = [known for known, since in self._claimed.items() if now - since > CLAIMS_APART * LONGEST_CLAIM]
         for known in over:
@@ -239,8 +238,6 @@ def pause_before_look(peers: int, lifetime: float) -> float:
 class OwnersPlan:
     """Reads the placement plan that the run's owner has signed and passes it on.
 
-    Mutable state: the newest plan that was valid when it was read, its bytes, and what was ignored.
-
     What is forged, over or malformed is ignored: a warning tells of the first, `ignored` counts all.
     """
 
@@ -255,7 +252,7 @@ class OwnersPlan:
 
     @property
     def current(self) -> PlacementPlan | None:
-        """None when there is no plan, or no more."""
+        """The newest valid plan; None when there is none, or it is over."""
         holds = self._plan is not None and self._plan.expires > self._transport.now()
         return self._plan if holds else None
 

@@ -1,4 +1,4 @@
-"""Which stage a newcomer takes: it looks around, measures a few links, claims a stage, and looks again."""
+"""Chooses a newcomer's stage: it looks around, measures a few links, claims a stage, and looks again."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ VISITS_DEADLINE = 10.0
 
 class Newcomer:
     """Chooses the stage that a newcomer takes, and announces that until it serves.
-
-    Mutable state: the view of all stages, the links measured on the way, and the claim of this node.
 
     The claim is renewed until `let_go`: whoever looks while this node still makes its parts must see it.
     """
@@ -114,7 +112,7 @@ class Newcomer:
         return now, self._transport.peer_id
 
     async def _newcomers(self) -> list[Arrival]:
-        """Of one network those that came first, unless all are of one."""
+        """Read who else is joining: of each network those that came first, or all where there is only one network."""
         found: dict[str, list[Arrival]] = {}
         for record in await self._transport.get(joining_key(self._run_id), DHT_DEADLINE):
             try:
@@ -137,7 +135,7 @@ class Newcomer:
         return surveyed(p for p in peers if p.peer not in self._dead)
 
     async def _check_alive(self, peers: Sequence[PeerId]) -> None:
-        """A record outlives its peer by its lifetime. Nobody is asked twice."""
+        """Ask the peers that were not asked yet whether they live: a record outlives its peer by its lifetime."""
         unknown = [p for p in peers if p not in self._dead | self._alive and p != self._transport.peer_id]
         dead = await silent(self._rpc, unknown)
         self._dead |= dead
@@ -146,7 +144,7 @@ class Newcomer:
     # --- links --------------------------------------------------------------------------------
 
     async def _look_around(self) -> bool:
-        """Let others see the intention; meanwhile measure a few links where they can decide. Whether they can."""
+        """Show the intention; meanwhile measure a few links where they can decide. Returns whether they can."""
         settled = asyncio.get_running_loop().time() + SETTLE_SECONDS
         peers = await self._survey()
         stages = poorest_stages(Capacities(peers, self._work), self._may_serve)
@@ -176,7 +174,7 @@ class Newcomer:
             self._events.emit("visits-cut-short", peers=len(peers))
 
     def _excess(self, peers: Sequence[Peer]) -> dict[int, float]:
-        """See `excess_seconds`, of each stage; empty when no link of this node is known."""
+        """The excess of each stage that it may serve, see `excess_seconds`; empty when no own link is known."""
         me, table = self._transport.peer_id, LinkTable()
         own = self._links.told()
         if not own:
@@ -216,7 +214,7 @@ class Newcomer:
         return stage
 
     async def _claim_stage(self, stage: int) -> None:
-        """A claim that takes longer to store than others wait to see it is made again, as a later one."""
+        """Claim the stage; again, as a later claim, when that takes longer to store than others wait to see it."""
         loop = asyncio.get_running_loop()
         for _ in range(LOOKS):
             began = loop.time()
@@ -240,7 +238,7 @@ class Newcomer:
         await self._transport.put(key, claim.to_bytes(), lifetime, DHT_DEADLINE)
 
     async def let_go(self) -> None:
-        """This node's own record takes the claim's place, or the claim ends after a record's lifetime."""
+        """Stop renewing the claim: this node's own record takes its place, or it ends after a record's lifetime."""
         await self._renewal.end()
 
     def _as_peer(self, stage: int) -> Peer:
@@ -298,7 +296,7 @@ async def found_stage(
 
 
 def volumes_of(manifest: Manifest) -> Volumes:
-    """The largest stage gives the bytes of a round."""
+    """The volumes of the run; the largest stage gives the bytes of a round."""
     parameters = max(parameter_count(manifest, stage) for stage in range(manifest.stages))
     activations = (manifest.inner.sequences, manifest.data.sequence_tokens, manifest.model.hidden_size)
     return Volumes(

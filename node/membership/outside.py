@@ -1,4 +1,4 @@
-"""Behind a mapped port: under which address the rest of the world reaches this node.
+"""Finds the address under which the rest of the world reaches a node behind a mapped port.
 
 A container's own address (172.17.x.x) is of no use to others. What is announced instead is, in this order: what the
 volunteer names with --announce; what the platform that rents the machine out says in the environment; what the
@@ -47,16 +47,16 @@ PLATFORMS = (
 
 @dataclass(frozen=True)
 class Rented:
-    """What the environment says: the outside address, empty where there is none, and a warning for the volunteer."""
+    """The outside address by the environment, empty where it names none, and a warning for the volunteer."""
 
     address: str = ""
     warning: str = ""
 
 
 def announced(given: Sequence[str], port: int, own: PeerId | None = None) -> tuple[str, ...]:
-    """What to announce from the start: what the volunteer says, else what the rented machine's environment says.
+    """The addresses to announce from the start: the volunteer's, else that of a rented machine's environment.
 
-    `own` is this peer's id. Raises `UserError` for what the volunteer says and nobody can dial this peer at.
+    `own` is this peer's id. Raises `UserError` for an address of the volunteer's at which nobody can dial this peer.
     """
     if given and not port:
         raise UserError("--announce names an address that leads to a fixed port here: choose it with --port.")
@@ -89,7 +89,7 @@ def rented(port: int, environment: Mapping[str, str]) -> Rented:
 
 
 def inner_port(addresses: Sequence[str]) -> int:
-    """The port to have tried from outside: of a node that knows none but private addresses. 0 otherwise."""
+    """The port to have tried from outside, for a node that knows none but private addresses; 0 otherwise."""
     places = [place for place in map(_place, addresses) if place is not None and not place[0].is_loopback]
     if not places or any(not host.is_private for host, _ in places):
         return 0
@@ -97,7 +97,7 @@ def inner_port(addresses: Sequence[str]) -> int:
 
 
 def is_outside(address: str, own: Sequence[str]) -> bool:
-    """Whether an address at which a peer has reached this node is one for the rest of the world.
+    """Return whether an address at which a peer has reached this node is one for the rest of the world.
 
     Seen from a neighbour in the same private network it is not; nor is the gateway that a container is behind.
     """

@@ -30,10 +30,7 @@ COPIES = 3  # in the DHT: peers that hold records leave, and a record lives for 
 
 
 class Revoking:
-    """Keeps the list of revoked tokens and peers up to date and acts on it.
-
-    Mutable state: whether this peer itself has been told to go.
-    """
+    """Keeps the list of revoked tokens and peers up to date and acts on it."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class Revoking:
         return Answer(Revoked(sealed=self._admission.sealed if is_news else b""))
 
     async def run(self, ended: Callable[[NodeFailed], None]) -> None:
-        """For ever. `ended` is called with the reason once this peer itself may not be here any more."""
+        """Look for ever. `ended` is called with the reason once this peer itself may not be here any more."""
         while True:
             try:
                 await self.look()
@@ -78,7 +75,7 @@ class Revoking:
             await asyncio.sleep(PAUSE)
 
     async def look(self) -> None:
-        """Once: in the DHT, and with one other member. Takes `DHT_DEADLINE` and `ASK_DEADLINE`, twice, at most."""
+        """Look in the DHT, and ask one other member. Takes `DHT_DEADLINE` and `ASK_DEADLINE`, twice, at most."""
         admission, transport = self._admission, self._rpc.transport
         key = revoked_key(admission.run_id)
         records = await transport.get(key, DHT_DEADLINE)

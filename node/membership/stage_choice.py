@@ -1,4 +1,4 @@
-"""Which stage a newcomer takes, of those that its machine can serve (`Abilities`).
+"""Picks the stage that a newcomer takes, of those that its machine can serve (`Abilities`).
 
 Each newcomer decides for itself from the same records, by pure functions. First comes the stage that can do least,
 since the swarm is as fast as that. Stages that are closer than can be measured count as equally poor; of those a
@@ -39,7 +39,7 @@ Arrival = tuple[float, PeerId]  # wall clock and peer id: the order in which new
 
 
 def poorest_stages(capacities: Capacities, allowed: Collection[int]) -> list[int]:
-    """Of the stages allowed, those that can do least; the one with the fewest replicas first, then the earliest."""
+    """The stages among those allowed that can do least: the one with the fewest replicas first, then the earliest."""
     least = min(capacities.of[stage] for stage in allowed)
     alike = [stage for stage in allowed if capacities.of[stage] <= ALIKE * least]
     return sorted(alike, key=lambda stage: (capacities.replicas[stage], stage))
@@ -77,10 +77,10 @@ def better_stage(
     by_links: bool = False,
     is_last_word: bool = False,
 ) -> int | None:
-    """Where `me`, whose claim is among the `peers`, should go instead, when too many newcomers met at a stage.
+    """The stage that `me`, whose claim is among the `peers`, should take instead when too many newcomers met at one.
 
     Of the newcomers at a stage only the last one to come goes elsewhere, so that not all who met there leave; with
-    `is_last_word` any. Who chose among equally poor stages `by_links` stays while they are equally poor.
+    `is_last_word` any does. One that chose among equally poor stages `by_links` stays while they are equally poor.
     """
     capacities = Capacities(peers, work)
     mine = capacities.peers[me]
@@ -97,7 +97,7 @@ def better_stage(
 
 @dataclass(frozen=True)
 class Volumes:
-    """Of a run: bytes of a microbatch's activations and of a round's exchange, and how often each travels."""
+    """Bytes of a microbatch's activations and of a round's exchange in a run, and how often each travels."""
 
     activations: int
     exchange: int
@@ -106,17 +106,14 @@ class Volumes:
 
 
 class LinkTable:
-    """Link estimates between any two peers, as they report them.
-
-    Mutable state: round trip and bandwidth between peers, both directions alike, as reported by either.
-    """
+    """Link estimates between any two peers, as either of them reports them, both directions alike."""
 
     def __init__(self) -> None:
         self._round_trips: dict[frozenset[str], float] = {}
         self._bandwidths: dict[frozenset[str], float] = {}
 
     def add(self, peer: PeerId, reports: Iterable[LinkReport]) -> None:
-        """The longer of two reports of a round trip counts, and the slower of two of a bandwidth."""
+        """Add a peer's reports. The longer of two round trips counts, and the slower of two bandwidths."""
         for report in reports:
             pair = frozenset((peer[-PEER_CHARACTERS:], report.peer))
             self._round_trips[pair] = max(report.round_trip, self._round_trips.get(pair, 0.0))
@@ -125,14 +122,14 @@ class LinkTable:
                 self._bandwidths[pair] = min(report.bandwidth, known)
 
     def seconds(self, one: PeerId, other: PeerId, nbytes: int) -> float | None:
-        """For so many bytes, one way; None when the link is not known."""
+        """Seconds that so many bytes take one way; None when the link is not known."""
         pair = frozenset((one[-PEER_CHARACTERS:], other[-PEER_CHARACTERS:]))
         if pair not in self._round_trips or pair not in self._bandwidths:
             return None
         return self._round_trips[pair] / 2 + nbytes / self._bandwidths[pair]
 
     def mean_seconds(self, some: Sequence[PeerId], others: Sequence[PeerId], nbytes: int) -> float | None:
-        """Over the known links between the two groups."""
+        """Mean seconds for so many bytes over the known links between the two groups; None when there are none."""
         times = [self.seconds(a, b, nbytes) for a in some for b in others if a != b]
         known = [time for time in times if time is not None]
         return fmean(known) if known else None
@@ -141,7 +138,7 @@ class LinkTable:
 def excess_seconds(
     me: PeerId, members: Mapping[int, Sequence[PeerId]], links: LinkTable, volumes: Volumes, stage: int
 ) -> float:
-    """By how much a step of the run gets longer, when `me` joins the stage; less than 0 when it gets shorter.
+    """Seconds by which a step of the run gets longer when `me` joins the stage; less than 0 when it gets shorter.
 
     `members` of every stage. What is not known makes no difference.
     """
@@ -158,17 +155,14 @@ def excess_seconds(
 def _difference(
     me: PeerId, own: Sequence[PeerId], others: Sequence[PeerId], links: LinkTable, nbytes: int
 ) -> float:
-    """Mean seconds to the others, mine less those of the stage's replicas."""
+    """The difference of mean seconds to the others: mine less those of the stage's replicas."""
     mine = links.mean_seconds([me], others, nbytes)
     theirs = links.mean_seconds(own, others, nbytes)
     return 0.0 if mine is None or theirs is None else mine - theirs
 
 
 class Abilities:
-    """Which stages this machine can serve: by memory, disk, and text for the first one.
-
-    Mutable state: the stages that this node would move to.
-    """
+    """The stages that this machine can serve, by memory, disk, and text for the first one; and would move to."""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest, state: StateDirectory | None, data: DataSupply
@@ -191,7 +185,7 @@ class Abilities:
         return Room(room.free + freed, room.limit, room.source)
 
     def require(self, stage: int, freed: int = 0) -> None:
-        """Raises `UserError` when the stage does not fit, `freed` bytes of memory being given back before."""
+        """Check that the stage fits, `freed` bytes of memory being given back before. Raises `UserError` if not."""
         require_memory(self._manifest, stage, self._room(freed), self._config.recompute, self._on_host)
         if not self._on_host:
             require_host_memory(self._manifest, stage, host_room())
@@ -201,7 +195,7 @@ class Abilities:
             self._data.require()
 
     def check_move(self, source: int, target: int) -> None:
-        """Raises `UserError` when `target` cannot be served instead of `source`: others are asked from then on."""
+        """Check that `target` can replace `source`. Raises `UserError` if not: others are asked from then on."""
         try:
             self.require(target, freed=memory_of_state(self._manifest, source))
         except UserError:

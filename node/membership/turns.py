@@ -1,4 +1,4 @@
-"""Whose turn it is: of the last choices of a kind nobody had more than a small multiple of a fair share. Pure."""
+"""Shares out turns: of the last choices of a kind nobody had more than a small multiple of a fair share. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ FREE = 2  # choices that anybody may have of them
 
 
 class Turns:
-    """Shares out choices of one kind, so that nobody gets more than a small multiple of a fair share.
-
-    Mutable state: the last choices, and how many of them are whose.
-    """
+    """Shares out choices of one kind, so that nobody gets more than a small multiple of a fair share."""
 
     def __init__(self) -> None:
         self._last: deque[PeerId] = deque()
@@ -28,7 +25,7 @@ class Turns:
         self._of_peer[peer] += 1
 
     def given_back(self, peer: PeerId) -> None:
-        """It came to nothing, and does not count."""
+        """Take back a choice that came to nothing, so that it does not count."""
         if self._of_peer[peer]:
             self._last.remove(peer)
             self._drop(peer)
@@ -36,7 +33,7 @@ class Turns:
     def full(
         self, shares: Shares, most_of: Callable[[PeerId], float] = lambda peer: MOST_SHARES
     ) -> set[PeerId]:
-        """Those that had `most_of` fair `shares` of the last choices; that is `MOST_SHARES` at least."""
+        """The peers that had `most_of` fair `shares` of the last choices; that is `MOST_SHARES` at least."""
         self._forget(REMEMBERED * len(shares.of_peer))
         share_of, least = shares.of_peer, max(FREE, MOST_SHARES * shares.least * len(self._last))
         many = [peer for peer, count in self._of_peer.items() if count >= least and peer in share_of]
@@ -45,7 +42,7 @@ class Turns:
         }
 
     def crowded(self, shares: Shares) -> set[PeerId]:
-        """Those of groups of several that together had `MOST_SHARES` fair shares."""
+        """The peers of groups of several that together had `MOST_SHARES` fair shares."""
         self._forget(REMEMBERED * len(shares.of_peer))
         sizes, of_group = shares.sizes, Counter[Hashable]()
         if len(sizes) == len(shares.group_of):

@@ -11,7 +11,7 @@ from protocol.errors import NodeFailed
 
 
 class Twins:
-    """What records under this node's own key say of another life of it; it remembers one that is not this one's.
+    """Watches records under this node's own key for another life of it, and remembers the one that is not this one's.
 
     A record that an earlier life of this node left runs out. One that is renewed has somebody who renews it.
     """
@@ -27,7 +27,7 @@ class Twins:
             self._own.append(since)
 
     def renewed(self, seen: Member | None) -> bool:
-        """Whether the record `seen` under this node's key is one that another node renewed since the last look."""
+        """Return whether another node renewed the record `seen`, under this node's key, since the last look."""
         if seen is None or not self._own or seen.announcement.since in self._own:
             return False
         before, self._other = self._other, seen
@@ -38,12 +38,12 @@ class Twins:
         )
 
     def is_older(self, other: Member) -> bool:
-        """Whether the other node was there before this one."""
+        """Return whether the other node was there before this one."""
         return other.announcement.since < self._own[0]
 
 
 def leaves(other: Member) -> NodeFailed:
-    """What the younger one's volunteer reads."""
+    """The error that the younger one's volunteer reads."""
     return NodeFailed(
         f"Another node runs with this node's key, at stage {other.announcement.stage}: its state directory was "
         "copied. This one is the younger and leaves. Give it a directory of its own with --state-dir, without the "

@@ -1,4 +1,4 @@
-"""Who serves what, as far as this node knows, and whom it leaves alone: from DHT records and own experience. Pure.
+"""Knows who serves what, and whom this node leaves alone: from DHT records and its own experience. Pure.
 
 Records end by the wall clock, `now`, since their signers say when. Suspicion and the ledger are counted in elapsed
 seconds, so that a clock which is set right frees nobody and locks nobody away. Each replica believes its own record
@@ -54,7 +54,7 @@ class _Listed:
 
 @dataclass(frozen=True)
 class _Serving:
-    """Those of the `members` that serve and are not suspected, until a suspicion ends, by `elapsed`."""
+    """The `members` that serve and are not suspected, by peer id; it holds until a suspicion ends, by `elapsed`."""
 
     members: list[Member]
     until: float
@@ -69,9 +69,7 @@ class _Suspicion:
 
 
 class View:
-    """What this node knows of the other members: their records, by stage, and whom it leaves alone.
-
-    Mutable state: the last announcement of each peer, where it is, how large stages are, which failed, the ledger.
+    """This node's view of the other members: their records, by stage, and whom it leaves alone.
 
     Of a large stage it holds a random sample: `most` replicas, those whose records last longest.
     """
@@ -99,11 +97,11 @@ class View:
         self.take([Member(peer, announcement, expires)])
 
     def introduced(self, record: Record, announcement: Announcement) -> None:
-        """A member has shown its record itself."""
+        """Note the record that a member has shown of itself."""
         self.take([Member(record.subkey, announcement, record.expires, sealed=record.sealed)])
 
     def take(self, found: Iterable[Member]) -> None:
-        """What one look found: of two records of a peer the one that expires last counts."""
+        """Take in what one look found: of two records of a peer the one that expires last counts."""
         grown, changed, members = dict[int, None](), dict[int, None](), self._members
         for member in found:
             peer = member.peer
@@ -125,13 +123,13 @@ class View:
                 self._make_room(stage)
 
     def _drop(self, member: Member) -> None:
-        """Out of the list of its stage, perhaps for a newer record."""
+        """Drop a record, perhaps for a newer one."""
         stage = member.announcement.stage
         del self._members[member.peer], self._by_stage[stage][member.peer]
         self._listed.pop(stage, None)
 
     def _make_room(self, stage: int) -> None:
-        """Those of the network that has most go, first whose record ends first: a flood of identities drives out
+        """Drop members of the network that has most, those whose records end first: a flood of identities drives out
         itself.
         """
         of_stage = self._by_stage[stage]
@@ -143,7 +141,7 @@ class View:
             del self._networks[out.peer]
 
     def _first_to_go(self, members: Mapping[PeerId, Member], count: int) -> Iterable[Member]:
-        """So many of these: always the one whose record ends first of the group that has most left."""
+        """Pick `count` of these: always the one whose record ends first of the group that has most left."""
         group_of = self._group()
         if len(set(map(group_of, members))) == len(members):  # the usual case, at each look
             return sorted(members.values(), key=_expiry)[:count]
@@ -166,12 +164,12 @@ class View:
         return gone
 
     def replicas(self, stage: int, now: float) -> float:
-        """How many the stage has: counted where all are known, else estimated."""
+        """The number of replicas of the stage: counted where all are known, else estimated."""
         size, known = self.sizes.get(stage), len(self.members(stage, now))
         return max(known, size.estimate) if size is not None and size.level else known
 
     def level(self, stage: int) -> int:
-        """At which a replica of the stage should announce itself."""
+        """The level at which a replica of the stage should announce itself."""
         size = self.sizes.get(stage)
         return 0 if size is None else size.level
 
@@ -187,18 +185,18 @@ class View:
         return gone
 
     def forget(self, peers: Iterable[PeerId]) -> None:
-        """They are not of the run any more, whatever their records say."""
+        """Drop peers that are not of the run any more, whatever their records say."""
         for peer in peers:
             if (member := self._members.get(peer)) is not None:
                 self._drop(member)
                 del self._networks[peer]
 
     def peers(self) -> list[PeerId]:
-        """All that are known, sorted."""
+        """All peers that are known, sorted."""
         return sorted(self._members)
 
     def clock_jumped(self, seconds: float) -> None:
-        """The wall clock jumped ahead by so much: each record keeps the time it had left, until it is read again."""
+        """Note a jump of the wall clock ahead: each record keeps the time it had left, until it is read again."""
         self._listed.clear()
         for member in list(self._members.values()):
             kept = replace(member, kept=member.kept + seconds)
@@ -208,25 +206,25 @@ class View:
         return peer in self._members
 
     def met_at(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Where its connection comes from or leads to, whatever its record says."""
+        """Note the network that the peer's connection comes from or leads to, whatever its record says."""
         network = network_of(addresses)
         if network and peer in self._networks:
             self._networks[peer] = network
 
     def group_of(self, peer: PeerId) -> Hashable:
-        """The group with which it shares what its network gets: itself alone, once it is familiar."""
+        """The group with which the peer shares what its network gets: itself alone, once it is familiar."""
         return peer if self.ledger.is_familiar(peer, self.elapsed()) else self._networks.get(peer)
 
     def _group(self) -> Callable[[PeerId], Hashable]:
-        """`group_of`, and quickly while nobody has proved anything."""
+        """A function that does as `group_of`, and quickly while nobody has proved anything."""
         return self.group_of if self.ledger.knows_proofs else self._networks.get
 
     def shares(self, peers: Sequence[PeerId]) -> Shares:
-        """What each of these gets when all are alike."""
+        """The share of each of these peers when all are alike."""
         return fair_shares(peers, self._group())
 
     def thinned(self, peers: Sequence[PeerId], rng: random.Random) -> list[PeerId]:
-        """Without most of those that are many of one network."""
+        """Leave out most of those that are many of one network."""
         return thinned(peers, self._group(), rng)
 
     def stage_of(self, peer: PeerId, now: float) -> int | None:
@@ -239,11 +237,11 @@ class View:
         return self._members.get(peer)
 
     def has_finished(self, peer: PeerId) -> bool:
-        """Whether the peer does not train any more and only serves its stage's model."""
+        """Return whether the peer does not train any more and only serves its stage's model."""
         return peer in self._members and self._members[peer].announcement.state == "finished"
 
     def suspect(self, peer: PeerId, *, asked: float | None = None) -> None:
-        """The peer did not answer or answered nonsense: leave it alone for a while.
+        """Leave the peer alone for a while: it did not answer or answered nonsense.
 
         `asked` is when, by `elapsed`. What was asked before the peer fell under suspicion failed with what made it
         suspect: of many requests at once that get no answer, only the first one counts.
@@ -257,13 +255,13 @@ class View:
         self._serving.clear()
 
     def trust(self, peer: PeerId) -> None:
-        """The peer did what it was asked to."""
+        """Lift the suspicion: the peer did what it was asked to."""
         if self._suspicions.pop(peer, None) is not None:
             self._serving.clear()
 
     def members(self, stage: int, now: float) -> list[Member]:
-        """All unexpired replicas of a stage that have not left, by peer id. Asked for each microbatch, so that it is
-        kept while nothing changes; the caller does not change the list.
+        """All unexpired replicas of a stage that have not left, by peer id. It is asked for each microbatch, so the
+        list is kept while nothing changes; the caller does not change it.
         """
         listed = self._listed.get(stage)
         if listed is None or not listed.since <= now < listed.until:
@@ -302,7 +300,7 @@ class View:
         ]
 
     def _suspects(self) -> dict[PeerId, float]:
-        """Until when each is left alone."""
+        """The peers under suspicion, with the time until which each is left alone."""
         if not self._suspicions:
             return {}
         elapsed = self.elapsed()

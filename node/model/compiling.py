@@ -29,12 +29,12 @@ MOST_KINDS = 4  # of inputs; torch keeps eight versions of one function
 
 
 def nobody(sentence: str, event: str) -> None:
-    """Tells nobody."""
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
 class Compiling:
-    """What whoever trains the stage decides: `tell` gets a sentence and an event's name, from the compute thread.
+    """Choices of whoever trains the stage: `tell` gets a sentence and an event's name, from the compute thread.
 
     `whole_bytes` are what a microbatch takes at its peak: with so much left on a GPU the stage is compiled whole.
     """
@@ -45,7 +45,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class Kind:
-    """What code is made for."""
+    """A kind of inputs, for which code is made."""
 
     shape: tuple[int, ...]
     learns: bool  # a graph is kept
@@ -54,13 +54,10 @@ class Kind:
 
 
 class CompiledBody:
-    """The stage's body, compiled for the kinds of inputs that come first. Called by the compute thread.
-
-    Mutable state: the code that is ready, by kind of inputs, what was asked for, and whether compilation has failed.
-    """
+    """The stage's body, compiled for the kinds of inputs that come first. Called by the compute thread."""
 
     def __init__(self, stage: Stage, compiling: Compiling, head: Callable[[], torch.Tensor | None]) -> None:
-        """`head` gives what logits are made with now, None where none are."""
+        """`head` gives the matrix that makes logits now, None where none are made."""
         self._stage = stage
         self._head = head
         self.compiling = compiling
@@ -87,7 +84,7 @@ class CompiledBody:
         return self._or_else(lambda: code(inputs), lambda: self._stage.body(inputs))
 
     def softmax(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`Softmax` of a chunk."""
+        """Compute `Softmax` of a chunk, compiled where that is ready."""
         if self._has_failed or logits.shape not in self._ready_logits:
             return plain_softmax(logits, labels)
         return self._or_else(lambda: self._softmax(logits, labels), lambda: plain_softmax(logits, labels))
@@ -103,7 +100,7 @@ class CompiledBody:
 
     @property
     def is_ready(self) -> bool:
-        """Whether passes take compiled code."""
+        """True if passes take compiled code."""
         return not self._has_failed and bool(self._ready)
 
     def _ask(self, kind: Kind, device: torch.device) -> None:
@@ -147,7 +144,7 @@ class CompiledBody:
         self._tell("The stage", kind, began)
 
     def _try(self, kind: Kind, device: torch.device, body: Body) -> None:
-        """There and back on zeros, under the same settings as passes have; no parameter gets a gradient."""
+        """Run forward and backward on zeros, under the same settings as passes have; no parameter gets a gradient."""
         is_first = self._stage.is_first
         inputs = torch.zeros(kind.shape, dtype=torch.long if is_first else torch.float32, device=device)
         if kind.learns and not is_first:

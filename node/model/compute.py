@@ -1,4 +1,4 @@
-"""Where the stage computes: one thread that takes work by priority, so that the event loop never waits.
+"""Runs the stage's computations on one thread that takes work by priority, so that the event loop never waits.
 
 Backward goes before forward, since it frees memory and lets an upstream peer go on; the optimizer stands
 between them. `InlineCompute` does the same on the loop itself and charges virtual time, for simulations.
@@ -81,10 +81,10 @@ class Compute(abc.ABC):
     @property
     @abc.abstractmethod
     def state(self) -> str:
-        """In a word, whether it works."""
+        """One word that says whether it works."""
 
     def pass_seconds(self) -> float:
-        """What a forward or a backward pass takes; 0 before there was one."""
+        """Seconds that a forward or a backward pass takes; 0 before there was one."""
         return median_low(self._passes.copy() or [0.0])
 
     @abc.abstractmethod
@@ -107,7 +107,7 @@ class Compute(abc.ABC):
         return self.serving if priority in (Priority.SERVE, Priority.SNAPSHOT) else self.busy
 
     def _end(self, priority: int, work: Callable[..., object], queued: float, began: float) -> None:
-        """What was queued and began at these times of the trace's clock has ended."""
+        """Account for a piece of work that has ended, queued and begun at these times of the trace's clock."""
         self._account(priority).end()
         self.finished += self._account(priority) is self.busy
         if priority in (Priority.FORWARD, Priority.BACKWARD):
@@ -123,7 +123,7 @@ class Compute(abc.ABC):
 
 
 class ComputeThread(Compute):
-    """The real one. Mutable state: the priority queue, and whether a part of a snapshot may go first."""
+    """Runs the work on a thread of its own."""
 
     def __init__(self, threads: int, trace: Trace = NO_TRACE, duty: Duty | None = None) -> None:
         super().__init__(time.monotonic, trace)  # the loop's clock stands still while it waits for events
@@ -186,12 +186,12 @@ class ComputeThread(Compute):
             self._ending.wait(self.duty.rest(started, time.monotonic()))
 
     def _finish_on_device(self) -> None:
-        """A GPU computes on while the next piece is launched: what is to rest must end first."""
+        """Wait for a GPU, which computes on while the next piece is launched: what is to rest must end first."""
         if self.duty.share < 1.0 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def _next(self) -> _Job:
-        """After a part of a snapshot a pass, if anything waits: two parts before one would hold it up twice."""
+        """Take the next job; between two parts of a snapshot a pass that waits, which both would hold up twice."""
         job = self._queue.get()
         if job[0] == Priority.SNAPSHOT and self._had_part:
             with suppress(queue.Empty):
@@ -203,7 +203,7 @@ class ComputeThread(Compute):
 
 
 class InlineCompute(Compute):
-    """For simulations: the work runs on the loop at once, and `cost(priority)` virtual seconds pass."""
+    """Runs the work on the loop at once, for simulations, where `cost(priority)` virtual seconds pass."""
 
     def __init__(self, cost: Callable[[Priority], float], trace: Trace = NO_TRACE) -> None:
         super().__init__(asyncio.get_running_loop().time, trace)
@@ -264,7 +264,7 @@ class InlineCompute(Compute):
 
 
 def job_name(work: Callable[..., object]) -> str:
-    """What a piece of work is called in a trace: `_work_outer_step` is "outer step"."""
+    """The name of a piece of work in a trace: `_work_outer_step` is "outer step"."""
     name: str = getattr(work, "__name__", type(work).__name__)
     return name.strip("_").removeprefix("work_").replace("_", " ")
 

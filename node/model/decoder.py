@@ -21,14 +21,14 @@ Waves = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of each position,
 
 
 class KeyValues:
-    """What attention keeps of one answer in the making, by layer. Mutable state: it grows with each token."""
+    """The keys and values that attention keeps of one answer in the making, by layer; they grow with each token."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def tokens(self) -> int:
-        """So many went through all layers."""
+        """The number of tokens that went through all layers."""
         return next((keys.shape[2] for keys, _ in self._kept.values()), 0)
 
     @property
@@ -38,7 +38,7 @@ class KeyValues:
     def extended(
         self, layer: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of all tokens, [S, heads, P + T, D], which are kept in place of the earlier ones."""
+        """The keys and values of all tokens, [S, heads, P + T, D], which are kept in place of the earlier ones."""
         if layer in self._kept:
             before = self._kept[layer]
             keys, values = torch.cat((before[0], keys), dim=2), torch.cat((before[1], values), dim=2)
@@ -54,7 +54,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """The same."""
+    """torch's `Embedding` with weights of any value, as `Linear`."""
 
     def reset_parameters(self) -> None:
         """Draw nothing."""
@@ -73,7 +73,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Each token asks those before it, within the sliding window where there is one."""
+    """Attention: each token asks those before it, within the sliding window where there is one."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU."""
+    """The feed-forward block, SwiGLU."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class GatedMlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer, whose norms stand before what they are for."""
+    """One decoder layer, whose norms stand before what they are for."""
 
     def __init__(self, model: Model, layer: int) -> None:
         super().__init__()
@@ -154,9 +154,10 @@ class Layer(nn.Module):
 
 
 def visible(tokens: int, past: int, window: int, device: torch.device) -> torch.Tensor | None:
-    """What `tokens` see of themselves and of `past` earlier ones, [T, P + T].
+    """The mask of what `tokens` see of themselves and of `past` earlier ones, [T, P + T].
 
-    Within a `window` of so many where it is not 0. None where that is all before each, and attention needs no mask.
+    With a `window` other than 0 each sees so many at most. None where each sees all before it, and attention needs
+    no mask.
     """
     seen = past + tokens
     if (not window or seen <= window) and (not past or tokens == 1):
@@ -179,7 +180,7 @@ class Rotary(nn.Module):
         self.register_buffer("_frequencies", frequencies(model, longest), persistent=False)
 
     def forward(self, hidden: torch.Tensor, past: int) -> Waves:
-        """Those of `hidden` [S, T, …], which begins after `past` tokens, in its type."""
+        """The waves of `hidden` [S, T, …], which begins after `past` tokens, in its type."""
         seen = past + hidden.shape[1]
         turns = self._frequencies
         if self._model.rope.type == "dynamic" and seen > self._longest:
@@ -218,7 +219,7 @@ def frequencies(model: Model, longest: int, tokens: int = 0) -> torch.Tensor:
 
 
 def _between_wavelengths(model: Model, plain: torch.Tensor) -> torch.Tensor:
-    """Llama 3.1: long waves are stretched by the factor, short ones not at all, those between them in part."""
+    """Llama 3.1's stretching: long waves by the factor, short ones not at all, those between them in part."""
     known = model.rope.given()
     low, high = known["low_freq_factor"], known["high_freq_factor"]
     waves = known["original_max_position_embeddings"] * plain / (2 * math.pi)  # in the positions of before
@@ -227,7 +228,7 @@ def _between_wavelengths(model: Model, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _between_pairs(model: Model, plain: torch.Tensor) -> torch.Tensor:
-    """YaRN (Peng et al. 2023): a ramp over the pairs, from those left as they are to those that are stretched."""
+    """YaRN's ramp over the pairs (Peng et al. 2023), from those left as they are to those that are stretched."""
     known, size = model.rope.given(), model.head_size
 
     def place(turns: float) -> float:
@@ -246,7 +247,7 @@ def _between_pairs(model: Model, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_of(model: Model) -> float:
-    """What YaRN multiplies the waves with, and so all scores of attention with its square."""
+    """The factor by which YaRN multiplies the waves, and so all scores of attention by its square."""
     rope = model.rope
     if rope.type != "yarn":
         return 1.0

@@ -39,7 +39,7 @@ class DryRunResult:
     room: int
 
     def described(self) -> str:
-        """For people."""
+        """Say for people how much of its room the activations take."""
         taken = self.cost.of(self.execution.in_flight)
         return f"activations take {size(taken)} of the {size(self.room)} left for them, measured"
 
@@ -60,8 +60,6 @@ def dry_run(replica: Replica, recompute: str, most_memory: int) -> DryRunResult:
 
 class DryRun:
     """Measures the memory of a training step before the replica serves, and finds the largest that fits.
-
-    Mutable state: what one and two sequences took, in each mode that was tried, and what whole microbatches did.
 
     `room` tells what may still be taken of the device's memory. Called by the compute thread.
     """
@@ -87,7 +85,7 @@ class DryRun:
         self._whole: dict[ExecutionMode, MicrobatchBytes | None] = {}
 
     def run(self, recompute: str, compiles: bool) -> DryRunResult:
-        """The fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
+        """Find the fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
         self._replica.dry_run_step()
         allowed = list(modes(self._manifest, self._stage, recompute))
         room = self._room_for_activations()
@@ -120,7 +118,7 @@ class DryRun:
     # --- what each way costs ------------------------------------------------------------------
 
     def _probe(self, recomputes: bool) -> list[MicrobatchBytes]:
-        """What one and two sequences take in this mode, where the formula gives reason to hope."""
+        """Measure one and two sequences in this mode, where the formula gives reason to hope."""
         costs = list[MicrobatchBytes]()
         for sequences in range(1, min(2, self._manifest.inner.sequences) + 1):
             if self._formula(ExecutionMode(recomputes, sequences, 1)).peak > self._usable:
@@ -135,7 +133,7 @@ class DryRun:
         return costs
 
     def _cost(self, way: ExecutionMode) -> MicrobatchBytes | None:
-        """Measured for whole microbatches that were computed, else from one and two sequences."""
+        """The cost as measured, for whole microbatches that were computed, else from one and two sequences."""
         if way in self._whole:
             return self._whole[way]
         sequences = way.at_once or self._manifest.inner.sequences
@@ -152,7 +150,7 @@ class DryRun:
         return sliced(self._manifest, self._stage, cost.peak) if way.at_once else cost
 
     def _measured(self, execution: Execution, sequences: int) -> MicrobatchBytes | None:
-        """A microbatch of so many sequences in this way; None when memory ran out."""
+        """Measure a microbatch of so many sequences in this way; None when memory ran out."""
         self._replica.passes.execute(execution)
         self._meter.begin()
         try:
@@ -203,11 +201,11 @@ class DryRun:
 
 
 class MemoryMeter(abc.ABC):
-    """What a piece of work takes of a device's memory. One measurement at a time."""
+    """Measures what a piece of work takes of a device's memory, one measurement at a time."""
 
     @abc.abstractmethod
     def begin(self) -> None:
-        """What is held now is the zero of `held` and `peak`."""
+        """Begin a measurement: what is held now is the zero of `held` and `peak`."""
 
     @abc.abstractmethod
     def held(self) -> int:
@@ -292,7 +290,7 @@ def meter_of(device: torch.device) -> MemoryMeter:
 
 
 def _kernel_keeps_peak() -> bool:
-    """Begin it anew; False where the system has no such thing."""
+    """Begin the kernel's record of the peak anew; False where the system has no such thing."""
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
     except OSError:

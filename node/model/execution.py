@@ -1,4 +1,4 @@
-"""How a stage is computed, and which way of that fits a memory. The weights are float32 in any case.
+"""Ways to compute a stage, and the choice of one that fits a memory. The weights are float32 in any case.
 
 The run fixes how many sequences a microbatch has. A device too small for one first keeps fewer microbatches in
 flight, then computes activations again instead of keeping them, then takes a microbatch in slices of fewer sequences;
@@ -39,7 +39,7 @@ COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")  # that torch.compi
 
 @dataclass(frozen=True)
 class Execution:
-    """`bf16` is torch's autocast over bf16 copies of the float32 weights (working.py).
+    """A way to compute: `bf16` is torch's autocast over bf16 copies of the float32 weights (working.py).
 
     `recomputes` keeps only the inputs of layers for the backward pass and computes the rest again (Chen et al.,
     arXiv 1604.06174): a third more arithmetic, a tenth of the memory. `in_flight` is how many microbatches' fit.
@@ -60,7 +60,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ExecutionMode:
-    """`at_once` sequences are computed together, of a whole microbatch where it is 0."""
+    """A way of computing: `at_once` sequences are computed together, of a whole microbatch where it is 0."""
 
     recomputes: bool
     at_once: int
@@ -109,9 +109,9 @@ def choose(
     room: int,
     share: float = USABLE,
 ) -> Choice | None:
-    """The first way of which enough microbatches fit into that `share` of `room` bytes, and as many of them as do.
+    """Choose the first way of which enough microbatches fit into that `share` of `room` bytes, and as many as do.
 
-    None if none.
+    None if there is none.
     """
     usable, most = int(room * share), most_in_flight(manifest, stage)
     for way in modes:
@@ -127,7 +127,7 @@ def choose(
 def by_formula(
     manifest: Manifest, stage: int, precision: Precision
 ) -> Callable[[ExecutionMode], MicrobatchBytes]:
-    """What each way costs before anything was measured."""
+    """Return a function that estimates the cost of each way by formula, before anything was measured."""
 
     def cost_of(way: ExecutionMode) -> MicrobatchBytes:
         sequences = way.at_once or manifest.inner.sequences
@@ -146,14 +146,14 @@ def least_activations(
 
 
 def choose_precision(device: torch.device, wish: str) -> Precision:
-    """With "auto" bf16 where the device is faster with it. Raises `UserError` where it has none."""
+    """Choose the precision; "auto": bf16 where the device is faster with it. Raises `UserError` if it has none."""
     if wish == "bf16" and device.type == "cuda" and not has_bf16(device):
         raise UserError(f"The device {device} has no bf16. Use --precision fp32, or auto.")
     return "bf16" if wish == "bf16" or (wish == "auto" and has_bf16(device)) else "fp32"
 
 
 def choose_compilation(device: torch.device, wish: str) -> bool:
-    """With "auto" on GPUs, where there is a C++ compiler. Raises `UserError` for "on" where there is none."""
+    """Return whether to compile; "auto": on GPUs with a C++ compiler. Raises `UserError` for "on" without one."""
     has_compiler = any(map(shutil.which, COMPILERS))
     if wish == "on" and not has_compiler:
         raise UserError(
@@ -172,12 +172,11 @@ def choose_execution(
     recompute: str = "auto",
     compile: str = "off",
 ) -> Execution:
-    """What the volunteer asked for, and of the rest what fits into `free_bytes`, by formula alone.
+    """Choose what the volunteer asked for, and of the rest what fits into `free_bytes`, by formula alone.
 
-    They are what is free before the replica is made: its weights and momenta are subtracted here.
-
-    Where nothing fits, the way that needs least. Raises `UserError` for a precision that the device lacks, and for
-    compilation without a compiler.
+    `free_bytes` are those before the replica is made: its weights and momenta are subtracted here.
+    Where nothing fits, it is the way that needs least. Raises `UserError` for a precision that the device lacks, and
+    for compilation without a compiler.
     """
     compiles = choose_compilation(device, compile)
     chosen = choose_precision(device, precision)
@@ -194,12 +193,12 @@ def execution_of(choice: Choice, precision: Precision, compiles: bool) -> Execut
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether bf16 is faster there than float32: GPUs from compute capability 8.0 on. CPUs can do it, slowly."""
+    """Return whether bf16 is faster there than float32: GPUs from compute capability 8.0 on. CPUs do it slowly."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def described(execution: Execution, manifest: Manifest, stage: int) -> str:
-    """For people, at the start."""
+    """Describe the way of computing for people, at the start."""
     parts = [f"computes in {execution.precision}"]
     if execution.at_once:
         sequences = manifest.inner.sequences

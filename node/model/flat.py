@@ -16,7 +16,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Slice:
-    """Where one named parameter lives in the flat tensor."""
+    """The place of one named parameter in the flat tensor."""
 
     name: str  # as in LlamaForCausalLM's state dict
     start: int
@@ -98,7 +98,8 @@ class Residual:
         sent = Q(Δ + e),   e ← Δ + e − sent
 
     so that the sum of what was sent is the sum of all Δ up to the last e, which is no larger than one rounding.
-    Mutable state: `owed`, e [parameters], from the first lossy contribution on. Used by the compute thread.
+
+    `owed` is e, [parameters], from the first lossy contribution on. Used by the compute thread.
     """
 
     def __init__(self, phi: torch.Tensor) -> None:
@@ -121,5 +122,5 @@ class Residual:
         self.owed = None if owed is None else owed.to(self._phi.device, copy=True)
 
     def clear(self) -> None:
-        """Nothing is owed: the weights are not those that the rest belonged to."""
+        """Forget what is owed: the weights are not those that the rest belonged to."""
         self.owed = None

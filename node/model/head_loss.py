@@ -121,7 +121,7 @@ def _chunk_tokens(rows: int, on_host: bool) -> int:
 
 
 def chunks_of(tokens: int, rows: int, device: torch.device) -> list[slice]:
-    """Those of so many tokens for a head of so many rows; the first is the largest."""
+    """The chunks of so many tokens for a head of so many rows; the first is the largest."""
     size = _chunk_tokens(rows, device.type == "cpu")
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 

@@ -49,7 +49,7 @@ def learning_rate(inner: Inner, step: int) -> float:
 
 
 class AdamW:
-    """On a part of the flat tensors, fused.
+    """Fused AdamW on a part of the flat tensors.
 
     By torch's function: the class `torch.optim.AdamW` loads torch's compiler, 70 MB and seconds that no step needs.
     """
@@ -65,7 +65,7 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, rate: float, updates: int) -> None:
-        """One step after so many `updates`. When memory runs out nothing has changed: it may be repeated."""
+        """Take one step after so many `updates`. When memory runs out nothing has changed: it may be repeated."""
         self._updates.fill_(float(updates))  # torch adds one
         inner, (values, gradients, first, second) = self._inner, self._tensors
         adamw(
@@ -77,7 +77,7 @@ class AdamW:
 class InnerOptimizer:
     """AdamW in parts: the matrices, which decay, and the vectors, which do not; with Muon for the layers' matrices.
 
-    Mutable state: both moments, flat float32, and how many updates they are made of.
+    `moments` are both moments, flat float32, made of so many `updates`.
     """
 
     def __init__(self, inner: Inner, flat: FlatParameters) -> None:
@@ -89,7 +89,7 @@ class InnerOptimizer:
         self._parts += [AdamW(inner, flat, self.moments, place) for place in places]
 
     def update(self, rate: float) -> bool:
-        """One step by the gradients as they are, with this learning rate.
+        """Take one step by the gradients as they are, with this learning rate.
 
         False when memory ran out, for a part also once caches were emptied: that part and those after it stay.
         """
@@ -125,7 +125,7 @@ def norm_of(gradients: torch.Tensor) -> float:
 
 
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether none of them holds NaN or infinity."""
+    """Return whether none of the tensors holds NaN or infinity."""
     try:
         for tensor in tensors:
             require_finite(tensor)

@@ -1,4 +1,4 @@
-"""What a stage takes of memory, by formula: before anything is allocated, and for a founder's report.
+"""Estimates the memory that a stage takes, by formula: before anything is allocated, and for a founder's report.
 
 What is exactly known (weights, momenta, buffers, messages) is counted here for good; what activations take is
 measured at the start of a node (dry_run.py), and the formula only tells what is worth trying.
@@ -74,7 +74,7 @@ def _multiplied(manifest: Manifest, stage: int) -> int:
 
 
 def memory_of_buffers(manifest: Manifest, stage: int) -> BufferBytes:
-    """Bytes that rounds, checkpoints and peers may take at the same time. On the host, whatever the device."""
+    """Bytes that rounds, checkpoints and peers may take at the same time; on the host, whatever the device."""
     parameters = parameter_count(manifest, stage)
     return BufferBytes(
         averaging=_averaging(manifest, parameters),
@@ -133,7 +133,7 @@ def most_in_flight(manifest: Manifest, stage: int) -> int:
 
 
 def least_in_flight(manifest: Manifest, stage: int) -> int:
-    """As many as keep all stages busy: one in each from here on, and one on each way between them."""
+    """Microbatches that keep all stages busy: one in each from here on, and one on each way between them."""
     return min(most_in_flight(manifest, stage), 2 * (manifest.hops - 1 - stage) + 1)
 
 

@@ -46,9 +46,7 @@ def orthogonalised(matrices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class Muon:
-    """The optimizer of some matrices of one shape. Mutable state: their momentum, a part of AdamW's flat first
-    moment.
-    """
+    """The optimizer of some matrices of one shape; their momentum is a part of AdamW's flat first moment."""
 
     def __init__(
         self, inner: Inner, places: Sequence[Slice], flat: FlatParameters, momentum: torch.Tensor
@@ -63,7 +61,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One step at AdamW's learning rate now. When memory runs out nothing has changed: it may be repeated."""
+        """Take one step at AdamW's learning rate. When memory runs out nothing has changed: it may be repeated."""
         rate *= self._faster
         gradients = torch.stack(self._gradients)
         momenta = torch.stack(self._momenta).lerp_(gradients, 1 - MOMENTUM)
@@ -76,7 +74,7 @@ class Muon:
 
 
 def muons_of(inner: Inner, flat: FlatParameters, momentum: torch.Tensor) -> list[Muon]:
-    """For all of a stage's matrices that are not AdamW's, by shape, `AT_ONCE` entries or one matrix at a time."""
+    """Make optimizers for a stage's matrices that are not AdamW's, by shape, `AT_ONCE` entries or one matrix each."""
     batches = [
         matrices[start : start + count]
         for shape, matrices in _by_shape(inner, flat.slices).items()

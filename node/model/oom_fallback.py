@@ -1,4 +1,4 @@
-"""When memory runs out while a microbatch is computed: what is given up, and trying again.
+"""Gives something up and tries again when memory runs out while a microbatch is computed.
 
 A dry step has found out what fits before a node serves, but other programs take memory later. In this order a stage
 keeps fewer microbatches in flight, computes fewer sequences at once, and computes activations again. It never goes
@@ -30,18 +30,18 @@ Again: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
 class MemoryPolicy(Protocol):
-    """What happens when memory runs out in a pass."""
+    """Decides what happens when memory runs out in a pass."""
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A pass that keeps no graph."""
+        """Run a pass that keeps no graph."""
 
     def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
-        """A pass whose graph is kept until its backward pass."""
+        """Run a pass whose graph is kept until its backward pass."""
 
     def backward(
         self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """The pass that takes the graph; `again` makes a new one."""
+        """Run the pass that takes the graph; `again` makes a new one."""
 
 
 class NoFallback:
@@ -77,7 +77,7 @@ class OomFallback:
         self._is_exhausted = False
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """A pass, again and again until it fits; `Passes` goes on where one that failed halfway had ended.
+        """Run a pass again and again until it fits; `Passes` goes on where one that failed halfway had ended.
 
         Raises `OutOfMemory` when nothing makes it fit.
         """
@@ -90,7 +90,7 @@ class OomFallback:
             self._make_smaller()
 
     def forward(self, work: Callable[[torch.Tensor], Forwarded], inputs: torch.Tensor) -> Forwarded:
-        """Like `run`. Raises `OutOfMemory` also while graphs of others are held: these must go first."""
+        """Run as `run` does. Raises `OutOfMemory` also while graphs of others are held: these must go first."""
         while True:
             try:
                 leaf, outputs = retried(work, inputs)
@@ -108,9 +108,9 @@ class OomFallback:
     def backward(
         self, work: Backward, again: Again, leaf: torch.Tensor, outputs: torch.Tensor, gradient: torch.Tensor
     ) -> torch.Tensor | None:
-        """`work` takes the graph, so that it cannot be repeated: `again` makes a new one, as small as can be.
+        """Run `work`, which takes the graph and cannot be repeated: `again` makes a new one, as small as can be.
 
-        What is in the gradients already `again` does not add. Raises `OutOfMemory` when that does not fit either.
+        `again` does not add what is in the gradients already. Raises `OutOfMemory` when that does not fit either.
         """
         try:
             return work(leaf, outputs, gradient)
@@ -132,7 +132,7 @@ class OomFallback:
             self._change(smaller)
 
     def _track_graph(self, outputs: torch.Tensor) -> None:
-        """The graph behind these outputs, if there is one, is kept until nobody refers to them any more."""
+        """Track the graph behind these outputs, if there is one: it is kept until nobody refers to them any more."""
         self._graphs = [graph for graph in self._graphs if graph() is not None]
         if outputs.requires_grad:
             self._graphs.append(weakref.ref(outputs))
@@ -141,7 +141,7 @@ class OomFallback:
         return sum(graph() is not None for graph in self._graphs)
 
     def _with_fewer_in_flight(self, fitting: int) -> Execution | None:
-        """`fitting` graphs are held, and there is no room for one more; None when no more than these are allowed."""
+        """The way that allows only the `fitting` graphs that are held; None when no more than these are allowed."""
         usual = self._passes.execution
         return replace(usual, in_flight=fitting) if 0 < fitting < usual.in_flight else None
 

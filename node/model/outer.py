@@ -66,7 +66,7 @@ def contribution(theta: Tensor, phi: Tensor, settings: OuterSettings) -> Tensor:
 
 @torch.no_grad()
 def outer_step(phi: Tensor, delta: Tensor, mean_z: Tensor, settings: OuterSettings) -> None:
-    """Eq. (5) and (2) in place on φ and δ; the caller then copies φ to θ, eq. (3).
+    """Take eq. (5) and (2) in place on φ and δ; the caller then copies φ to θ, eq. (3).
 
     `mean_z` is the mean over the group, oneself included; one's own z alone is a group of one. All have one
     shape and type on one device and are contiguous; `mean_z` is left unchanged. Nothing of the tensors' size is
@@ -104,7 +104,10 @@ OuterPass: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 @cache
 def fused_on(device: torch.device) -> OuterPass | None:
-    """Compiled for this kind of device at the first call, some seconds; None where it cannot be, which is told."""
+    """The outer pass, compiled for this kind of device on the first call, which takes some seconds.
+
+    None where it cannot be compiled, which is told.
+    """
     compiled_pass: OuterPass = torch.compile(_outer_pass, dynamic=True)
     try:
         phi, delta, theta, added = torch.zeros(4, PROBE, device=device)
@@ -128,7 +131,7 @@ def _outer_pass(phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor, weight
 def _outer_pass_in_place(
     phi: Tensor, delta: Tensor, theta: Tensor, added: Tensor | None, a: float, b: float, c: float
 ) -> None:
-    """The outer step in a pass for each operation, without further memory."""
+    """Take the outer step in a pass for each operation, without further memory."""
     delta.mul_(a).add_(theta, alpha=b).add_(phi, alpha=c)
     if added is not None:
         delta.add_(added)

@@ -29,7 +29,7 @@ Learned: TypeAlias = tuple[torch.Tensor, torch.Tensor | None]  # the loss, and i
 class Passes:
     """Runs forward and backward passes of microbatches through one stage.
 
-    Mutable state: how passes are computed from now on; float32 with nothing recomputed until that is told.
+    Passes are computed as `execution` says: float32 with nothing recomputed until that is told.
     """
 
     def __init__(self, stage: Stage, device: torch.device, slow_weights: Mapping[str, torch.Tensor]) -> None:
@@ -62,17 +62,17 @@ class Passes:
             self._working = None
 
     def weights_changed(self) -> None:
-        """θ is another than when the last pass began."""
+        """Note that θ is another than when the last pass began."""
         if self._working is not None:
             self._working.is_stale = True
 
     @property
     def is_spoiled(self) -> bool:
-        """Whether part of a microbatch is in the gradients, and nobody has come to add the rest."""
+        """True if part of a microbatch is in the gradients and nobody has come to add the rest."""
         return self._is_spoiled or (self._unfinished is not None and self._unfinished.has_begun)
 
     def gradients_forgotten(self) -> None:
-        """The gradients are zeros: a batch begins, as if no pass had run."""
+        """Note that the gradients are zeros: a batch begins, as if no pass had run."""
         self.has_run = self._is_spoiled = False
         self._unfinished = None
 
@@ -109,7 +109,7 @@ class Passes:
         return leaf.grad
 
     def backward_again(self, leaf: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-        """`backward` with the forward pass repeated, slice by slice: where its graph was not kept, or is spent."""
+        """Repeat the forward pass, slice by slice, then do `backward`: where the graph was not kept, or is spent."""
         unfinished = self._begun(leaf)
         leaf, gradient = leaf.detach(), gradient.to(self._device)
         for part in unfinished.parts(self.execution.at_once):
@@ -129,7 +129,7 @@ class Passes:
     def head(
         self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """First stage of a ring, with what comes back from the last one: as `last_stage`.
+        """Run the first stage of a ring on what comes back from the last one, as `last_stage`.
 
         Without `learns` the parameters get no gradient of it.
         """
@@ -152,7 +152,7 @@ class Passes:
         cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> Iterator[torch.Tensor]:
-        """`evaluate` for as many sequences at a time as training computes at once; a cache is of one sequence."""
+        """Run `evaluate` on as many sequences at a time as training computes at once; a cache is of one sequence."""
         for part in self._slices(inputs.to(self._device)):
             arguments = (part, is_back, cache, gives_logits)
             outputs = torch.func.functional_call(self.stage, self._slow_weights, arguments)
@@ -182,7 +182,7 @@ class Passes:
         return leaf, leaf
 
     def _learn(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, learns: bool = True) -> Learned:
-        """Slice by slice forward and backward, with the mean loss of all.
+        """Run forward and backward slice by slice, with the mean loss of all.
 
         Raises `NonFinite` for a loss that is NaN or infinite; the parameters' gradients are then as before. After
         any other failure the same call with the same `inputs` goes on where this one ended.
@@ -210,7 +210,7 @@ class Passes:
         return loss, self._finished(unfinished)
 
     def _begun(self, inputs: torch.Tensor) -> Unfinished:
-        """What a pass of the same microbatch that failed has left to do; all of it where there was none."""
+        """The rest of a pass of the same microbatch that failed; all of the microbatch where there was none."""
         unfinished = self._unfinished
         if unfinished is None or unfinished.inputs is not inputs:
             self._is_spoiled = self.is_spoiled
@@ -242,7 +242,7 @@ class Passes:
         return self.stage.head if self._working is None else self._working.head
 
     def _add_slopes(self, leaf: torch.Tensor, hidden: torch.Tensor, head: HeadLoss, share: float) -> None:
-        """Backward through head and stage, times `share`; with no gradient by the head through the inputs alone."""
+        """Run backward through head and stage, times `share`; if the head learns nothing, by the inputs alone."""
         by_hidden = (head.by_hidden * share).view_as(hidden)
         if head.by_weight is None:
             backward(hidden, by_hidden, [leaf])

@@ -39,10 +39,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class Pretrained:
-    """One checkpoint. Every failure is a `CheckpointError` that says what to do.
-
-    Mutable state: whether the hub could not be asked for a file.
-    """
+    """One checkpoint. Every failure is a `CheckpointError` that says what to do."""
 
     def __init__(self, source: str) -> None:
         path = at_home(source)
@@ -57,7 +54,7 @@ class Pretrained:
 
     @property
     def name(self) -> str:
-        """For people: the hub's name, or the last part of the path."""
+        """The name for people: the hub's, or the last part of the path."""
         return self.source if self._directory is None else self._directory.resolve().name
 
     def config(self) -> dict[str, object]:
@@ -147,7 +144,7 @@ class Pretrained:
         return path
 
     def _missing(self, sentence: str) -> CheckpointError:
-        """For a file that is not there, or that the hub could not be asked for."""
+        """The error for a file that is not there, or that the hub could not be asked for."""
         if self._is_offline:
             return CheckpointError(
                 f"The hub cannot be reached, and not all of {self.source} is on this machine. Check the connection, "
@@ -156,7 +153,7 @@ class Pretrained:
         return CheckpointError(sentence)
 
     def _file(self, name: str) -> Path | None:
-        """Where the file is, downloaded if need be; None when the checkpoint has none of this name."""
+        """The path of the file, downloaded if need be; None when the checkpoint has none of this name."""
         if self._directory is not None:
             path = self._directory / name
             return path if path.is_file() else None

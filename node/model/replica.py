@@ -51,10 +51,7 @@ Pieces: TypeAlias = Callable[[int, slice], torch.Tensor]  # of something [parame
 
 
 class Replica:
-    """One copy of a stage: its weights and everything that training changes.
-
-    Mutable state: θ, φ, δ, AdamW's moments, what is owed to partners, accumulated gradients, step and round.
-    """
+    """One copy of a stage: its weights and everything that training changes."""
 
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
@@ -96,7 +93,7 @@ class Replica:
         return self.phi.numel()
 
     def inner_step(self, microbatches: int) -> StepReport:
-        """AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
+        """Take a step of AdamW on the mean gradient of `microbatches` accumulated ones, clipped over this stage.
 
         A batch that is left out counts as a step (`step`, the learning rate, the data and the round go on) but not as
         an update of AdamW, whose bias correction must know how many gradients its moments are made of.
@@ -118,7 +115,7 @@ class Replica:
         return StepReport(self.step, norm, rate, left_out)
 
     def _judged(self, gradients: torch.Tensor) -> tuple[float, LeftOut]:
-        """Their norm, and why they are not to be learned from, if they are not."""
+        """Return the norm of the gradients, and why they are not to be learned from, if they are not."""
         if self._void_steps:
             return math.nan, "replaced"
         if self.passes.is_spoiled:
@@ -139,7 +136,7 @@ class Replica:
         self.passes.gradients_forgotten()
 
     def dry_run_step(self) -> None:
-        """An inner step that changes nothing but takes all the memory that steps and rounds will: before training."""
+        """Take all the memory that steps and rounds will, in an inner step that changes nothing: before training."""
         self.flat.gradients.zero_()
         self.optimizer.dry_run()
         if self.steps_at_once:
@@ -163,7 +160,7 @@ class Replica:
 
     @property
     def weight(self) -> float:
-        """w of this replica's progress: 1, or with the weighting "tokens" the round's tokens by those of k steps.
+        """The weight w of its progress: 1, or by the weighting "tokens" the round's tokens over those of k steps.
 
         The mean weight over a stage is then about 1, and partners need not tell each other.
         """
@@ -184,14 +181,14 @@ class Replica:
         return add_weighted(target, self.offered_theta(bounds), gain, self.offered_phi(bounds), gamma - gain)
 
     def finish_round(self, mean_z: torch.Tensor) -> None:
-        """The NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
+        """Take the NoLoCo outer step with a group's mean of z, [parameters]. θ starts again from φ."""
         if self.steps_at_once:
             self._finish_at_once(mean_z.to(self.device), 0.0, -self.settings.gamma)
         else:
             self._finish(lambda _, bounds: mean_z[bounds])
 
     def finish_round_with(self, pull: Pieces, whole: Callable[[], torch.Tensor] | None = None) -> None:
-        """The outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
+        """Take the outer step of a pair: own z and pull make its mean, see `Pull`; the pull is written over.
 
         `whole` gives all of the pull, for a device that has memory for it.
         """
@@ -208,7 +205,7 @@ class Replica:
         self._finish(lambda index, bounds: self._add_contribution(pull(index, bounds), bounds))
 
     def finish_round_alone(self) -> None:
-        """The outer step of a group of one."""
+        """Take the outer step of a group of one."""
         if self.steps_at_once:
             self._finish_at_once(None, self.settings.beta, -self.settings.beta)
         else:
@@ -240,7 +237,7 @@ class Replica:
         self.steps_in_round = 0
 
     def _step_piece(self, mean_z: Callable[[], torch.Tensor], bounds: slice) -> None:
-        """Without memory for the mean: as a group of one, in place."""
+        """Take the outer step over one piece; without memory for the mean, as a group of one, in place."""
         phi, delta = self.phi[bounds], self.delta[bounds]
         try:
             mean = retried(mean_z)
@@ -286,11 +283,11 @@ class Replica:
         return [_on_host(source[bounds]) for source in sources]
 
     def read_saved_piece(self, index: int) -> tuple[StageState, list[torch.Tensor]] | None:
-        """A piece of the last snapshot, where φ is still as it was then, with whose it is. From any thread."""
+        """A piece of the last snapshot, and whose it is, while φ is still as it was then. From any thread."""
         return self.snapshots.read(self.round, self.piece_bounds(index))
 
     def is_finite(self) -> bool:
-        """Whether all that it holds is finite; a pass over each tensor, no memory."""
+        """Return whether all that the replica holds is finite; takes a pass over each tensor, and no memory."""
         return are_finite((self.flat.values, self.phi, self.delta, *self.optimizer.moments))
 
     def write_piece(self, index: int, tensors: list[torch.Tensor]) -> None:
@@ -306,7 +303,7 @@ class Replica:
         self.passes.weights_changed()
 
     def adopt(self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int) -> None:
-        """After a download of all pieces: continue from them and from the donor's count of steps and rounds.
+        """Continue from a download of all pieces, and from the donor's count of steps and rounds.
 
         AdamW's updates are taken to be the donor's steps: donors do not tell how many of them were left out.
         """
@@ -316,7 +313,7 @@ class Replica:
         self._begin_anew(step, round_, updates=step)
 
     def _begin_anew(self, step: int, round_: int, updates: int) -> None:
-        """Nothing is left of the state before: nor its gradients.
+        """Forget all of the state before, and its gradients.
 
         Microbatches that have run forward with the old weights still come back: their batches are left out.
         """
@@ -342,7 +339,7 @@ class Replica:
     def state(self) -> StageState:
         """Everything that the next inner step, and the outer step of this round, depend on; it goes on changing.
 
-        Without the gradients of the batch that is under way: its microbatches are drawn again.
+        The gradients of the batch that is under way are left out: its microbatches are drawn again.
         """
         first, second = self.optimizer.moments
         return StageState(
@@ -359,7 +356,7 @@ class Replica:
         )
 
     def snapshot(self) -> StageState:
-        """A copy of it at once, on the host; beside training `snapshots` makes them."""
+        """A copy of the state at once, on the host; beside training `snapshots` makes them."""
         live = self.state()
         return live.holding({name: _on_host(tensor) for name, tensor in live.tensors().items()})
 

@@ -1,4 +1,4 @@
-"""Whether this machine can hold a stage, told before anything is allocated; and memory that runs out after all."""
+"""Tells whether this machine can hold a stage, before anything is allocated; and copes when memory runs out."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def memory_of(device: torch.device, processes: int = 1) -> int:
 
 
 def room_on(device: torch.device, most: int = 0) -> Room:
-    """What is free of the device's own memory, the host's for a processor; `most` bytes are all that the volunteer
-    gives.
-    """
+    """The free memory of the device, the host's for a processor; `most` bytes are all that the volunteer gives."""
     if device.type != "cuda":
         return host_room(most)
     free, total = torch.cuda.mem_get_info(device)
@@ -67,7 +65,7 @@ def room_on(device: torch.device, most: int = 0) -> Room:
 def require_memory(
     manifest: Manifest, stage: int, room: Room, recompute: str = "auto", on_host: bool = True
 ) -> None:
-    """Raises `ResourceError` when the stage does not fit into the memory that is free now."""
+    """Check that the stage fits into the memory that is free now. Raises `ResourceError` when it does not."""
     starting = STARTING if on_host else 0
     needed = least_memory(manifest, stage, recompute, on_host) + starting
     if needed > room.free:
@@ -83,7 +81,7 @@ def too_little(
     on_host: bool = True,
     starting: int = 0,
 ) -> ResourceError:
-    """The refusal: `needed` more bytes than are taken now would do, `starting` of them for the program."""
+    """The refusal: `needed` bytes more than are taken now would do, `starting` of them for the program."""
     told = (
         f"Stage {stage} of run '{manifest.name}' needs {size(needed)} of memory, but "
         f"{size(max(0, room.free))} are free{room.described()}. "
@@ -102,7 +100,7 @@ def too_little(
 
 
 def _room_made(room: Room) -> str:
-    """The beginning of a sentence: of a limit of its own, other programs take nothing."""
+    """The start of a sentence on making room: of a limit of its own, other programs take nothing."""
     return "Raise that limit" if room.source else "Close other programs"
 
 
@@ -112,7 +110,7 @@ def _rounded_up(count: int) -> str:
 
 
 def require_host_memory(manifest: Manifest, stage: int, room: Room) -> None:
-    """For a device with its own memory: rounds, checkpoints and messages are the host's. Raises `ResourceError`."""
+    """Check the host's memory for rounds, checkpoints and messages beside a device's own. Raises `ResourceError`."""
     buffers = memory_of_buffers(manifest, stage)
     needed = buffers.total + buffers.checkpoint  # of which one is written or given away, and one copied
     if needed > room.free:
@@ -132,7 +130,7 @@ def stages_that_fit(
 
 
 def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | None = None) -> None:
-    """Raises `ResourceError` when checkpoints of the stage do not fit."""
+    """Check that checkpoints of the stage fit on the disk. Raises `ResourceError` when they do not."""
     needed = parameter_count(manifest, stage) * 4 * COPIES_ON_DISK
     free = shutil.disk_usage(directory).free if free is None else free
     if needed > free:
@@ -146,14 +144,14 @@ def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | No
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on the host or on a device."""
+    """Return whether the error says that an allocation failed, on the host or on a device."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def named(error: BaseException) -> BaseException:
-    """The error itself; for memory that ran out, however that was said, the one that callers expect."""
+    """The error that callers expect: itself, or `OutOfMemory` where memory ran out, however that was said."""
     if not is_out_of_memory(error):
         return error
     free_caches()

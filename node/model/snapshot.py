@@ -27,7 +27,7 @@ Room: TypeAlias = dict[str, torch.Tensor]  # memory for a copy of each of them, 
 
 
 class HostCopier:
-    """Where the host is the device: a part is there when `copy` returns. Also the interface of the others."""
+    """Copies where the host is the device: a part is there when `copy` returns. Also the interface of the others."""
 
     entries = 2**14  # of a part: 64 KiB, some 20 µs
     rooms = 1  # kept; the state in it is no donor's any more once the next copy begins
@@ -38,7 +38,7 @@ class HostCopier:
         return torch.empty(parameters).zero_()
 
     def begin(self) -> None:
-        """Parts hold what the work that was launched until now makes. Called by the compute thread."""
+        """Begin a copy: parts hold what the work that was launched until now makes. Called by the compute thread."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -47,17 +47,14 @@ class HostCopier:
         """Wait until few parts are on their way, so that other copies need not queue behind many."""
 
     def before_change(self) -> None:
-        """Work launched from now on may change what is copied. Called by the compute thread, which does not wait."""
+        """Allow later work to change what is copied. Called by the compute thread, which does not wait."""
 
     def finish(self) -> None:
         """Wait until all parts are there."""
 
 
 class CudaCopier(HostCopier):
-    """Copies a replica's state from a GPU to the host on a stream of its own, while training goes on.
-
-    Mutable state: its stream, and the ends of the parts that were launched last.
-    """
+    """Copies a replica's state from a GPU to the host on a stream of its own, while training goes on."""
 
     entries = 2**22  # 16 MiB: a third of a millisecond on PCIe 5, and few launches
     rooms = 2
@@ -69,7 +66,7 @@ class CudaCopier(HostCopier):
         self._ends: list[torch.cuda.Event] = []
 
     def room(self, parameters: int) -> torch.Tensor:
-        """Pinned where the system allows; copies to pageable memory are slower but the same.
+        """Memory that is pinned where the system allows; copies to pageable memory are slower but the same.
 
         torch's own allocator of pinned memory takes the next power of two.
         """
@@ -107,10 +104,7 @@ def copier_of(device: torch.device) -> HostCopier:
 
 
 class Snapshots:
-    """Makes consistent copies of a replica's state while it trains.
-
-    Mutable state: the copy that is being made, the last whole one, and memory for the next.
-    """
+    """Makes consistent copies of a replica's state while it trains."""
 
     def __init__(self, live: Callable[[], StageState], copier: HostCopier) -> None:
         """`live` gives the state itself, which changes."""
@@ -132,7 +126,7 @@ class Snapshots:
 
     @property
     def are_beside(self) -> bool:
-        """Whether `advance` is of another thread: it costs the compute thread nothing."""
+        """True if another thread calls `advance`: it costs the compute thread nothing."""
         return self._copier.is_beside
 
     # --- making one ---------------------------------------------------------------------------
@@ -150,7 +144,7 @@ class Snapshots:
         return kept
 
     def begin(self, room: Room) -> StageState:
-        """From now on copy the state of this instant into `room`. Returns its counts, with the live tensors.
+        """Copy the state of this instant into `room` from now on. Returns its counts, with the live tensors.
 
         Called by the compute thread, between pieces of work. A copy that was not finished is given up.
         """
@@ -166,14 +160,14 @@ class Snapshots:
             return live
 
     def give_up(self) -> None:
-        """Nobody wants what is being copied any more."""
+        """Drop what is being copied: nobody wants it any more."""
         with self._lock:
             if self._source is not None:
                 self._copier.finish()
             self._source, self._room, self._copied = None, {}, {}
 
     def advance(self, seconds: float, clock: Callable[[], float]) -> bool:
-        """Copy parts for about so long; whether all are copied, or on their way."""
+        """Copy parts for about so long; returns whether all are copied, or on their way."""
         ends = clock() + seconds
         while True:
             with self._lock:
@@ -185,7 +179,7 @@ class Snapshots:
             self._copier.keep_pace()
 
     def before_change(self, *names: str) -> None:
-        """These tensors, all when none is named, are about to change. Called by the compute thread."""
+        """Prepare for a change of these tensors, of all when none is named. Called by the compute thread."""
         if self._source is None:
             return
         with self._lock:
@@ -217,14 +211,14 @@ class Snapshots:
     # --- the last one -------------------------------------------------------------------------
 
     def keep(self, state: StageState) -> None:
-        """It is written: donors may read it, and once there is a later one its memory is used again."""
+        """Keep a copy that is written: donors may read it, and once there is a later one its memory is used again."""
         with self._lock:
             if self._last is not None:
                 self._free = [self._last.tensors()]
             self._last = state
 
     def forget(self) -> None:
-        """The weights were replaced: the last one is of others."""
+        """Forget the last copy: the weights were replaced, and it is of others."""
         with self._lock:
             self.before_change()
             if self._last is not None:
@@ -232,9 +226,9 @@ class Snapshots:
                 self._last = None
 
     def read(self, round_: int, bounds: slice) -> tuple[StageState, list[torch.Tensor]] | None:
-        """Copies of φ, δ and AdamW's moments over `bounds`, of the last one if it is of this round.
+        """Copies of φ, δ and AdamW's moments over `bounds`, of the last snapshot if it is of this round.
 
-        From any thread.
+        May be called from any thread.
         """
         with self._lock:
             last = self._last

@@ -37,7 +37,7 @@ def layer_outputs(
     mask: torch.Tensor | None,
     cache: KeyValues | None,
 ) -> torch.Tensor:
-    """One decoder layer; a function, so that the code compiled for one layer serves all."""
+    """The outputs of one decoder layer; a function, so that the code compiled for one layer serves all."""
     outputs: torch.Tensor = layer(hidden, waves, mask, cache)
     return outputs
 
@@ -68,7 +68,7 @@ class Stage(nn.Module):
 
     @property
     def head(self) -> torch.Tensor:
-        """What logits are made with, [vocabulary, hidden]; the first stage's, in a ring."""
+        """The matrix that logits are made with, [vocabulary, hidden]; the first stage's, in a ring."""
         module = self.embed_tokens if self.is_tied else self.lm_head
         assert isinstance(module.weight, torch.Tensor)
         return module.weight
@@ -80,7 +80,7 @@ class Stage(nn.Module):
         cache: KeyValues | None = None,
         gives_logits: bool = True,
     ) -> torch.Tensor:
-        """Like `body`, with logits [sequences, tokens, vocabulary] at the end of the model if it `gives_logits`.
+        """Run `body`, and at the end of the model make logits [sequences, tokens, vocabulary] if it `gives_logits`.
 
         In a ring the first stage makes them of what it gets from the last one, with `is_back`.
         """
@@ -116,7 +116,7 @@ class Stage(nn.Module):
         return self.norm(hidden) if self.is_last else hidden
 
     def layers_of_each_kind(self) -> list[str]:
-        """The first that sees all earlier tokens, the first that sees a window of them; a stage may lack either."""
+        """The first layer that sees all earlier tokens, the first that sees a window; a stage may lack either."""
         kinds = {self._model.slides(int(name)): name for name in [*self.layers][::-1]}
         return list(kinds.values())
 
@@ -150,7 +150,7 @@ def logits_through(stages: Iterable[Stage], tokens: torch.Tensor) -> torch.Tenso
 def parameter_shapes(manifest: Manifest, index: int) -> Mapping[str, tuple[int, ...]]:
     """Names and shapes of a stage's parameters, in order, without taking memory for them.
 
-    What memory and speed are told from asks for the same ones hundreds of times.
+    They are kept: memory and speed are told from the same ones hundreds of times.
     """
     with torch.device("meta"):
         stage = Stage(manifest, index, initialise=False)
@@ -171,7 +171,7 @@ def parameter_count(manifest: Manifest, index: int) -> int:
 
 
 def described_parameters(manifest: Manifest) -> str:
-    """For people: a model is often called by its blocks alone."""
+    """Describe the number of parameters for people: a model is often called by its blocks alone."""
     total = sum(parameter_count(manifest, stage) for stage in range(manifest.stages))
     model = manifest.model
     vocabulary = model.vocab_size * model.hidden_size * (1 if model.tied_embeddings else 2)

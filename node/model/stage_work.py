@@ -33,7 +33,7 @@ class StageWork:
         transfer: DeviceTransfer,
         fallback: MemoryPolicy | None = None,
     ) -> None:
-        """Without a `fallback`, as in a dry run, the caller sees when memory runs out."""
+        """Leave running out of memory to the caller when there is no `fallback`, as in a dry run."""
         self._manifest = manifest
         self._passes = passes
         self.transfer = transfer
@@ -67,11 +67,11 @@ class StageWork:
         return self.transfer.hand_over(_LossAndAnswer(Here(loss), answer))
 
     def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
-        """Forward and backward. Raises `NonFinite` for a loss that is not finite, whose gradients are not added."""
+        """Run forward and backward. Raises `NonFinite`, and adds no gradients, when the loss is not finite."""
         return self._learn(self._passes.last_stage, inputs, labels)
 
     def head(self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool) -> Pending[LossAndAnswer]:
-        """In a ring, at the first stage: as `last_stage`. Without `learns` parameters get no gradient of it."""
+        """Run the head in a ring's first stage, as `last_stage`. Without `learns` parameters get no gradient."""
         return self._learn(self._passes.head, inputs, labels, learns)
 
     def evaluate(self, inputs: torch.Tensor, labels: torch.Tensor) -> list[Encoded]:
@@ -102,7 +102,7 @@ class StageWork:
         return self._passes.backward(leaf, outputs, self.transfer.to_device(gradient))
 
     def _to_host(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Pending[torch.Tensor]:
-        """What was computed is not lost for want of memory: then it comes as it is, and at once."""
+        """Begin to copy a result to the host. Without memory for that it comes as it is, at once, and is not lost."""
         try:
             return retried(self.transfer.to_host, tensor, dtype)
         except (MemoryError, RuntimeError) as error:
@@ -157,7 +157,7 @@ class _EncodedThere(Pending[Encoded]):
 
 
 class _ActivationsAndLabels(Pending[list[Encoded]]):
-    """What the next stage gets."""
+    """The activations and labels for the next stage."""
 
     def __init__(self, activations: Pending[Encoded], labels: torch.Tensor) -> None:
         self._activations, self._labels = activations, labels
@@ -167,7 +167,7 @@ class _ActivationsAndLabels(Pending[list[Encoded]]):
 
 
 class _LossAndAnswer(Pending[LossAndAnswer]):
-    """What the stage before gets."""
+    """The loss and the gradient for the stage before."""
 
     def __init__(self, loss: Pending[float], answer: Pending[Encoded] | None) -> None:
         self._loss, self._answer = loss, answer
@@ -194,7 +194,7 @@ def _as_int32(labels: torch.Tensor) -> Encoded:
 
 
 def _encoded(tensor: torch.Tensor, codec: str, what: str) -> Encoded:
-    """For a peer. Raises `NonFinite` for what it would refuse: this node finds that out itself."""
+    """Encode a tensor for a peer. Raises `NonFinite` for what it would refuse: this node finds that out itself."""
     try:
         encoded = encode(tensor, codec)
         require_finite_values(encoded)

@@ -44,7 +44,7 @@ class Rows:
 class Unfinished:
     """The parts of a microbatch whose backward pass was interrupted, so that it can be resumed.
 
-    Mutable state: what is to be done of a microbatch, and what the parts that are over gave, in order.
+    `to_do` is what is left of it; the other lists hold what the parts that are over gave, in order.
     """
 
     inputs: torch.Tensor  # as the caller gave them; compared by identity
@@ -54,7 +54,7 @@ class Unfinished:
     by_inputs: list[torch.Tensor | None] = field(default_factory=list)
 
     def parts(self, at_once: int) -> Iterator[Rows]:
-        """One after another, each out of `to_do` once the caller asks for the next; `at_once` sequences at most."""
+        """Yield part after part, each out of `to_do` once the next is asked for; `at_once` sequences at most."""
         while self.to_do:
             first, *others = self.to_do.popleft().split(at_once)
             self.to_do.extendleft(reversed([first, *others]))
@@ -63,14 +63,12 @@ class Unfinished:
 
     @property
     def has_begun(self) -> bool:
-        """Whether some gradient holds some of it."""
+        """True if some gradient holds some of it."""
         return bool(self.over or any(part.added for part in self.to_do))
 
 
 class Accumulation:
     """Notes which gradients a part of a backward pass has already added to, by hooks on the parameters.
-
-    Mutable state: the numbers of the parameters whose gradients took something in since the present part began.
 
     Watches the parameters of one stage for as long as that lives, and does not make it live longer: autograd's hooks
     hold numbers alone, since Python's collector does not see a parameter that a hook of its own refers to.
@@ -85,7 +83,7 @@ class Accumulation:
 
     @torch.no_grad()
     def add_to_head(self, head: torch.Tensor, by_weight: torch.Tensor, share: float) -> None:
-        """The head's gradient by the loss, times `share`, unless it is in."""
+        """Add the head's gradient by the loss, times `share`, unless it is in."""
         assert head.grad is not None
         if HEAD not in self._added:
             head.grad.add_(by_weight, alpha=share)
@@ -93,7 +91,7 @@ class Accumulation:
 
     @contextmanager
     def of(self, unfinished: Unfinished) -> Iterator[None]:
-        """Around the passes of the part that comes first in `to_do`: when they fail it stays, with what is in."""
+        """Wrap the passes of the part that comes first in `to_do`: when they fail it stays, with what is in."""
         part = unfinished.to_do[0]
         self._added.clear()
         self._added.update(part.added)
@@ -118,7 +116,7 @@ class Accumulation:
 def backward(
     outputs: torch.Tensor, by_outputs: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """Like `torch.autograd.backward` with gradients by `outputs`, which imports sympy to compare two shapes:
+    """Do as `torch.autograd.backward` with gradients by `outputs`, which imports sympy to compare two shapes:
     37 MB of every node and a second of its start. Raises `ValueError` for another shape than the outputs'.
     """
     if by_outputs.shape != outputs.shape:
@@ -128,7 +126,7 @@ def backward(
 
 
 class _Given(torch.autograd.Function):
-    """A number whose gradients by the first are the second."""
+    """A number whose gradients by the first argument are the second."""
 
     @staticmethod
     def forward(ctx: Any, outputs: torch.Tensor, by_outputs: torch.Tensor) -> torch.Tensor:

@@ -29,13 +29,11 @@ class _Master:
 class WorkingWeights:
     """Keeps bf16 copies of a stage's matrices for multiplication, made anew when θ changes.
 
-    Mutable state: the copies, which stand in the layers until `withdraw`, and whether θ has changed since.
-
-    Called by the compute thread.
+    The copies stand in the layers until `withdraw`. Called by the compute thread.
     """
 
     def __init__(self, stage: Stage, makes_logits: bool) -> None:
-        """The stage's parameters are views of θ, and their gradients are there."""
+        """Take a stage whose parameters are views of θ, with gradients."""
         self.is_stale = True
         self.head = _head_like(stage.head) if makes_logits else None
         self._source = stage.head.data if makes_logits else None
@@ -71,7 +69,7 @@ class WorkingWeights:
         self.is_stale = False
 
     def withdraw(self) -> None:
-        """The layers compute with θ itself again."""
+        """Let the layers compute with θ itself again."""
         for hook in self._hooks:
             hook.remove()
         for parameter, master in self._masters.items():
@@ -87,5 +85,5 @@ class WorkingWeights:
 
 
 def _head_like(head: torch.Tensor) -> torch.Tensor:
-    """[rows, hidden], the rows beyond the vocabulary zeros."""
+    """A head of zeros for the copy, [rows, hidden]; the rows beyond the vocabulary stay zeros."""
     return torch.zeros(padded(len(head)), head.shape[1], dtype=torch.bfloat16, device=head.device)

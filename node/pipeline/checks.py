@@ -1,4 +1,4 @@
-"""A random sample of microbatches is computed by a second replica, too: do the answers agree, and if not, who is odd?
+"""Has a second replica compute a random sample of microbatches, too, and finds out who is odd when answers disagree.
 
 Two replicas that train are within each other's spread: the gradients that they give for the same activations had
 cosines of 0.85 and more at every age of a small run, norms within 1.5 (coding in 2 bits costs 0.12 of the cosine).
@@ -39,7 +39,7 @@ class Comparison:
 
 
 def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two gradients by the same activations can be those of two replicas."""
+    """Return whether two gradients by the same activations can be those of two replicas."""
     norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) for tensor in (one, other)]
     if min(norms) == 0.0:
         return max(norms) == 0.0
@@ -48,7 +48,7 @@ def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def judged(answers: Mapping[PeerId, torch.Tensor]) -> Comparison:
-    """Those that agree with somebody; of `JUDGES`, the one that agrees with neither of two that do."""
+    """Find the peers that agree with another; of `JUDGES`, the one that agrees with neither of two that do."""
     pairs = [pair for pair in combinations(answers, 2) if agree(answers[pair[0]], answers[pair[1]])]
     agreeing = frozenset(peer for pair in pairs for peer in pair)
     alone = answers.keys() - agreeing
@@ -59,7 +59,7 @@ def judged(answers: Mapping[PeerId, torch.Tensor]) -> Comparison:
 class Checks:
     """Sends a random sample of microbatches to a second replica and compares the answers.
 
-    Mutable state: how many checks are under way. What they find is in the ledger.
+    What the checks find is in the ledger.
     """
 
     def __init__(self, context: Context, rng: random.Random) -> None:
@@ -79,7 +79,7 @@ class Checks:
         is_quick: Callable[[], bool],
         ask: Ask,
     ) -> None:
-        """`peer` gave `gradient`; now and then `ask` others of the `peers` the same.
+        """Check `gradient`, which `peer` gave: now and then `ask` others of the `peers` the same.
 
         `is_quick`: whether the peer got all that one gets whose work was not compared yet.
         """

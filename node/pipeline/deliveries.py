@@ -29,7 +29,7 @@ class _Delivery:
         task.add_done_callback(self._ended)
 
     def cancel_unless_it_counts(self) -> None:
-        """Cancelled, it is forgotten: delivered again, it starts again."""
+        """Cancel the delivery and forget it: delivered again, the microbatch starts again."""
         if self.microbatch is not None and self.microbatch.cancel():
             self._forget()
             self.task.cancel()

@@ -1,10 +1,10 @@
-"""Exactly the batch of microbatches into each inner step, the rest in a short queue.
+"""Takes exactly a batch of microbatches into each inner step, the rest into a short queue.
 
 A microbatch admitted to a step runs forward and backward at that step's weights. The weights change only when
 the gradients of all admitted ones are in. With a staleness of one, some of the next step's may run forward before
 that; their backward passes wait until it has happened, so that each step still takes exactly its batch.
 
-How many are between their forward and their backward pass at a time is bounded: each keeps its activations.
+The number of microbatches between their forward and their backward pass is bounded: each keeps its activations.
 `MicrobatchAdmission` decides, `Gate` makes microbatches wait or turns them away, and `Window` says how many are
 useful.
 """
@@ -34,8 +34,6 @@ class Decision(Enum):
 class MicrobatchAdmission:
     """Decides which microbatches belong to the current inner step, which may run ahead, and which wait.
 
-    Mutable state: the ids admitted to the current step, those of them done, those ahead of it, and the queue.
-
     `ahead` is how many of the next step's may run forward, at most a batch; `in_flight` how many of both may have run
     forward and not backward.
     """
@@ -55,27 +53,27 @@ class MicrobatchAdmission:
 
     @property
     def running(self) -> int:
-        """Those whose forward pass may run and whose gradient is not in."""
+        """The number of microbatches whose forward pass may run and whose gradient is not in."""
         return sum(not done for done in self._admitted.values()) + len(self._ahead)
 
     def is_of_this_step(self, microbatch: str) -> bool:
-        """Whether its backward pass may run."""
+        """Return whether the microbatch's backward pass may run."""
         return microbatch in self._admitted
 
     def before(self, microbatch: str) -> int:
-        """How many gradients or places it waits for: of those at work, and those before it in the queue."""
+        """The number of gradients or places that it waits for: of those at work, and those before it in the queue."""
         if microbatch not in self._queue:
             return 0
         return self.running + list(self._queue).index(microbatch)
 
     @property
     def counted(self) -> int:
-        """Microbatches of the step that have their gradients in."""
+        """The number of microbatches of the step that have their gradients in."""
         return sum(self._admitted.values())
 
     @property
     def complete(self) -> bool:
-        """All microbatches of the step have their gradients in."""
+        """True if all microbatches of the step have their gradients in."""
         return len(self._admitted) == self.batch and all(self._admitted.values())
 
     def request(self, microbatch: str) -> Decision:
@@ -91,19 +89,19 @@ class MicrobatchAdmission:
         return Decision.FULL
 
     def done(self, microbatch: str) -> list[str]:
-        """Its gradient has been accumulated. Returns as `release` does."""
+        """Note that its gradient has been accumulated. Returns as `release` does."""
         if microbatch not in self._admitted:
             raise KeyError(f"microbatch {microbatch} was not admitted to this step")
         self._admitted[microbatch] = True
         return self._refill()
 
     def allow(self, in_flight: int) -> list[str]:
-        """From now on so many may be in flight; with none nobody is admitted any more. Returns as `release` does."""
+        """Bound the number in flight from now on; with 0 nobody is admitted any more. Returns as `release` does."""
         self._in_flight = in_flight
         return self._refill()
 
     def release(self, microbatch: str) -> list[str]:
-        """It failed or was given up before its gradient was in.
+        """Drop a microbatch that failed or was given up before its gradient was in.
 
         Returns those whose place is better than before: they may run forward, and backward if they are of this step.
         """
@@ -114,13 +112,13 @@ class MicrobatchAdmission:
         return self._refill()
 
     def next_step(self) -> list[str]:
-        """The weights have changed: empty the batch. Returns as `release` does."""
+        """Empty the batch, as the weights have changed. Returns as `release` does."""
         self._admitted.clear()
         return self._refill()
 
     @property
     def _has_place(self) -> bool:
-        """Whether one more may run forward, in this step or ahead of the next."""
+        """True if one more may run forward, in this step or ahead of the next."""
         has_room = len(self._admitted) < self.batch or len(self._ahead) < self._most_ahead
         return has_room and self.running < self._in_flight
 
@@ -187,11 +185,11 @@ class Gate:
 
     @property
     def gradients_in(self) -> int:
-        """How many microbatches of this step count already."""
+        """The number of microbatches of this step that count already."""
         return self._admission.counted
 
     def before(self, microbatch: str) -> int:
-        """How many microbatches come before it, while it waits for its forward pass."""
+        """The number of microbatches before it, while it waits for its forward pass."""
         return self._admission.before(microbatch)
 
     async def enter(self, microbatch: str) -> None:
@@ -228,12 +226,12 @@ class Gate:
             turns.pop(microbatch, None)
 
     def allow(self, in_flight: int) -> None:
-        """How many microbatches may be between their forward and backward passes from now on."""
+        """Bound how many microbatches may be between their forward and backward passes from now on."""
         if not self._draining:
             self._wake(self._admission.allow(in_flight))
 
     def done(self, microbatch: str) -> None:
-        """Its gradient is in."""
+        """Note that its gradient is in."""
         if self._draining and not self._admission.is_of_this_step(microbatch):
             self.give_up(microbatch)
             return
@@ -243,7 +241,7 @@ class Gate:
         self._tell_when_idle()
 
     def give_up(self, microbatch: str) -> None:
-        """It failed before its gradient was in: its place is free again."""
+        """Free the place of a microbatch that failed before its gradient was in."""
         self._wake(self._admission.release(microbatch))
         self._tell_when_idle()
 
@@ -252,7 +250,7 @@ class Gate:
         await self._complete.wait()
 
     def next_step(self) -> None:
-        """The weights have changed: admit those that waited."""
+        """Admit the microbatches that waited, as the weights have changed."""
         self._complete.clear()
         self._held = False
         self._wake(self._admission.next_step())
@@ -301,9 +299,9 @@ def _release(turn: asyncio.Future[None] | None) -> None:
 
 
 class Window:
-    """How many microbatches to keep in flight, so that waiting for their answers costs no time.
+    """The number of microbatches to keep in flight, so that waiting for their answers costs no time.
 
-    Mutable state: the last answer times. `most` is what the memory allows.
+    `most` is what the memory allows.
     """
 
     def __init__(self, batch: int, most: int) -> None:
@@ -311,7 +309,7 @@ class Window:
         self._answers: deque[float] = deque(maxlen=max(MEASURED, batch))
 
     def in_flight(self, answer_seconds: float, compute_seconds: float) -> int:
-        """After another answer, given the time that this device computes for one microbatch."""
+        """The number after another answer, given the time that this device computes for one microbatch."""
         self._answers.append(answer_seconds)
         hidden = math.ceil(min(self._answers) / max(compute_seconds, 1e-6))
         return max(1, min(self._most, SPARE * (hidden + 1)))

@@ -33,17 +33,15 @@ TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica 
 class Norms:
     """The usual norm of recent gradients, and what is far beyond it.
 
-    Mutable state: the last `HISTORY` norms.
-
-    The median holds while fewer than half of them lie. What is out of proportion enters as the most that is not, so
-    that a scale that has changed for good is accepted after half a history.
+    The median holds while fewer than half of the last `HISTORY` norms lie. What is out of proportion enters as the
+    most that is not, so that a scale that has changed for good is accepted after half a history.
     """
 
     def __init__(self) -> None:
         self._norms: deque[float] = deque(maxlen=HISTORY)
 
     def kept(self, norm: float) -> float:
-        """What part counts of a gradient with this norm, finite; 0 for one out of proportion. Remembers it."""
+        """The part that counts of a gradient with this norm, finite; 0 for one out of proportion. Remembers it."""
         usual = median(self._norms) if len(self._norms) >= ENOUGH else 0.0
         self._norms.append(min(norm, PROPORTION * usual) if usual else norm)
         if not usual or norm <= USUAL * usual:
@@ -54,7 +52,7 @@ class Norms:
 class GradientScreen:
     """Screens the gradients that next-stage peers return, and backs off from peers that return bad ones.
 
-    Mutable state: the norms of past gradients. Offences are in the ledger.
+    Offences are in the ledger.
     """
 
     def __init__(self, context: Context) -> None:
@@ -63,7 +61,7 @@ class GradientScreen:
         self._ledger = context.view.ledger
 
     def usable(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Those that are not left alone; all of them rather than nobody."""
+        """The peers that are not left alone; all of them rather than nobody."""
         now = self._now()
         return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
 
@@ -85,7 +83,7 @@ class GradientScreen:
         self._ledger.note(peer, False, self._now())
 
     def record_bad(self, peer: PeerId) -> None:
-        """Its answer was worthless: it gets no microbatch for a while, after repeats for long."""
+        """Note a worthless answer of the peer: it gets no microbatch for a while, after repeats for long."""
         self._context.view.suspect(peer)
         if self._ledger.note(peer, True, self._now()):
             self._tell(peer)
@@ -103,10 +101,7 @@ class GradientScreen:
 
 
 class StageDiagnostics:
-    """What is wrong here, told to the volunteer once and not with every microbatch.
-
-    Mutable state: what was told already.
-    """
+    """Reports to the volunteer what is wrong here: each problem once, and not with every microbatch."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context
@@ -114,7 +109,7 @@ class StageDiagnostics:
         self._told: set[str] = set()
 
     def note(self, error: NonFinite) -> None:
-        """A microbatch was given up for what became of it here."""
+        """Note a microbatch that was given up for what became of it here."""
         event = "overflow" if error.overflows else "non-finite"
         if f"{event} {error.what}" in self._told:
             return
@@ -147,7 +142,7 @@ class StageDiagnostics:
         )
 
     def note_step(self) -> None:
-        """Whether this stage keeps up with the one before it: looked at after each inner step."""
+        """Check after each inner step whether this stage keeps up with the one before it."""
         context, now = self._context, self._context.transport.now()
         if context.stage == 0 or "too slow" in self._told:
             return
@@ -182,7 +177,10 @@ class Lag:
 
 
 def lag(own: float | None, stage: Iterable[Member], before: Iterable[Member]) -> Lag | None:
-    """`own` is this replica's capacity in microbatches per second; None while too little is known."""
+    """Compare the speed of this stage with the one before it; None while too little is known.
+
+    `own` is this replica's capacity in microbatches per second.
+    """
     ours, theirs = (
         [member.announcement.capacity for member in members if member.announcement.state == "serving"]
         for members in (stage, before)

@@ -1,4 +1,4 @@
-"""What peers send a stage to compute on: decoded and checked on the compute thread, before anything is computed."""
+"""Decodes and checks, on the compute thread, what peers send a stage to compute on, before anything is computed."""
 
 from __future__ import annotations
 

@@ -57,8 +57,6 @@ class Memory:
 class Memories:
     """Keeps the key-value caches of answers that are being generated, within a bound.
 
-    Mutable state: what is kept of answers in the making, the longest unused first.
-
     It lives on the event loop, and who works with a memory takes it out: two requests never share one.
     """
 
@@ -73,7 +71,7 @@ class Memories:
         return sum(memory.nbytes for _, memory in self._kept.values())
 
     def take(self, key: Key, position: int) -> Memory | None:
-        """What is kept for the answer, None at its beginning. Raises `Refused` when that is not `position` tokens."""
+        """Take what is kept for the answer; None at its start. Raises `Refused` unless it is `position` tokens."""
         _, memory = self._kept.pop(key, (0.0, None))
         if not position:
             return None
@@ -91,7 +89,7 @@ class Memories:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """For the one that will be forgotten first."""
+        """Set the timer for the memory that will be forgotten first."""
         if self._timer is None and self._kept:
             soonest = min(since for since, _ in self._kept.values()) + self._seconds
             self._timer = asyncio.get_running_loop().call_at(soonest, self._expire)
@@ -105,9 +103,9 @@ class Memories:
 
 
 class Leftover:
-    """The compute thread for those who stand behind training, one at a time; they wait while their share is used up.
+    """The compute thread for work that stands behind training, one piece at a time, within a share.
 
-    Mutable state: when what was computed for them is paid for, and when training was last seen to get on.
+    Work waits while its share is used up.
     """
 
     def __init__(self, compute: Compute) -> None:
@@ -118,7 +116,7 @@ class Leftover:
         self._pieces = 0  # of training work, seen so far
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Like `Compute.run`, when there is time for it."""
+        """Run the work as `Compute.run` does, when there is time for it."""
         async with self._turn:
             await self._afford()
             before = self._compute.serving.seconds()
@@ -142,7 +140,7 @@ class Leftover:
 
 
 class Inference:
-    """Losses and next tokens by the slow weights. Mutable state: what is kept of the answers in the making."""
+    """Computes losses and next tokens by the slow weights."""
 
     def __init__(self, context: Context, replica: Replica, work: StageWork) -> None:
         self._context = context
@@ -257,7 +255,7 @@ def _answer(rounds: list[int], tensors: list[torch.Tensor]) -> Answer[Predicted]
 
 
 def _comes_back(context: Context, message: Evaluate | Predict) -> bool:
-    """Whether what is asked comes back to the first stage of a ring. Raises `Refused` for another stage's."""
+    """Return whether the request comes back to the first stage of a ring. Raises `Refused` for another stage's."""
     manifest = context.manifest
     is_back = manifest.is_ring and context.stage == 0 and message.stage == manifest.stages
     is_ours = is_back or message.stage == context.stage
@@ -269,7 +267,7 @@ def _comes_back(context: Context, message: Evaluate | Predict) -> bool:
 async def _onward(
     context: Context, message: Asks[Reply], stage: int, route: list[str], parcel: list[Encoded]
 ) -> tuple[Reply, list[torch.Tensor]]:
-    """What the next stage of the route answers. Raises `Refused` when that is nonsense, else as `Rpc.call`."""
+    """Ask the next stage of the route. Raises `Refused` when its answer is nonsense, else as `Rpc.call`."""
     onward = message.model_copy(update={"stage": stage + 1, "route": route[1:]})
     patience = Patience(ONWARD_DEADLINE, ONWARD_STANDSTILL)
     try:

@@ -42,7 +42,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class StageParts:
-    """What microbatches meet at this stage: its context, passes and gate, and a number for each of them."""
+    """The parts of this stage that microbatches meet: its context, passes and gate, and a number for each of them."""
 
     context: Context
     work: StageWork
@@ -58,7 +58,7 @@ class Microbatch(abc.ABC):
     """
 
     def __init__(self, parts: StageParts, name: str, origin: Origin | None = None) -> None:
-        """All deliveries of it have the `name`; `origin` is known in a ring."""
+        """`name` is that of all its deliveries; `origin` is known in a ring."""
         self.name = name
         self.origin = origin
         # given up and delivered again, it must not take its own place
@@ -91,7 +91,7 @@ class Microbatch(abc.ABC):
 
     @property
     def onward_name(self) -> str:
-        """What the next stage knows its activations by: the same name for others would get the answer to these."""
+        """The name of its activations at the next stage: others under the same name would get the answer to these."""
         return hashlib.blake2b(self.place.encode(), digest_size=24).hexdigest()
 
     # --- passes -------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Microbatch(abc.ABC):
     # --- whether it counts --------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """Whether it will not count, as nobody waits for it; False once it does."""
+        """Cancel it, as nobody waits for it. True if it will not count; False once it does."""
         return self._decided.acquire(blocking=False)
 
     def _commit(self) -> None:
@@ -127,26 +127,26 @@ class Microbatch(abc.ABC):
     # --- how far it is ------------------------------------------------------------------------
 
     def mark_queued(self) -> None:
-        """It waits for its turn at the gate."""
+        """Note that it waits for its turn at the gate."""
         self._enter("queued")
 
     def mark_computing(self) -> None:
-        """The device has it, or it is among the next."""
+        """Note that the device has it, or that it is among the next."""
         self._enter("computing")
 
     def mark_onward(self) -> None:
-        """A later stage has it from now on, or another peer of it than before."""
+        """Note that a later stage has it from now on, or another peer of it than before."""
         self._enter("onward")
         self._done_onward = 0
 
     def note_onward(self, progress: Progress) -> None:
-        """The later stage says how far it is there."""
+        """Note how far the later stage says that it is there."""
         self._ahead = progress.ahead
         self._done += progress.done > self._done_onward
         self._done_onward = progress.done
 
     def progress(self) -> Progress:
-        """What its sender is told. Whatever the device finishes while it is here brings its turn closer."""
+        """The progress to tell its sender. Whatever the device finishes while it is here brings its turn closer."""
         ahead = self._parts.gate.before(self.place) if self._state == "queued" else self._ahead
         return Progress(state=self._state, ahead=ahead, done=self._done + self._finished_since())
 

@@ -1,4 +1,4 @@
-"""The way of a microbatch through this stage: admission, forward, onward, backward, answer."""
+"""Takes a microbatch through this stage: admission, forward, onward, backward, answer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Pipeline:
         await self._gate.complete()
 
     def next_step(self) -> None:
-        """The weights have changed: admit what waited. Keeps the mean loss of the finished step."""
+        """Admit what waited, as the weights have changed. Keeps the mean loss of the finished step."""
         if self._losses:
             counters = self._context.counters
             counters.loss = loss = sum(self._losses) / len(self._losses)
@@ -82,7 +82,7 @@ class Pipeline:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a microbatch runs or waits here."""
+        """True if a microbatch runs or waits here."""
         return self._gate.is_busy
 
     def prepare_to_leave(self) -> None:
@@ -91,7 +91,7 @@ class Pipeline:
 
     @property
     def gradients_in(self) -> int:
-        """How many microbatches of this step have theirs in."""
+        """The number of microbatches of this step that have their gradients in."""
         return self._gate.gradients_in
 
     async def drain(self) -> None:
@@ -114,7 +114,7 @@ class Pipeline:
             rpc.handle(Return.answered_by(self.on_return))
 
     async def on_forward(self, request: Request[Forward]) -> Answer[Gradient]:
-        """A repeated delivery joins the first one, or gets its answer again."""
+        """Train what is delivered; a repeated delivery joins the first one, or gets its answer again."""
         self._require_served(request.message.stage)
         microbatch = ReceivedMicrobatch(self._parts, request)
         return await self._deliveries.get_or_start(microbatch, request.status, self._train_received)
@@ -128,7 +128,7 @@ class Pipeline:
             raise Refused("not-serving", f"this node serves stage {self._context.stage}")
 
     async def _train_received(self, microbatch: ReceivedMicrobatch) -> Answer[Gradient]:
-        """Like `train`; what the sender has had done is counted for receipts."""
+        """Train a microbatch as `train` does; what the sender has had done is counted for receipts."""
         context = self._context
         answer = await self.train(microbatch)
         context.ledger.note_given(microbatch.sender)
@@ -137,7 +137,7 @@ class Pipeline:
         return answer
 
     async def on_return(self, request: Request[Return]) -> Answer[Gradient]:
-        """In a ring: the head, the loss and their gradient of what this peer has drawn, or another one has.
+        """Compute a ring's head and loss and their gradient, for what this peer has drawn, or another one has.
 
         It waits for nobody, as the microbatch that it is part of has its place in the step already.
         """
@@ -145,7 +145,7 @@ class Pipeline:
         return await self._deliveries.get_or_start(microbatch, request.status, self._come_back)
 
     async def draw(self, name: str, batch: Batch) -> Answer[Gradient]:
-        """An own microbatch, which nobody else would take: as `train`, again when the memory had no room for it."""
+        """Train an own microbatch, which nobody else would take; again when the memory had no room for it."""
         while True:
             try:
                 return await self.train(DrawnMicrobatch(self._parts, name, batch))
@@ -180,7 +180,7 @@ class Pipeline:
     async def _answer(
         self, microbatch: Microbatch, result: Pending[LossAndAnswer], began: float
     ) -> Answer[Gradient]:
-        """A microbatch whose gradient is in: it counts, also when what its sender should get cannot be sent."""
+        """Answer for a microbatch whose gradient is in: it counts, also when what its sender gets cannot be sent."""
         context = self._context
         try:
             loss, answer = await result.result()
@@ -220,7 +220,7 @@ class Pipeline:
         return await context.compute.run(Priority.BACKWARD, microbatch.backward, loss, gradient)
 
     async def _come_back(self, microbatch: ReturnedMicrobatch) -> Answer[Gradient]:
-        """The first delivery of an own microbatch teaches the head; a resent one came along another way."""
+        """Run the head. The first delivery of an own microbatch teaches it; a resent one came along another way."""
         context, began = self._context, asyncio.get_running_loop().time()
         drawn = self._own.get(microbatch.origin.draw) if microbatch.origin.peer == context.me else None
         if not self.serving and drawn is None:
@@ -244,11 +244,11 @@ class Pipeline:
                 self.doubt.set()
 
     def _adapt(self, seconds: float) -> None:
-        """A gradient came back after `seconds`: as many microbatches in flight as hide such a time."""
+        """Keep as many microbatches in flight as hide the `seconds` after which a gradient came back."""
         fitting = self._replica.passes.execution.in_flight  # fewer than at the start where memory ran out
         self._gate.allow(min(fitting, self._window.in_flight(seconds, self._seconds_each())))
 
     def _seconds_each(self) -> float:
-        """That this device computes for a microbatch, mean so far."""
+        """Seconds that this device computes for a microbatch, the mean so far."""
         context = self._context
         return context.compute.busy.seconds() / (context.throughput.microbatches + 1)

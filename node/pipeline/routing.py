@@ -1,4 +1,4 @@
-"""Which next-stage peer gets a microbatch: random, weighted by what this sender measured, never starving anyone.
+"""Chooses the next-stage peer for a microbatch: random, weighted by what this sender measured, never starving anyone.
 
 What a peer says of itself can only lower its share. What it does can be a lie as well: noise is quick to make. So
 nobody gets more than `MOST_SHARES` fair shares of what this sender sends, until its work was compared with others'.
@@ -34,7 +34,7 @@ class _Measured:
     taken_for: float = 0.0  # what it says of itself, if that is longer
 
     def note(self, seconds: float, said: float) -> None:
-        """`said` by the peer: its time from admission to the answer, times those that waited there."""
+        """Note an answer. The peer `said` its time from admission to answer, times those that waited there."""
         self.answers.append(seconds)
         del self.answers[:-ANSWERS]
         ordered = sorted(self.answers)
@@ -43,10 +43,7 @@ class _Measured:
 
 
 class Router:
-    """Chooses the next-stage peer for a microbatch at random, weighted by measured answer times.
-
-    Mutable state: the last answer times and the load of each peer, and who got the last microbatches.
-    """
+    """Chooses the next-stage peer for a microbatch at random, weighted by measured answer times."""
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class Router:
         self.turns = Turns()  # microbatches that were sent and not refused
 
     def note(self, peer: PeerId, seconds: float, said: float = 0.0) -> None:
-        """An answer came `seconds` after the microbatch was sent; `said` is what the peer makes of its own load."""
+        """Note an answer `seconds` after the microbatch was sent; `said` is what the peer makes of its own load."""
         measured = self._measured.setdefault(peer, _Measured([]))
         measured.note(seconds, said)
         self._taken_for[peer] = measured.taken_for
@@ -109,7 +106,7 @@ class Router:
     def choose_some(
         self, most: int, peers: Sequence[PeerId], exclude: Collection[PeerId] = (), waited: float = 0.0
     ) -> list[PeerId]:
-        """So many different ones at most, each drawn as by `choose`."""
+        """Choose at most `most` different ones, each drawn as by `choose`."""
         shares = self._shares(peers)
         full = self._full(shares) if not waited or waited <= self.typical_answer() else set()
         out = full.union(exclude)
@@ -123,7 +120,7 @@ class Router:
         return chosen
 
     def is_full(self, peer: PeerId, peers: Sequence[PeerId]) -> bool:
-        """Whether it has all of the last microbatches that one of the `peers` gets."""
+        """Return whether the peer has all of the last microbatches that one of the `peers` gets."""
         return peer in self._full(self._shares(peers))
 
     def _full(self, shares: Shares) -> set[PeerId]:

@@ -24,7 +24,7 @@ class MicrobatchSource:
     def __init__(
         self, context: Context, pipeline: Pipeline, feed: Feed, life: str, max_seconds: float
     ) -> None:
-        """`life` is part of their names: those of a restarted node must not repeat earlier ones.
+        """`life` is part of the microbatches' names: those of a restarted node must not repeat earlier ones.
 
         0 seconds are no limit.
         """
@@ -40,17 +40,17 @@ class MicrobatchSource:
         self._dropped = DropBackoff()
 
     def begin(self) -> None:
-        """The feed may read ahead from now on."""
+        """Let the feed read ahead from now on."""
         self._feed.begin()
 
     async def close(self) -> None:
-        """Whatever ended the training, in whichever part of a step."""
+        """End the tasks and the feed, whatever ended the training, in whichever part of a step."""
         await self._tasks.close()
         self._feed.stop()
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time that the volunteer gave is over."""
+        """True if the time that the volunteer gave is over."""
         elapsed = asyncio.get_running_loop().time() - self._began
         return bool(self._max_seconds) and elapsed >= self._max_seconds
 
@@ -72,11 +72,11 @@ class MicrobatchSource:
         await cancelled(self._ahead)
 
     def commit(self, step: int) -> None:
-        """The next inner step is `step`: a checkpoint of it goes on after what was taken so far."""
+        """Set the next inner step to `step`: a checkpoint of it goes on after what was taken so far."""
         self._feed.commit(step)
 
     def tell(self) -> None:
-        """How long training waited for data."""
+        """Report how long training waited for data."""
         self._context.counters.data_wait = self._feed.waited()
         self._report.tell()
 
@@ -88,7 +88,7 @@ class MicrobatchSource:
         ]
 
     async def _train_one(self, name: str, batch: Batch) -> None:
-        """One microbatch, or another in its place until one goes through: a step takes exactly its batch."""
+        """Train one microbatch, or others in its place until one goes through: a step takes exactly its batch."""
         for attempt in itertools.count():
             try:
                 await self._pipeline.draw(f"{name}.{attempt}" if attempt else name, batch)
@@ -115,10 +115,7 @@ class MicrobatchSource:
 
 
 class DropBackoff:
-    """Spaces out replacements for dropped microbatches and says when to report them.
-
-    Mutable state: how many in a row, how many since people were told, and when that was.
-    """
+    """Spaces out replacements for dropped microbatches and says when to report them."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -126,7 +123,7 @@ class DropBackoff:
         self._told = float("-inf")
 
     def note(self) -> float:
-        """Another one; returns the seconds to wait before the next is drawn."""
+        """Note another dropped one; returns the seconds to wait before the next is drawn."""
         self._untold += 1
         self._in_a_row += 1
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 10))
@@ -135,7 +132,7 @@ class DropBackoff:
         self._in_a_row = 0
 
     def due_report(self, now: float) -> int:
-        """How many to tell of now, at loop time `now`; 0 when it is too soon."""
+        """The number to report at loop time `now`; 0 when it is too soon."""
         if now - self._told < TOLD_SECONDS:
             return 0
         self._told, count = now, self._untold

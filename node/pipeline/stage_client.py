@@ -1,4 +1,4 @@
-"""The way of a microbatch to the next stage: one of two random live peers, and another one when that fails.
+"""Sends a microbatch to the next stage: one of two random live peers, and another one when that fails.
 
 In a ring the stage after the last is the first one, and the peer that drew the sequences comes before random ones.
 """
@@ -48,10 +48,7 @@ ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the
 
 
 class StageClient:
-    """Sends microbatches to peers of the next stage and tries another peer when one fails.
-
-    Mutable state: what the router, the deadline and the record of conduct learned; whether this node leaves.
-    """
+    """Sends microbatches to peers of the next stage and tries another peer when one fails."""
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
@@ -78,7 +75,7 @@ class StageClient:
         self._leaving = True
 
     async def send(self, microbatch: Microbatch, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
-        """To random peers of the next stage until one answers; returns its loss and the gradient.
+        """Send to random peers of the next stage until one answers; returns its loss and the gradient.
 
         The parcel has activations and labels. Each failure costs one resend to another peer. With no live peer this
         waits for one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
@@ -133,7 +130,7 @@ class StageClient:
         gradient: torch.Tensor,
         peers: list[PeerId],
     ) -> None:
-        """Perhaps let others compute the microbatch, too. What returns, or goes to one alone, has no others."""
+        """Perhaps let others compute the microbatch, too; what returns, or goes to a fixed one, has no others."""
         if self._returns_to_origin or self._context.manifest.routing != "random":
             return
 
@@ -160,7 +157,7 @@ class StageClient:
         return self._choices.chosen(candidates, told, self._context.view.elapsed())
 
     async def _backlog(self, peer: PeerId) -> float | None:
-        """Seconds of work that it has; None when it takes no more, or does not answer within a few round trips."""
+        """Seconds of work that the peer has; None if it takes no more or does not answer in a few round trips."""
         times, view = self._choices.times, self._context.view
         began, answer = view.elapsed(), None
         try:

@@ -1,4 +1,4 @@
-"""Of two peers drawn at random the one with less to do gets the microbatch. Pure.
+"""Draws two peers at random and gives the microbatch to the one with less to do. Pure.
 
 With one random choice the queues of a stage are uneven: some replicas wait for work while others have much. A second
 choice takes most of that away (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001), and
@@ -23,9 +23,7 @@ LATE = 3.0  # times what an answer takes: who has had one for so long does not g
 
 
 class TwoChoices:
-    """Of two candidate peers names the one that has less to do.
-
-    Mutable state: which microbatches of this sender each peer has, and how long the question takes.
+    """Names, of two candidate peers, the one that has less to do.
 
     Times are seconds of one clock of the caller's.
     """
@@ -39,7 +37,7 @@ class TwoChoices:
         self._under_way.setdefault(peer, []).append(now)
 
     def returned(self, peer: PeerId, sent: float) -> None:
-        """Answered, refused or given up."""
+        """Note that a microbatch was answered, refused or given up."""
         times = self._under_way[peer]
         times.remove(sent)
         if not times:
@@ -48,12 +46,12 @@ class TwoChoices:
     def candidates(
         self, peers: Sequence[PeerId], exclude: Collection[PeerId] = (), waited: float = 0.0
     ) -> list[PeerId]:
-        """At most two of `peers`, as `Router.choose` draws them; the first is the one to take unasked."""
+        """Draw at most two of `peers`, as `Router.choose` does; the first is the one to take unasked."""
         return self._router.choose_some(2, peers, exclude, waited)
 
     @property
     def asks(self) -> bool:
-        """Whether the question takes little beside the work, as far as is known."""
+        """True if the question takes little beside the work, as far as is known."""
         return self.times.round_trip <= WORTH_ASKING * self._router.typical_answer()
 
     def chosen(self, candidates: Sequence[PeerId], told: Mapping[PeerId, float], now: float) -> PeerId:

@@ -56,7 +56,7 @@ class _Share:
 
 @dataclass
 class _Round:
-    """What became of one all-reduce."""
+    """The outcome of one all-reduce."""
 
     present: Assembled
     mean: torch.Tensor  # z where there is no mean
@@ -66,10 +66,7 @@ class _Round:
 
 
 class AllReduce(Averager):
-    """Averages over all live replicas of a stage: the DiLoCo baseline.
-
-    Mutable state: who waits here for an all-reduce, and the parts being gathered here.
-    """
+    """Averages over all live replicas of a stage: the DiLoCo baseline."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
         super().__init__(context, replica)
@@ -128,7 +125,7 @@ class AllReduce(Averager):
         return await self._average(z, present)
 
     async def _assemble(self) -> Assembled:
-        """Who takes part. Raises when nobody else does, or the one that calls the roll does not answer."""
+        """Find out who takes part. Raises when nobody else does, or the one that calls the roll does not answer."""
         context, caller = self._context, self.live()[0]
         if caller == context.me:
             return await self._assembly.join(context.me)
@@ -191,7 +188,7 @@ class AllReduce(Averager):
     # --- telling ------------------------------------------------------------------------------
 
     def _reason(self, owner: PeerId, failure: NolocoError) -> str:
-        """What failed, for people; an owner that does not answer is suspected."""
+        """Say for people what failed; an owner that does not answer is suspected."""
         name = owner[-8:]
         if isinstance(failure, DeadlineExceeded | PeerUnreachable):
             self._context.view.suspect(owner)
@@ -238,7 +235,7 @@ class AllReduce(Averager):
         rpc.handle(Assemble.answered_by(self.on_assemble), Reduce.answered_by(self.on_reduce))
 
     async def on_assemble(self, request: Request[Assemble]) -> Answer[RollCall]:
-        """Another replica's round ends: answered when all have come. Refuses who is not known to be of this stage."""
+        """Answer another replica's call once all have come. Refuses who is not known to be of this stage."""
         live = self.live()
         if live[0] != self._context.me or not self._is_known(request.peer):
             raise Refused("group")
@@ -246,7 +243,7 @@ class AllReduce(Averager):
         return Answer(RollCall(name=present.name, members=list(present.members)))
 
     async def on_reduce(self, request: Request[Reduce]) -> Answer[Reduced]:
-        """Another replica's part of z: answered with the mean. Refuses what does not fit this stage."""
+        """Take in another replica's part of z; answered with the mean. Refuses what does not fit this stage."""
         message = request.message
         if not self._is_known(request.peer):
             raise Refused("group")
@@ -259,7 +256,7 @@ class AllReduce(Averager):
         return any(member.peer == peer for member in members)
 
     def _checked(self, message: Reduce, tensors: list[Encoded]) -> Encoded:
-        """The part. Raises `CodecError` for one that does not fit; nothing is decoded before its size is known."""
+        """Check a part. Raises `CodecError` if it does not fit; nothing is decoded before its size is known."""
         parameters = self._replica.parameters
         if message.total != parameters or len(tensors) != 1 or len(tensors[0].shape) != 1:
             raise CodecError("a contribution does not have the shape of this stage")
@@ -279,11 +276,11 @@ class AllReduce(Averager):
 
 
 def _is_of_the_part(failure: NolocoError) -> bool:
-    """Whether the owner's next parts may fare better."""
+    """Return whether the owner's next parts may fare better."""
     return isinstance(failure, CodecError) or (isinstance(failure, Refused) and failure.code == "late")
 
 
 def _parts_of(parameters: int, members: int) -> list[slice]:
-    """In order; the n-th belongs to the (n modulo members)-th of the group."""
+    """Divide into parts, in order; the n-th belongs to the (n modulo members)-th of the group."""
     size = min(PIECE_PARAMETERS, max(1, -(-parameters // members)))
     return [slice(start, min(start + size, parameters)) for start in range(0, parameters, size)]

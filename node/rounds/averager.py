@@ -1,4 +1,4 @@
-"""What the ways of averaging (`outer.method`) have in common, and the way of a replica that averages with nobody."""
+"""The base of all ways of averaging (`outer.method`), and the way of a replica that averages with nobody."""
 
 # ways that have no use for a step of a round leave it out
 # ruff: noqa: B027
@@ -19,7 +19,7 @@ from protocol.rpc import Rpc
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What became of a round: with which partner its outer step was taken, and what that cost."""
+    """The outcome of a round: with which partner its outer step was taken, and what that cost."""
 
     partner: PeerId | None = None  # None in a round alone, and where replicas do not average in pairs
     gossip_bytes: int = 0  # sent for it
@@ -41,7 +41,7 @@ class Averager(ABC):
 
     @abstractmethod
     def _doing(self) -> str:
-        """What it is at, in a few words."""
+        """Say in a few words what it is doing."""
 
     def serve(self, rpc: Rpc) -> None:
         """Answer what other replicas ask for in this way of averaging."""
@@ -55,16 +55,16 @@ class Averager(ABC):
 
     @property
     def must_end(self) -> bool:
-        """Whether this end of an inner step is also the end of the round."""
+        """True if this end of an inner step is also the end of the round."""
         return self._replica.steps_in_round >= self._context.manifest.outer.inner_steps
 
     @property
     def will_wait(self) -> bool:
-        """Whether `finish` has to wait for another peer."""
+        """True if `finish` has to wait for another peer."""
         return False
 
     def step_done(self, seconds: float) -> None:
-        """An inner step has ended, after so many seconds."""
+        """Note that an inner step has ended, after so many seconds."""
 
     # --- the end of a round -------------------------------------------------------------------
 
@@ -76,10 +76,10 @@ class Averager(ABC):
         """
 
     def begin_round(self) -> None:
-        """The next round begins."""
+        """Begin the next round."""
 
     async def _step_without_memory(self, round_: int) -> bool:
-        """Memory ran out at the end of this round: tell so and take the step alone. False if it was taken already."""
+        """Take this round's step alone, for want of memory, and tell so. False if it was taken already."""
         if self._replica.round != round_:
             return False
         self._context.events.warn(
@@ -102,12 +102,12 @@ class Averager(ABC):
 
     @property
     def may_meet_others(self) -> bool:
-        """Whether `seek_last` waits for a partner, and there are replicas that may yet be one."""
+        """True if `seek_last` waits for a partner, and there are replicas that may yet be one."""
         return False
 
     @property
     def partner_trains(self) -> bool:
-        """Whether the partner of this round takes inner steps still, as far as it has said."""
+        """True if the partner of this round still takes inner steps, as far as it has said."""
         return False
 
     async def retire(self) -> None:
@@ -120,22 +120,23 @@ class Averager(ABC):
 
     @property
     def behind(self) -> str:
-        """Why this replica should download its stage before it averages; empty when it belongs."""
+        """The reason for this replica to download its stage before it averages; empty when it belongs."""
         return ""
 
     def began_alone(self) -> None:
-        """Its first state is the seed's or a saved one, and it saw nobody who could have given another."""
+        """Note that the first state is the seed's or a saved one, and nobody seen could have given another."""
 
     def download_began(self) -> None:
-        """Its stage is being downloaded: it is `behind` no more, whatever comes of that."""
+        """Note that the stage is being downloaded: it is `behind` no more, whatever comes of that."""
 
     def download_ended(self, succeeded: bool) -> None:
-        """A download has ended. With success the replica belongs from there on; without, training goes on with what
-        there is, for a while.
+        """Note that a download has ended.
+
+        With success the replica belongs from there on; without, training goes on with what there is, for a while.
         """
 
     async def abandon(self) -> None:
-        """The replica's state is about to be replaced: drop everything that was made from the old one."""
+        """Drop everything that was made from the old state, which is about to be replaced."""
 
 
 class Alone(Averager):

@@ -45,7 +45,7 @@ SAMPLED_PART = 256
 
 
 def sample_stride(parameters: int) -> int:
-    """Every how many-th entry of φ is in the sample; odd, or it would be the same columns of every matrix."""
+    """The stride of φ's entries in the sample; odd, or it would be the same columns of every matrix."""
     sampled = min(SAMPLED_PARAMETERS, max(LEAST_SAMPLED, parameters // SAMPLED_PART))
     return (parameters // sampled) | 1
 
@@ -74,7 +74,7 @@ def weights_of(overlap: str, settings: OuterSettings) -> dict[Part, float]:
 class TensorPool:
     """Flat float32 tensors on the CPU, to be used again: taking fresh memory costs more than filling it.
 
-    Mutable state: those not in use, never more than were in use at once.
+    Those not in use are never more than were in use at once.
     """
 
     def __init__(self, parameters: int) -> None:
@@ -83,7 +83,7 @@ class TensorPool:
 
     @property
     def free(self) -> int:
-        """How many are not in use."""
+        """The number of tensors that are not in use."""
         return len(self._free)
 
     def take(self) -> torch.Tensor:
@@ -91,14 +91,12 @@ class TensorPool:
         return self._free.pop() if self._free else torch.empty(self.parameters)
 
     def give_back(self, tensor: torch.Tensor) -> None:
-        """Only what nothing refers to any more, not even work that was cancelled."""
+        """Take back a tensor that nothing refers to any more, not even work that was cancelled."""
         self._free.append(tensor)
 
 
 class IncomingUpdate:
     """Collects the partner's contribution to a round, piece by piece.
-
-    Mutable state: ½z as far as it is known, what came compressed, and which pieces of which parts are there.
 
     Its memory is taken when the first piece comes; it is on the CPU.
     """
@@ -114,7 +112,7 @@ class IncomingUpdate:
 
     @property
     def pieces_in(self) -> int:
-        """How many of them are there."""
+        """The number of pieces that are there."""
         return self.pieces - self._missing
 
     @property
@@ -197,7 +195,7 @@ class IncomingUpdate:
         return self._sum
 
     def give_back(self) -> None:
-        """The round is over, and nobody refers to z."""
+        """Give back the memory: the round is over, and nobody refers to z."""
         if self._sum is not None:
             self._buffers.give_back(self._sum)
             self._sum = None
@@ -206,9 +204,8 @@ class IncomingUpdate:
 class OutgoingUpdate:
     """Encodes this replica's contribution to a round, piece by piece.
 
-    Mutable state: what was sent with losses, until the round is over, and what it allowed for.
-
-    With a codec for near replicas, and `nearness` that knows of none, z goes in int8.
+    What was sent with losses is kept until the round is over. With a codec for near replicas, and `nearness` that
+    knows of none, z goes in int8.
     """
 
     def __init__(
@@ -248,7 +245,7 @@ class OutgoingUpdate:
         return [self._encode(part, index) for index in indices]
 
     def encode_soon(self, part: Part, indices: Sequence[int]) -> Pending[list[list[Encoded]]]:
-        """Like `encode`, of pieces that follow one another. On a GPU all come to the host in one copy."""
+        """Encode pieces that follow one another, as `encode` does. On a GPU all come to the host in one copy."""
         if self._codecs[part] in BITS or not self._transfer.encodes_there:
             return Here(self.encode(part, indices))
         bounds = self._replica.bounds_of(indices)
@@ -266,14 +263,14 @@ class OutgoingUpdate:
         return self._transfer.hand_over(Deferred(arrived))
 
     def _told(self, part: Part, bounds: slice) -> torch.Tensor:
-        """What is encoded: the part, and what of it is owed."""
+        """The values to encode: the part, and what of it is owed."""
         values = self._exact(part, bounds)
         if self._feeds_back and part == "progress" and self._codecs[part] != LOSSLESS:
             self._replica.residual.add_to(values, bounds)
         return values
 
     def _sample(self, part: Part, index: int) -> list[Encoded]:
-        """The sample of φ that goes beside the first piece of z; for a codec for near replicas it has gone before."""
+        """The sample of φ to go beside the first piece of z; for a codec for near replicas it has gone before."""
         if part != "z" or index > 0 or self._nearness is not None:
             return []
         return [self.encode_sample()]
@@ -328,7 +325,7 @@ class OutgoingUpdate:
 
     @torch.no_grad()
     def owe_rest(self) -> None:
-        """The partner has all of it: what its codec left out of Δ is owed from now on. Call it before the outer step.
+        """Owe what the codec left out of Δ, which the partner now has all of. Call it before the outer step.
 
         Until then nothing has changed: a round that fails, or is cut off by a restart, owes what it did before.
         """

@@ -94,7 +94,7 @@ class _Sums:
 
 
 def blocks_of(slices: Sequence[Slice]) -> list[slice]:
-    """What is clipped by itself: each matrix of a stage, and all its vectors together."""
+    """The blocks that are clipped by themselves: each matrix of a stage, and all its vectors together."""
     matrices = [place for place in slices if len(place.shape) >= 2]
     blocks = [slice(place.start, place.stop) for place in matrices]
     vectors = [place for place in slices if len(place.shape) < 2]
@@ -103,8 +103,6 @@ def blocks_of(slices: Sequence[Slice]) -> list[slice]:
 
 class Defence:
     """Bounds how far a partner's contribution can pull this replica, from what earlier ones were like.
-
-    Mutable state: the history of distances and agreements, the scale of own progress.
 
     `clip` is the radius in medians of past distances, above 0. Offences go into the ledger.
     """
@@ -167,10 +165,7 @@ class Defence:
 
 
 class PartnerHistory:
-    """Distances and agreement of recent partners.
-
-    Mutable state: of each of the last partners, the distances in units of own progress and the agreement.
-    """
+    """Distances, in units of own progress, and agreement of recent partners."""
 
     def __init__(self, expected: NDArray[np.float64]) -> None:
         self._expected = expected
@@ -184,7 +179,7 @@ class PartnerHistory:
         return median
 
     def least_agreement(self) -> float:
-        """Below it a partner is opposed: it wants the opposite of the others, and is an outlier among them."""
+        """The agreement below which a partner is opposed: it wants the opposite of the others, and is an outlier."""
         agreements = np.array([agreement for _, agreement in self._votes.values()])
         if len(agreements) < LEAST_AGREEMENTS or np.median(agreements) < USEFUL_AGREEMENT:
             return -np.inf
@@ -195,7 +190,7 @@ class PartnerHistory:
     def note(
         self, peer: PeerId, ratios: NDArray[np.float64], limits: NDArray[np.float64], agreement: float
     ) -> None:
-        """A meeting: distances by own progress, what was allowed of them, and the cosine."""
+        """Note a meeting: distances by own progress, what was allowed of them, and the cosine."""
         self._votes[peer] = np.minimum(ratios, GROWTH * limits), agreement
 
 

@@ -48,8 +48,6 @@ ASK_SECONDS = 1.0  # how often to make sure of a partner that keeps one waiting
 class Exchanges:
     """Makes the exchanges of rounds, answers partners' pieces and bounds the memory that they take.
 
-    Mutable state: the exchanges agreed or under way; the pairs that averaged lately; past exchange times.
-
     What they take in memory is bounded by the pairs that the matchmaker agrees to.
     """
 
@@ -70,7 +68,7 @@ class Exchanges:
 
     @property
     def under_way(self) -> int:
-        """How many exchanges are agreed or under way."""
+        """The number of exchanges that are agreed or under way."""
         return len(self._exchanges)
 
     # --- the life of an exchange --------------------------------------------------------------
@@ -88,7 +86,7 @@ class Exchanges:
         return exchange
 
     def begin(self, pair: Pair) -> None:
-        """The pair is agreed for the current round: φ, if it travels by itself, can go."""
+        """Begin the exchange of a pair agreed for the current round: φ, if it travels by itself, can go."""
         exchange = self.of(pair)
         if "phi" in self._weights and not exchange.is_over:
             exchange.send("phi", self._send(exchange, "phi"))
@@ -96,7 +94,7 @@ class Exchanges:
             exchange.send("sample", self._send_sample(exchange))
 
     async def finish(self, exchange: PairExchange) -> bool:
-        """Send what is not sent yet, wait for the rest of the partner's; whether both arrived.
+        """Send what is not sent yet and wait for the rest of the partner's; returns whether both arrived.
 
         Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
         or refuses. Nothing is sent any more then.
@@ -132,7 +130,7 @@ class Exchanges:
         return True
 
     def forget(self, exchange: PairExchange, averaged: bool) -> None:
-        """The outer step is taken. After a failure, work that was cancelled may still write to its memory."""
+        """Drop the exchange after the outer step. After a failure cancelled work may still write to its memory."""
         self._exchanges.pop(exchange.pair, None)
         if averaged:
             exchange.incoming.give_back()
@@ -145,7 +143,7 @@ class Exchanges:
             ).end()
 
     def end_all(self) -> None:
-        """The weights are about to be replaced: from now on the partners are refused, and go on alone."""
+        """End all, as the weights are about to be replaced: from now on partners are refused, and go on alone."""
         if self._nearness is not None:
             self._nearness.forget()
         for exchange in self._exchanges.values():
@@ -173,7 +171,7 @@ class Exchanges:
     # --- sending ------------------------------------------------------------------------------
 
     async def _send(self, exchange: PairExchange, part: Part) -> None:
-        """All pieces of a part, acknowledged. Raises what the sending of one raised."""
+        """Send all pieces of a part, acknowledged. Raises what the sending of one raised."""
         pieces = range(self._replica.pieces)
         size = PIECES_AT_ONCE if self._replica.steps_at_once else PIECES_PER_JOB
         jobs = (pieces[first : first + size] for first in range(0, len(pieces), size))
@@ -202,7 +200,7 @@ class Exchanges:
     async def _send_politely(
         self, exchange: PairExchange, part: Part, index: int, tensors: list[Encoded]
     ) -> None:
-        """One bundle of pieces at a time, and after it a pause as long: half of the link at most."""
+        """Send one bundle of pieces at a time, and after it pause as long: half of the link at most."""
         async with exchange.turn:
             began = asyncio.get_running_loop().time()
             await self._send_bundle(exchange, part, index, tensors)
@@ -211,7 +209,7 @@ class Exchanges:
     async def _send_bundle(
         self, exchange: PairExchange, part: Part, index: int, tensors: list[Encoded]
     ) -> None:
-        """Pieces from `index` on. Once more when the stream breaks: a repeated piece is harmless."""
+        """Send pieces from `index` on; once more when the stream breaks: a repeated piece is harmless."""
         offset, total = index * PIECE_PARAMETERS, self._replica.parameters
         message = Contribute(pair=exchange.pair.name, part=part, offset=offset, total=total)
         for is_last_try in (False, True):
@@ -236,7 +234,7 @@ class Exchanges:
             await self._tell(exchange, message, [])
 
     async def _call(self, exchange: PairExchange, message: Unread, tensors: list[Encoded]) -> None:
-        """Once more when the stream breaks."""
+        """Call, once more when the stream breaks."""
         try:
             await self._tell(exchange, message, tensors)
         except PeerUnreachable:
@@ -257,7 +255,7 @@ class Exchanges:
         return pair in self._exchanges
 
     def has_averaged(self, pair: Pair) -> bool:
-        """Whether this exchange succeeded: its pieces come again when our answers were lost."""
+        """Return whether this exchange succeeded: its pieces come again when our answers were lost."""
         return pair in self._averaged
 
     def receive(self, exchange: PairExchange, message: Contribute, tensors: list[Encoded]) -> None:
@@ -341,7 +339,7 @@ class Exchanges:
 def _bundles(
     indices: Sequence[int], pieces: Sequence[Sequence[Encoded]]
 ) -> Iterator[tuple[int, list[Encoded]]]:
-    """Pieces that follow one another, as many to a message as are at most `BUNDLE_BYTES`, with the first's index.
+    """Bundle pieces that follow one another, at most `BUNDLE_BYTES` in a message, with the index of the first.
 
     A piece with a sample of φ beside it goes by itself.
     """

@@ -28,8 +28,6 @@ class Assembled:
 class Assembly:
     """Takes the roll of who averages together in the next all-reduce.
 
-    Mutable state: who waits for the next all-reduce, who is not waited for, how many there have been.
-
     All members of an all-reduce are told the same, so that none of them averages one part with these and another
     part with those. Who is slower than the others by more than `seconds` is waited for once, and then not any more
     until it has taken part again: its call waits for the others' next one.
@@ -77,7 +75,7 @@ class Assembly:
         opened.set_result(Assembled(f"{self._life}-{self._count}", members))
 
     def close(self) -> None:
-        """This replica averages with nobody any more."""
+        """Close the roll call: this replica averages with nobody any more."""
         if self._opened is not None:
             self._opened.set_exception(Refused("alone"))
             self._opened.exception()
@@ -113,13 +111,11 @@ class _Gather:
 class Gathers:
     """Gathers the members' parts of an all-reduce at their owner and gives back the mean.
 
-    Mutable state: the parts that wait here; of the present all-reduce who has not come in time, what is averaged.
-
     A member has at most `IN_FLIGHT` parts here, so an owner holds no more than that many times the group's size.
     """
 
     def __init__(self, codec: str, seconds: float) -> None:
-        """A member's silence of `seconds` is waited for."""
+        """`seconds` is how long a member's silence is waited for."""
         self._codec = codec
         self._seconds = seconds
         self._gathers: dict[Key, _Gather] = {}
@@ -130,11 +126,11 @@ class Gathers:
 
     @property
     def held(self) -> int:
-        """How many contributions wait here."""
+        """The number of contributions that wait here."""
         return sum(len(gather.parts) for gather in self._gathers.values())
 
     def begin(self, present: Assembled) -> None:
-        """The all-reduce that this replica takes part in now. The others may have begun before."""
+        """Begin the all-reduce that this replica takes part in now. The others may have begun before."""
         self._present = present
         self._absent.clear()
         self._averaged.clear()

@@ -29,10 +29,7 @@ from protocol.rpc import Answer, Request, Rpc
 
 
 class PairAverager(Averager):
-    """Averages with one random replica of the stage in each round.
-
-    Mutable state: the search for a partner, the exchanges, the spread as known.
-    """
+    """Averages with one random replica of the stage in each round."""
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         super().__init__(context, replica)
@@ -68,7 +65,7 @@ class PairAverager(Averager):
         self.matchmaker.step_done(seconds)
 
     def agreed(self, pair: Pair) -> None:
-        """The pair of this round is agreed on, perhaps in place of one that came to nothing."""
+        """Begin with the pair of this round, agreed on perhaps in place of one that came to nothing."""
         self.exchanges.drop_unless(self._is_wanted)
         self.exchanges.begin(pair)
 
@@ -100,7 +97,7 @@ class PairAverager(Averager):
         return RoundResult(partner, exchange.bytes_sent, self.matchmaker.search_seconds)
 
     async def _clip_and_step(self, exchange: PairExchange | None) -> tuple[bool, MeetingSample | None]:
-        """Take the outer step with what the partner gave, or alone: whether with it, and what the meeting told."""
+        """Take the outer step with the partner's or alone; returns whether with it, and what the meeting told."""
         await self.exchanges.still()
         before = self._replica.round
         try:

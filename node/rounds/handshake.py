@@ -16,10 +16,7 @@ from protocol.rpc import Reply, Rpc
 
 
 class Handshake:
-    """Sends the calls by which two replicas agree on a round.
-
-    Mutable state: how long answers take.
-    """
+    """Sends the calls by which two replicas agree on a round."""
 
     def __init__(self, rpc: Rpc) -> None:
         self._rpc = rpc
@@ -30,7 +27,7 @@ class Handshake:
         return self._times.round_trip
 
     async def propose(self, proposal: Proposal, stage: int, round_: int) -> Meeting | Refusal:
-        """The other's answer. Raises `NolocoError` when there is none; the other may have agreed all the same."""
+        """Ask the other and return its answer. Raises `NolocoError` without one; it may have agreed all the same."""
         pair = proposal.pair
         message = Propose(stage=stage, round=round_, pair=pair.name, **asdict(proposal.mine))
         try:
@@ -53,12 +50,12 @@ class Handshake:
         return True
 
     async def release(self, pair: Pair) -> None:
-        """Losing this costs the partner the time until it asks whether the pair still holds."""
+        """Give the pair up. Losing this costs the partner the time until it asks whether the pair still holds."""
         with contextlib.suppress(NolocoError):
             await self._call(pair.partner, Release(pair=pair.name))
 
     async def sit_out(self, peer: PeerId, stage: int, meeting: Meeting) -> None:
-        """When this is refused or lost, whoever comes last to the search is left over."""
+        """Ask the peer to sit out. When this is refused or lost, whoever comes last to the search is left over."""
         with contextlib.suppress(NolocoError):
             await self._call(peer, SitOut(stage=stage, **asdict(meeting)))
 

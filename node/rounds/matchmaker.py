@@ -30,8 +30,6 @@ BUSY_SECONDS = 0.02  # before asking again: a handshake takes milliseconds
 class Matchmaker:
     """Finds the partner of each round and agrees with it when the round ends.
 
-    Mutable state: the pairing, the last partners, the search for one, what it was told, the tempo, the standing.
-
     Peers to `avoid` are not averaged with.
     `agreed` is called once for each pair of a round: when both know of it, at the earliest when the round begins.
     """
@@ -77,30 +75,30 @@ class Matchmaker:
 
     @property
     def others_serve(self) -> bool:
-        """Whether there are others in the stage that are not known to have finished."""
+        """True if there are others in the stage that are not known to have finished."""
         context = self._context
         serving = context.view.serving(context.stage, context.transport.now())
         return any(peer not in self._closed_with and peer != context.me for peer in serving)
 
     @property
     def partner_trains(self) -> bool:
-        """Whether the partner of this round takes inner steps still, as far as it has said."""
+        """True if the partner of this round still takes inner steps, as far as it has said."""
         agreement = self._pairing.current
         return agreement is not None and agreement.partner_step > 0
 
     @property
     def has_agreed(self) -> bool:
-        """Whether there is a partner, for this round or the next."""
+        """True if there is a partner, for this round or the next."""
         return bool(self._pairing.agreements)
 
     def is_expected(self, name: str, peer: PeerId) -> bool:
-        """Whether `peer` may send contributions under this pair's name, for this round or the next."""
+        """Return whether `peer` may send contributions under this pair's name, for this round or the next."""
         return self._pairing.holds(Pair(peer, name))
 
     # --- the rhythm of a round ----------------------------------------------------------------
 
     def step_done(self, seconds: float) -> None:
-        """An inner step ended after `seconds`: look for a partner, or tell it that this round must end soon."""
+        """Note an inner step of `seconds`: look for a partner, or tell it that this round must end soon."""
         self._tempo.step_done(seconds, self._now())
         here, pair = self._here(), self.pair
         rate, round_seconds = self._rate(), self._pairing.bounds.nominal * here.step_seconds
@@ -136,7 +134,7 @@ class Matchmaker:
     async def seek_last(self) -> None:
         """Look for a partner for a round after the last step of a run, until there is one that knows of it.
 
-        Not where one is agreed on for the next round: it may be waiting there.
+        None is looked for where one is agreed on for the next round: it may be waiting there.
         """
         self._pairing.at_once = True
         self._stop_timer()
@@ -154,7 +152,7 @@ class Matchmaker:
             await self._tell_ready(pair)
 
     async def conclude(self) -> Pair | None:
-        """The round is at its end: return the partner if there is one. Waits for nothing.
+        """Conclude the round, which is at its end: return the partner if there is one. Waits for nothing.
 
         A proposal that is not answered yet is withdrawn once it is. When the partner has not heard of the pair,
         or not any more, it refuses this replica's contribution.
@@ -170,7 +168,7 @@ class Matchmaker:
         return pair
 
     def begin_round(self) -> None:
-        """The next round begins, perhaps with a partner agreed on before."""
+        """Begin the next round, perhaps with a partner agreed on before."""
         self._tempo.round_began(self._now())
         self.search_seconds = self._sought_since = None
         self._pairing.pause = self._tempo.pause
@@ -187,7 +185,7 @@ class Matchmaker:
         return self._tempo.progress(self._now(), self._replica.steps_in_round)
 
     def _is_stalled(self) -> bool:
-        """Whether it should step and does not; after the last step of a run it need not."""
+        """Return whether it should step and does not; after the last step of a run it need not."""
         return not self._pairing.at_once and self._tempo.is_stalled(self._now(), self._pairing.bounds)
 
     def _now(self) -> float:
@@ -238,7 +236,7 @@ class Matchmaker:
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
 
     def _is_in_doubt(self, peer: PeerId) -> bool:
-        """Whether the peer was seen to fail, or says that it does not train any more."""
+        """Return whether the peer was seen to fail, or says that it does not train any more."""
         view, stage, now = self._context.view, self._context.stage, self._context.transport.now()
         known = any(member.peer == peer for member in view.members(stage, now))
         return known and peer not in view.serving(stage, now)
@@ -255,7 +253,7 @@ class Matchmaker:
             self._renewing = self._spawn(ask_again(proposal))
 
     async def _ask(self, proposal: Proposal) -> str | None:
-        """Propose; the code of the refusal, None when the other agreed. Without an answer it is "lost"."""
+        """Propose; returns the code of a refusal, None when the other agreed. Without an answer it is "lost"."""
         context, pairing, pair = self._context, self._pairing, proposal.pair
         pairing.handshake = self._handshake.round_trip
         try:
@@ -321,7 +319,7 @@ class Matchmaker:
         return Answer(Accept(round=self._replica.round, **asdict(answer)))
 
     def _must_look_first(self, peer: PeerId, round_: int) -> bool:
-        """Whether to average with nobody, or not with this one: others' records may ask for a download first."""
+        """Return whether to average with nobody, or not with this one: records may ask for a download first."""
         if not self.standing.is_alone:
             return bool(self.behind)
         is_unknown = not self._context.view.knows(peer)
@@ -351,14 +349,14 @@ class Matchmaker:
         return self._tasks.spawn(work, "finding a partner", "This round may end alone.")
 
     async def let_go(self) -> None:
-        """Whoever expected to meet this replica can look for another partner."""
+        """Let whoever expected to meet this replica look for another partner."""
         pairs = [agreement.pair for agreement in self._pairing.agreements]
         for pair in pairs:
             self._pairing.drop(pair)
         await all_of(*(self._handshake.release(pair) for pair in pairs))
 
     async def retire(self) -> None:
-        """No more rounds, for nobody's sake."""
+        """End all rounds, also those that others expect."""
         self.accepting = False
         self._stop_timer()
         await self.let_go()

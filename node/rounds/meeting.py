@@ -1,4 +1,4 @@
-"""What two replicas tell and ask each other to end a round together: when, with whom, under which name. Pure.
+"""Computes how two replicas end a round together: what they tell and ask each other, when and with whom. Pure.
 
 No clock is compared: each side says how long its own inner steps still take, and the answer is as good as the
 replicas' steps are even. A round ends between two inner steps, so the one with the longer steps decides at which
@@ -27,7 +27,7 @@ ASKED_AT_MOST = 128  # in one round: in a large stage, one that is free still is
 
 @dataclass(frozen=True)
 class RoundProgress:
-    """How far a replica is in its round, at `now` seconds of its own clock."""
+    """The progress of a replica in its round, at `now` seconds of its own clock."""
 
     now: float
     steps: int  # inner steps done in this round
@@ -42,7 +42,7 @@ class RoundProgress:
 
 @dataclass(frozen=True)
 class Meeting:
-    """When a round may end: seconds from now to the first, the nominal and the last end of a step that will do."""
+    """The window of a round's end: seconds to the first, the nominal and the last end of a step that will do."""
 
     opens_in: float
     due_in: float
@@ -51,11 +51,11 @@ class Meeting:
 
     @property
     def is_possible(self) -> bool:
-        """Whether it makes sense at all; it came from somebody else."""
+        """True if it makes sense at all; it came from somebody else."""
         return 0 <= self.opens_in <= self.due_in <= self.ends_in <= LONGEST
 
     def match(self, other: Meeting, patience: float = 0.0) -> float | None:
-        """In how many seconds the two rounds should end: half way between the nominal ends. None when they cannot.
+        """The seconds until the two rounds should end: half way between the nominal ends. None when they cannot.
 
         It is an end of a step of the replica with the longer steps. The other may miss its window by one
         step, and by `patience` more of its steps: that long one of them then waits.
@@ -76,7 +76,7 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Bounds:
-    """After how many inner steps a round may end, should end and has to end."""
+    """The inner steps after which a round may end, should end and has to end."""
 
     opens_at: int
     nominal: int
@@ -84,7 +84,7 @@ class Bounds:
 
     @classmethod
     def of(cls, inner_steps: int, window: float) -> Bounds:
-        """From k·(1 − window) to k·(1 + window), at least one step; short rounds get `LEAST_SLACK`."""
+        """The bounds from k·(1 − window) to k·(1 + window), at least one step; short rounds get `LEAST_SLACK`."""
         slack = LEAST_SLACK.get(inner_steps, 0) if window else 0
         return cls(
             max(1, min(inner_steps - slack, round(inner_steps * (1 - window)))),
@@ -113,7 +113,7 @@ class Pair:
 
 @dataclass
 class Agreement:
-    """A pair that both know of. Mutable: `partner_ready`, `place`."""
+    """A pair that both know of; `partner_ready` and `place` change."""
 
     pair: Pair
     meets_at: float  # on the clock of `RoundProgress`
@@ -127,25 +127,25 @@ class Agreement:
     def of(
         cls, pair: Pair, me: PeerId, meets_at: float, mine: Meeting, theirs: Meeting, now: float
     ) -> Agreement:
-        """From what both have told. The partner comes to the same, with `paces` the other way round."""
+        """Make the agreement from what both told. The partner makes the same, with `paces` the other way round."""
         paces = (mine.step_seconds, me) > (theirs.step_seconds, pair.partner)
         return cls(pair, meets_at, paces, theirs.step_seconds, heard_at=now, place=meets_at)
 
     def must_end(self, here: RoundProgress, bounds: Bounds) -> bool:
-        """Whether this end of an inner step is also the end of the round."""
+        """Return whether this end of an inner step is also the end of the round."""
         if here.steps >= bounds.ends_at:
             return True
         is_nearest = self.paces and here.now + here.step_seconds / 2 >= self.meets_at
         return here.steps >= bounds.opens_at and (self.partner_ready or is_nearest)
 
     def is_ready(self, here: RoundProgress, bounds: Bounds) -> bool:
-        """Whether to tell the partner to end the round: it ends here, or cannot go on for another step of theirs."""
+        """Return whether to tell the partner to end: the round ends here, or cannot last one more of their steps."""
         partners_step = math.ceil(self.partner_step / max(here.step_seconds, SHORTEST_STEP))
         is_late = here.steps >= max(bounds.opens_at, bounds.ends_at - partners_step)
         return self.must_end(here, bounds) or (is_late and not self.paces)
 
     def must_renew(self, here: RoundProgress, nominal: int, in_doubt: bool) -> bool:
-        """Whether to ask the partner again: in the middle of the round, or at once when it is in doubt."""
+        """Return whether to ask the partner again: in the middle of the round, or at once when it is in doubt."""
         silent_steps = (here.now - self.heard_at) / max(here.step_seconds, SHORTEST_STEP)
         if in_doubt:
             return here.steps < nominal and silent_steps > 1
@@ -154,7 +154,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What is asked: to be this pair, so that a round ends within `mine`, as it looked at `sent_at`."""
+    """A request to be this pair, so that a round ends within `mine`, as it looked at `sent_at`."""
 
     pair: Pair
     mine: Meeting
@@ -168,10 +168,7 @@ class Refusal:
 
 
 class PartnerSearch:
-    """Says which replica to ask next for a round, and whom not to ask again yet.
-
-    Mutable state: who has refused and until when, who is known to have a partner, whether to sit out.
-    """
+    """Says which replica to ask next for a round, and whom not to ask again yet."""
 
     def __init__(self) -> None:
         self._refused: dict[PeerId, float] = {}  # until which inner step
@@ -196,14 +193,14 @@ class PartnerSearch:
 
     @property
     def is_late(self) -> bool:
-        """Whether so many have refused that the next one asked will hardly agree either."""
+        """True if so many have refused that the next one asked will hardly agree either."""
         return len(self.engaged) >= 2 * LATE
 
     def bar(self, peer: PeerId, until: float = math.inf) -> None:
         self._refused[peer] = until
 
     def note(self, peer: PeerId, refusal: Refusal, retry_at: int) -> None:
-        """`peer` refused; being out of step may be over at inner step `retry_at`."""
+        """Note that `peer` refused; being out of step may be over at inner step `retry_at`."""
         if refusal.code == "out-of-step":  # both sides' windows move with time
             self.bar(peer, retry_at)
         elif refusal.code != "busy":  # that one may be free again in a moment
@@ -213,5 +210,5 @@ class PartnerSearch:
             self.engaged += [peer, refusal.engaged_with]
 
     def forget(self) -> None:
-        """Everyone may be asked again: time has passed."""
+        """Let everyone be asked again: time has passed."""
         self._refused.clear()

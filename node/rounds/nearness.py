@@ -1,4 +1,4 @@
-"""How near the replicas of a stage are, block by block: what contributions modulo a few bits are sent by.
+"""Estimates how near the replicas of a stage are, block by block, for contributions sent modulo a few bits.
 
 Such a contribution (`protocol.lattice`) can be read by a partner that is nearer than the sender supposed, and is the
 coarser the further off the sender supposed it to be. What there is to go by is how far off the last partners were
@@ -21,10 +21,7 @@ LOST = 0.5  # of the blocks unread: the stage is somewhere else than it was thou
 
 
 class Nearness:
-    """Estimates the distance between replicas block by block, from which codecs for near weights take their cells.
-
-    Mutable state: the distance to a partner that is expected, float32 [blocks]; None where nothing is known.
-    """
+    """Estimates the distance between replicas block by block, from which codecs for near weights take their cells."""
 
     def __init__(self, parameters: int) -> None:
         self._blocks = -(-parameters // BLOCK)
@@ -40,16 +37,16 @@ class Nearness:
         return self._expected is not None
 
     def forget(self) -> None:
-        """The own weights are others now, or a partner was far away: the next contribution goes in int8."""
+        """Forget the distances, as weights are others or a partner was far: the next contribution goes in int8."""
         self._expected = None
 
     def look(self, whole: float) -> None:
-        """The partner is `whole` away (root mean square of a value): what is expected of all blocks follows it."""
+        """Take in that the partner is `whole` away (root mean square of a value): all expected blocks follow it."""
         if self._expected is not None and (known := float(self._expected.square().mean().sqrt())) > 0:
             self._expected = self._expected * (SPARE * whole / known)
 
     def distances(self, blocks: slice, progress: torch.Tensor) -> torch.Tensor:
-        """What to allow for, of these blocks, after so much progress of each (root mean squares of values)."""
+        """The distances to allow for, of these blocks, after so much progress of each (root mean squares)."""
         assert self._expected is not None
         return torch.maximum(self._expected[blocks], progress.cpu())
 
@@ -60,7 +57,7 @@ class Nearness:
     def met(
         self, found: torch.Tensor, allowed: torch.Tensor, unread: torch.Tensor, unread_there: torch.Tensor
     ) -> None:
-        """An exchange is over: distances `found` of the blocks that were read here, and what had been `allowed` for.
+        """Take in an exchange: distances `found` of the blocks that were read here, and what had been `allowed` for.
 
         All are [blocks]; `unread` are those of the partner's contribution, `unread_there` those of the own.
         """

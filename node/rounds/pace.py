@@ -1,4 +1,4 @@
-"""How quick this replica is beside the others, and whether it missed what they did meanwhile. Pure.
+"""Judges how quick this replica is beside the others, and whether it missed what they did meanwhile. Pure.
 
 `Tempo` times inner steps, and `steps_of_round` says how many of them make a round: k, or what fits into the others'
 time for k. `Standing` says whether this replica belongs to its stage. Being slow is not being stale: a machine ten
@@ -37,10 +37,7 @@ LEAST_AWAY = 60.0  # seconds; a shorter stop is an exchange or a resend that too
 
 
 class Tempo:
-    """Times this replica's inner steps and rounds.
-
-    Mutable state: the times of the last inner steps and ends of rounds, and when the present step began.
-    """
+    """Times this replica's inner steps and rounds."""
 
     def __init__(self, now: float) -> None:
         self._steps: deque[float] = deque(maxlen=TIMED_STEPS)
@@ -60,7 +57,7 @@ class Tempo:
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a step to time."""
+        """True if there was a step to time."""
         return bool(self._steps)
 
     @property
@@ -69,7 +66,7 @@ class Tempo:
         return median(self._pauses) if self._pauses else 0.0
 
     def progress(self, now: float, steps: int) -> RoundProgress:
-        """After so many inner steps of the round."""
+        """The progress of the round after so many inner steps."""
         return RoundProgress(now, steps, self._step_seconds(), now - self._step_began)
 
     def _step_seconds(self) -> float:
@@ -79,7 +76,7 @@ class Tempo:
         return fmean(min(seconds, longest) for seconds in self._steps)
 
     def is_stalled(self, now: float, bounds: Bounds) -> bool:
-        """Whether nobody can say when this round will end."""
+        """Return whether nobody can say when this round will end."""
         here = self.progress(now, 0)
         slack = max(STALLED_STEPS, bounds.ends_at - bounds.nominal)
         return not self.is_known or here.into_step > slack * here.step_seconds
@@ -112,7 +109,7 @@ class Other:
 
 
 def others_among(members: Sequence[Member], me: PeerId) -> list[Other]:
-    """Those that train."""
+    """Pick the other members that train."""
     return [
         Other(member.peer, member.announcement.round, member.announcement.tokens_per_second)
         for member in members
@@ -133,8 +130,6 @@ class _Absence:
 class Standing:
     """Notices that this replica missed what others did while it was away or too slow.
 
-    Mutable state: whether it began alone, its last inner step, speeds and rounds then, the last absence.
-
     Times are the loop's, in seconds. `lifetime` is that of records: after it a view is fresh.
     """
 
@@ -148,26 +143,26 @@ class Standing:
         self._asks_again_at = 0.0
 
     def began_alone(self) -> None:
-        """Its first state is the seed's or a saved one, and it saw nobody who could have given another."""
+        """Note that the first state is the seed's or a saved one, and nobody seen could have given another."""
         self.is_alone = True
 
     def met(self) -> None:
-        """It has averaged with a partner, and so takes part in what the stage knows."""
+        """Note that it has averaged with a partner, and so takes part in what the stage knows."""
         self.is_alone = False
 
     def downloaded(self) -> None:
-        """Its state is the others': what it missed before is made up for."""
+        """Note that its state is the others': what it missed before is made up for."""
         self.is_alone = False
         self._absence = None
 
     def download_failed(self, now: float) -> None:
-        """Training goes on with what there is, for a while."""
+        """Note that a download failed: training goes on with what there is, for a while."""
         self._asks_again_at = now + RETRY_SECONDS
 
     def step_done(
         self, now: float, round_: int, tokens_per_second: float, round_seconds: float, others: Sequence[Other]
     ) -> None:
-        """An inner step ended; its rounds usually take `round_seconds`. A long stop before it is an absence.
+        """Note an inner step's end; its rounds usually take `round_seconds`. A long stop before it is an absence.
 
         A stop no longer than the records live says nothing: the others' rounds before it are not known so well.
         """
@@ -203,7 +198,7 @@ def _missed(other: Other, round_: int, tokens_per_second: float) -> float:
 
 
 def _went_on(other: Other, round_: int, absence: _Absence) -> bool:
-    """Whether the other ended most rounds that it had time for in the absence, beside those since then.
+    """Return whether the other ended most rounds that it had time for in the absence, beside those since then.
 
     In a stop of the whole stage it ended none; what its last record did not show yet is no more than half of that.
     """

@@ -1,4 +1,4 @@
-"""What one pair exchanges in one round: how far it is, and the tasks that send."""
+"""Holds what one pair exchanges in one round: how far it is, and the tasks that send."""
 
 from __future__ import annotations
 

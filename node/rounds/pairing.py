@@ -1,4 +1,4 @@
-"""Who averages with whom: a handshake between two replicas, with no common view and no coordinator. Pure.
+"""Decides who averages with whom: a handshake between two replicas, with no common view and no coordinator. Pure.
 
 A replica can hold an agreement for the round that goes on and one for the round after it. At a random moment in
 the first half of its round it proposes, to random replicas one after another, until one agrees. Whoever is asked
@@ -52,10 +52,7 @@ SLOTS = tuple(Slot)
 
 
 class Pairing:
-    """The state machine of pairing: proposals in, proposals out, and the agreements that result.
-
-    Mutable state: the agreements, the proposal under way, who refused, and how the round ends alone.
-    """
+    """The state machine of pairing: proposals in, proposals out, and the agreements that result."""
 
     def __init__(self, me: PeerId, inner_steps: int, window: float, rng: random.Random) -> None:
         self.me = me
@@ -81,7 +78,7 @@ class Pairing:
         return f"<Pairing of …{self.me[-8:]}: this round{ending} with {now}, the next with {later}{asking}>"
 
     def begin_round(self, inner_steps: int) -> None:
-        """The round is over; the next one begins with what was agreed on for it."""
+        """Begin the next round with what was agreed on for it."""
         self._was_alone = self.current is None
         self.bounds = Bounds.of(inner_steps, self._window)
         self._agreed = [self._agreed[Slot.NEXT], None]
@@ -99,7 +96,7 @@ class Pairing:
         self.is_ending = False
 
     def end_round(self, here: RoundProgress) -> None:
-        """No more inner steps: from here on only the next round is agreed on."""
+        """End the inner steps: from here on only the next round is agreed on."""
         self.is_ending = True
         self._ended_at = here.now
         if self.current is not None:
@@ -121,7 +118,7 @@ class Pairing:
     def seeks_in(self, here: RoundProgress) -> float:
         """Seconds until it is time to look for a partner, should there be none by then.
 
-        In parts of the time that rounds with others take: in parts of k steps, the slow would always be late.
+        They are parts of the time that rounds with others take: in parts of k steps, the slow would always be late.
         """
         step, bounds = here.step_seconds, self.bounds
         seconds = min(max(self._round_seconds, bounds.opens_at * step), bounds.ends_at * step)
@@ -153,12 +150,12 @@ class Pairing:
         return self._search[slot].choose(candidates, self.me, steps, self._rng)
 
     def forget_refusals(self) -> None:
-        """Everyone may be asked again: time has passed."""
+        """Let everyone be asked again: time has passed."""
         for search in self._search:
             search.forget()
 
     def accepted(self, proposal: Proposal, theirs: Meeting, here: RoundProgress) -> bool:
-        """The answer is yes. False when it is not wanted any more, or makes no sense: the other must be told."""
+        """Take a yes. False when it is not wanted any more, or makes no sense: the other must be told."""
         slot = self._slot_of(proposal.pair)
         if slot is None and self._asking is proposal:
             slot, self._asking = self._sought, None
@@ -176,7 +173,7 @@ class Pairing:
         return True
 
     def refused(self, proposal: Proposal, refusal: Refusal, here: RoundProgress) -> None:
-        """The answer is no, or was lost (with a code of the caller's); a pair agreed before is dropped."""
+        """Take a no, or a lost answer (with a code of the caller's); a pair agreed before is dropped."""
         if self.drop(proposal.pair):
             return
         if self._asking is not proposal:
@@ -187,7 +184,7 @@ class Pairing:
         self._search[slot].note(proposal.pair.partner, refusal, retry_at)
 
     def on_proposal(self, pair: Pair, theirs: Meeting, here: RoundProgress) -> Meeting | Refusal:
-        """Another replica proposes, or asks whether a pair still holds: what to accept with, or why not."""
+        """Answer a replica that proposes, or asks whether a pair still holds: what to accept with, or why not."""
         known = self._slot_of(pair)
         refusal = Refusal("out-of-step")
         for slot in SLOTS if known is None else (known,):
@@ -213,7 +210,7 @@ class Pairing:
         return refusal
 
     def successor(self, here: RoundProgress) -> tuple[PeerId, Meeting] | None:
-        """For one that is alone among others: who is to be left over in the next round, and when that may end."""
+        """Pick who is left over in the next round, when this one is alone among others; and when that may end."""
         agreement = self._agreed[Slot.NEXT]
         if self.current is not None or agreement is None or not self._exhausted:
             return None
@@ -222,7 +219,7 @@ class Pairing:
         return (self._rng.choice(engaged), self._meeting(Slot.NEXT, here)) if engaged else None
 
     def on_sit_out(self, theirs: Meeting, here: RoundProgress) -> bool:
-        """Another asks this replica to be left over in the round that ends with its own; False for no."""
+        """Answer another that asks this replica to be left over in the round that ends with its own; False for no."""
         for slot in SLOTS:
             is_free = self._agreed[slot] is None and not self._asks_for(slot)
             in_turn = self.current is not None if slot is Slot.NEXT else self.seeks_in(here) > 0
@@ -233,7 +230,7 @@ class Pairing:
         return False
 
     def _yields(self, slot: Slot, proposer: PeerId) -> bool:
-        """Of two proposals that cross, the smaller peer id's counts; any other waits, unless ours has little hope."""
+        """Return whether ours yields: to a smaller peer id where two cross, to any other if it has little hope."""
         if self._asking is None or self._sought is not slot:
             return True
         crosses = self._asking.pair.partner == proposer
@@ -248,7 +245,7 @@ class Pairing:
     # --- holding to it ------------------------------------------------------------------------
 
     def _is_in_order(self, slot: Slot, meets_at: float, here: RoundProgress) -> bool:
-        """Whether this round's pair, one of them to be made now, comes before that of the next round.
+        """Return whether this round's pair, one of them to be made now, comes before that of the next round.
 
         Whoever has ended its round waits for a partner that is in the round before, and so for a pair made for an
         earlier time: never in a circle.
@@ -273,7 +270,7 @@ class Pairing:
         return None
 
     def holds(self, pair: Pair) -> bool:
-        """Whether it is agreed on, for this round or the next."""
+        """Return whether the pair is agreed on, for this round or the next."""
         return self._slot_of(pair) is not None
 
     def drop(self, pair: Pair) -> bool:
@@ -286,20 +283,20 @@ class Pairing:
         return True
 
     def renewal(self, here: RoundProgress) -> Proposal | None:
-        """The pair of this round, to be proposed once more: does the partner live, and when will it be there?"""
+        """The pair of this round to propose once more: does the partner live, and when will it be there?"""
         agreement = self.current
         if agreement is None or self.is_ending:
             return None
         return Proposal(agreement.pair, self._meeting(Slot.CURRENT, here), here.now)
 
     def must_renew(self, here: RoundProgress, in_doubt: bool) -> bool:
-        """Whether to do that now; `in_doubt` when there are signs that the partner is gone."""
+        """Return whether to renew the pair now; `in_doubt` when there are signs that the partner is gone."""
         return self.current is not None and self.current.must_renew(here, self.bounds.nominal, in_doubt)
 
     # --- ending the round ---------------------------------------------------------------------
 
     def _meeting(self, slot: Slot, here: RoundProgress) -> Meeting:
-        """When the round of this slot may end."""
+        """The time at which the round of this slot may end."""
         if slot is Slot.CURRENT:
             meeting = self.bounds.meeting(here)
             if not (self.is_ending or self.at_once):
@@ -316,7 +313,7 @@ class Pairing:
         return here.until(self._alone_at)
 
     def on_ready(self, pair: Pair) -> bool:
-        """The partner's round has come to its end; False for a pair that is not ours."""
+        """Note that the partner's round has come to its end; False for a pair that is not ours."""
         for agreement in self.agreements:
             if agreement.pair == pair:
                 agreement.partner_ready = True
@@ -324,7 +321,7 @@ class Pairing:
         return self._asking is not None and self._asking.pair == pair  # its yes is still on the way
 
     def is_ready(self, here: RoundProgress) -> bool:
-        """Whether to tell the partner that this round must end before long."""
+        """Return whether to tell the partner that this round must end before long."""
         return self.current is not None and self.current.is_ready(here, self.bounds)
 
     def must_end(self, here: RoundProgress) -> bool:

@@ -1,4 +1,4 @@
-"""What a round pulls a replica by: half the difference of the pair's contributions, as they were read."""
+"""Computes the pull of a round on a replica: half the difference of the pair's contributions, as they were read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ AT_ONCE = 2**24  # entries worked on at a time on a GPU: 64 MiB
 
 
 class Pull:
-    """½(ẑ_j − ẑ_i), a piece at a time, so that it is still in the cache when it is used.
-
-    Mutable state: room for a piece, all pieces once they were asked for, and the sample of those made.
-    """
+    """½(ẑ_j − ẑ_i), a piece at a time, so that it is still in the cache when it is used."""
 
     def __init__(
         self,
@@ -63,7 +60,7 @@ class Pull:
         return self._values
 
     def _whole_there(self, total: torch.Tensor) -> torch.Tensor:
-        """On another device: what has losses is put together here and goes there in large copies.
+        """Make the whole on another device: what has losses is put together here and goes there in large copies.
 
         Memory is taken there first, so that a failure has changed nothing.
         """
@@ -84,7 +81,7 @@ class Pull:
         return values
 
     def _make(self, index: int, bounds: slice, room: torch.Tensor) -> torch.Tensor:
-        """Halves are subtracted: the difference of two finite numbers may not be finite."""
+        """Make a piece by subtracting halves: the difference of two finite numbers may not be finite."""
         self._partners.read(index, bounds, room)
         values = room.to(self._device)
         self._offer.add_as_sent(index, bounds, values, -0.5)
@@ -94,6 +91,6 @@ class Pull:
         return values
 
     def _leave(self, values: torch.Tensor, bounds: slice) -> None:
-        """No pull, the entries of `bounds`, where one of the two could not read the other."""
+        """Leave no pull, in the entries of `bounds`, where one of the two could not read the other."""
         if self._left is not None and (left := self._left[blocks_in(bounds)]).any():
             values[left.repeat_interleave(BLOCK)[: len(values)].to(values.device)] = 0

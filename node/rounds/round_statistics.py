@@ -1,4 +1,4 @@
-"""What a meeting with a partner tells: how far apart replicas are, how far they should be, and whom to believe.
+"""Learns from a meeting with a partner: how far apart replicas are, how far they should be, and whom to believe.
 
 How far they should be is what `node.model.outer.covariance_recursion` says, fed with the noise s² of each round's
 progress as the pair shows it: for independent noise E‖Δ_i − Δ_j‖²/P = 2·s².
@@ -48,10 +48,7 @@ class MeetingSample:
 
 
 class RoundStatistics:
-    """Estimates and predicts the spread of replicas, and applies the defence to each exchange.
-
-    Mutable state: the spread as estimated and as predicted, the defence.
-    """
+    """Estimates and predicts the spread of replicas, and applies the defence to each exchange."""
 
     def __init__(self, context: Context, replica: Replica) -> None:
         outer = context.manifest.outer
@@ -82,7 +79,7 @@ class RoundStatistics:
         partners_phi: torch.Tensor | None,
         finding: Examination | None,
     ) -> MeetingSample | None:
-        """What the meeting tells, from samples of the pull and of both φ; None when the partner's was not sent."""
+        """Sample the meeting from samples of the pull and of both φ; None when the partner's was not sent."""
         if partners_phi is None:
             return None
         settings, apart = self._replica.settings, partners_phi.to(phi.device) - phi
@@ -105,7 +102,7 @@ class RoundStatistics:
             self._tell(peer, seen.finding)
 
     def refused(self, peer: PeerId) -> None:
-        """Its contribution was malformed or not finite."""
+        """Note that the partner's contribution was malformed or not finite."""
         if self._defence is not None and self._defence.ledger.note(peer, True, self._elapsed()):
             self._warn_of(peer)
 
@@ -132,7 +129,7 @@ class RoundStatistics:
     # --- what the matchmaker asks -------------------------------------------------------------
 
     def is_quarantined(self, peer: PeerId) -> bool:
-        """Whether not to average with the peer at present."""
+        """Return whether not to average with the peer at present."""
         return self._defence is not None and self._defence.ledger.holds(peer, self._elapsed())
 
 
@@ -159,10 +156,7 @@ def spread_from_variances(variances: Collection[tuple[float, float]], expected: 
 
 
 class SpreadModel:
-    """Predicts the spread of replicas from the noise of their rounds.
-
-    Mutable state: the last measurement of s², and Σ over the replicas as it should be now.
-    """
+    """Predicts the spread of replicas from the noise of their rounds."""
 
     def __init__(self, settings: OuterSettings) -> None:
         self._settings = settings
@@ -171,7 +165,7 @@ class SpreadModel:
 
     @property
     def is_fed(self) -> bool:
-        """Whether the noise is known at all."""
+        """True if the noise is known at all."""
         return self._noise is not None
 
     @property

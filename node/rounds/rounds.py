@@ -1,4 +1,4 @@
-"""Rounds: ended in the way of averaging that the run has chosen, and told to whoever watches."""
+"""Ends rounds in the way of averaging that the run has chosen, and tells whoever watches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ def averager_of(context: Context, replica: Replica, rng: random.Random) -> Avera
 
 
 class Rounds:
-    """Ends the rounds of a replica by its `averager`, and tells how they went.
-
-    Mutable state: the averager's; when the present round began.
-    """
+    """Ends the rounds of a replica by its `averager`, and tells how they went."""
 
     def __init__(self, context: Context, replica: Replica, rng: random.Random) -> None:
         self._context = context
@@ -44,16 +41,16 @@ class Rounds:
 
     @property
     def must_end(self) -> bool:
-        """Whether this end of an inner step is also the end of the round."""
+        """True if this end of an inner step is also the end of the round."""
         return self.averager.must_end
 
     @property
     def will_wait(self) -> bool:
-        """Whether `finish` has to wait for another peer."""
+        """True if `finish` has to wait for another peer."""
         return self.averager.will_wait
 
     def step_done(self, seconds: float) -> None:
-        """An inner step has ended, after so many seconds."""
+        """Note that an inner step has ended, after so many seconds."""
         self.averager.step_done(seconds)
 
     # --- the end of a round -------------------------------------------------------------------
@@ -105,12 +102,12 @@ class Rounds:
 
     @property
     def may_meet_others(self) -> bool:
-        """Whether `seek_last` waits for a partner, and there are replicas that may yet be one."""
+        """True if `seek_last` waits for a partner, and there are replicas that may yet be one."""
         return self.averager.may_meet_others
 
     @property
     def partner_trains(self) -> bool:
-        """Whether the partner of this round takes inner steps still, as far as it has said."""
+        """True if the partner of this round still takes inner steps, as far as it has said."""
         return self.averager.partner_trains
 
     async def retire(self) -> None:
@@ -125,23 +122,24 @@ class Rounds:
 
     @property
     def behind(self) -> str:
-        """Why this replica should download its stage before it averages; empty when it belongs."""
+        """The reason for this replica to download its stage before it averages; empty when it belongs."""
         return self.averager.behind
 
     def began_alone(self) -> None:
-        """Its first state is the seed's or a saved one, and it saw nobody who could have given another."""
+        """Note that the first state is the seed's or a saved one, and nobody seen could have given another."""
         self.averager.began_alone()
 
     def download_began(self) -> None:
-        """Its stage is being downloaded: it is `behind` no more, whatever comes of that."""
+        """Note that the stage is being downloaded: it is `behind` no more, whatever comes of that."""
         self.averager.download_began()
 
     def download_ended(self, succeeded: bool) -> None:
-        """A download has ended. With success the replica belongs from there on; without, training goes on with what
-        there is, for a while.
+        """Note that a download has ended.
+
+        With success the replica belongs from there on; without, training goes on with what there is, for a while.
         """
         self.averager.download_ended(succeeded)
 
     async def abandon(self) -> None:
-        """The replica's state is about to be replaced: drop everything that was made from the old one."""
+        """Drop everything that was made from the old state, which is about to be replaced."""
         await self.averager.abandon()

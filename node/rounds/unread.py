@@ -18,7 +18,7 @@ WORD = 32  # bits of an entry
 
 @dataclass(frozen=True)
 class Reading:
-    """How each block was read, [blocks]."""
+    """The outcome of reading each block, [blocks]."""
 
     found: torch.Tensor  # how far the partner is away: the root mean square of a value's difference
     unread: torch.Tensor  # bool
@@ -26,7 +26,7 @@ class Reading:
 
 @torch.no_grad()
 def read_piece_by_piece(partners: IncomingUpdate, own: Replica, pair: str) -> Reading:
-    """All pieces of the partner's z, which must be there; on the compute thread, when the own z is what was sent."""
+    """Read all of the partner's z, which must be there; on the compute thread, while the own z is what was sent."""
     pieces = [
         found
         for group in own.in_groups(range(own.pieces))
