@@ -34,7 +34,7 @@ def test_a_stage_that_loses_its_replicas_one_by_one_and_gets_one_back() -> None:
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)
         visitor = await observer_of(swarm)
-        assert "learning" in await said_by(visitor) or "training" in await said_by(visitor)
+        assert {"learning", "training"} & set(await said_by(visitor))
         first, second = numbers_of_stage(swarm, 1)
         swarm.kill(first)
         assert (await said_by(visitor))["one-replica"].sentence == "stage 1 has one replica left"
