@@ -47,7 +47,7 @@ def test_a_stage_that_loses_its_replicas_one_by_one_and_gets_one_back() -> None:
         assert found.sentence.endswith("training stands still")
         swarm.add(9, stage=1)
         await until(lambda: any(event["event"] == "peer-again" for event in swarm.events))
-        assert "stage-empty" not in await said_by(visitor)
+        assert await is_said(visitor, "stage-empty", present=False)
         await leave_at_once(swarm)
 
     run_swarm(main())
@@ -99,10 +99,10 @@ def test_a_loss_that_rises_as_the_learning_rate_does() -> None:
     run_swarm(main())
 
 
-async def is_said(visitor: Observer, kind: str, seconds: float = 40.0) -> bool:
-    """Whether it is, within so many seconds."""
+async def is_said(visitor: Observer, kind: str, seconds: float = 40.0, present: bool = True) -> bool:
+    """Whether it is, or is no more, within so many seconds."""
     for _ in range(int(seconds)):
-        if kind in await said_by(visitor):
+        if (kind in await said_by(visitor)) is present:
             return True
         await asyncio.sleep(1.0)
     return False
