@@ -29,4 +29,4 @@ def show_trace(
         nodes = time_of_nodes(files, skip)
     except StateError as error:
         fail(error)
-    Console().print(table_of(nodes))
+    Console(markup=False).print(table_of(nodes))

@@ -121,7 +121,7 @@ def threads_for(setting: int) -> int:
 
 def panel_here() -> LivePanel | None:
     """Return a panel where people look at a terminal that can show one."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else None
 
 

@@ -31,7 +31,7 @@ def show_costs(speeds: Sequence[DeviceReport], costs: Sequence[Cost | None], rep
         if cost is not None:
             grid.add_row(cost.device, Text(in_words(cost, replicas)))
     grid.add_row("speeds", Text(ABOUT_SPEEDS))
-    Console().print("", device_table(speeds, costs), "", grid, sep="\n", highlight=False)
+    Console(markup=False).print("", device_table(speeds, costs), "", grid, sep="\n", highlight=False)
 
 
 def device_table(speeds: Sequence[DeviceReport], costs: Sequence[Cost | None]) -> Table:

@@ -24,7 +24,9 @@ def show_report(report: Report, manifest: Manifest, links: AssumedLinks) -> None
     for subject, text in sentences(report, manifest, links).items():
         grid.add_row(subject, Text(text))
     title = f"{report.name}: {described_parameters(manifest)}"
-    Console().print(title, "", stage_table(report), "", memory, "", grid, sep="\n", highlight=False)
+    Console(markup=False).print(
+        title, "", stage_table(report), "", memory, "", grid, sep="\n", highlight=False
+    )
 
 
 def stage_table(report: Report) -> Table:

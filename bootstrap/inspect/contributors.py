@@ -59,6 +59,6 @@ async def show_contributors(join: Sequence[str], as_json: bool) -> None:
         for one in found:
             counts = f"{one.tokens:,}", f"{one.tokens / total:.1%}", f"{one.rounds:,}", f"{one.signers:,}"
             table.add_row(escape(one.name) or "-", f"…{one.peer[-8:]}", *counts)
-        Console().print(table)
+        Console(markup=False).print(table)
         if not found:
             print("Nobody has signed for anything yet: receipts are there a minute after training has begun.")

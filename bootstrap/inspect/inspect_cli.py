@@ -113,7 +113,7 @@ def doctor(
 
 def examine(directory: Path) -> bool:
     """Print a table for each node whose state is in `directory`; returns whether all are well."""
-    console = Console()
+    console = Console(markup=False)
     well = [_examine_one(place, console) for place in directories(directory)]  # each is shown
     return all(well)
 

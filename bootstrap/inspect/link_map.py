@@ -145,7 +145,7 @@ async def show_links(join: list[str], token: str, out: Path | None) -> None:
     async with visit(join, token) as observer:
         manifest = observer.manifest
         found = link_map(seen_from_outside(await observer.survey(), manifest))
-        Console().print(table_of(found, manifest.name))
+        Console(markup=False).print(table_of(found, manifest.name))
         if out is not None:
             write_scenario(out, scenario_of(found, manifest))
             print(f"Wrote {out}. Plan with:\n  noloco plan --scenario {out} --stages {manifest.stages}")

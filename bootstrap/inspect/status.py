@@ -247,7 +247,7 @@ async def show_status(
         if is_json or not watch:
             await _print_all(watching, status, watch=watch, is_json=is_json)
             return
-        console = Console()
+        console = Console(markup=False)
         with Live(shown(status, console.width), console=console, auto_refresh=False) as live:
             while True:
                 live.update(shown(status, console.width), refresh=True)
@@ -269,7 +269,7 @@ async def _print_all(watching: Watching, status: RunStatus, *, watch: bool, is_j
 
 
 def _print(status: RunStatus) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, PICTURE_WIDTH)
     console.print(shown(status, console.width))

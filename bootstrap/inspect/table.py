@@ -150,7 +150,7 @@ def display(console: Console) -> tuple[Callable[[Picture], None], Callable[[], N
 
 def save_svg(path: Path, picture: Picture) -> None:
     """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
-    console = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+    console = Console(markup=False, record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(render(picture, PICTURE_WIDTH))
     with writing(path, "Name another --picture."):
         path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")

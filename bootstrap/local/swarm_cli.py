@@ -143,7 +143,7 @@ def _started(chaos: int | None, dashboard: str) -> Iterator[tuple[Console, Statu
 
     from bootstrap.local.progress import StatusLine
 
-    console = Console()
+    console = Console(markup=False)
     console.print("Starting a swarm on this machine. Ctrl-C ends it.")
     _begin_preloading(*([] if chaos is None else [DISTURBED]))  # before torch is imported here
     say = partial(console.print, soft_wrap=True, highlight=False, markup=False)

@@ -81,7 +81,7 @@ def searched(problem: Problem, request: PlanRequest) -> list[Placement]:
         budget = Budget(evaluations=request.evaluations)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[cost]}"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        console=Console(stderr=True, markup=False), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
     plans: list[Placement] = []
     with bar:
@@ -114,7 +114,7 @@ def _show(
             contents["compared"] = compared(plans)
         print(json.dumps(contents | (moves.as_json() if moves is not None else {})))
         return
-    console = Console()
+    console = Console(markup=False)
     if request.compare:
         console.print(comparison(plans), "", sep="\n")
     names = [peer.peer[-8:] for peer in moves.peers] if moves is not None else []

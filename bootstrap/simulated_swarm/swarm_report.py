@@ -63,7 +63,7 @@ def _bytes(nbytes: float) -> str:
 
 def show(outcome: SwarmOutcome, checks: Sequence[SwarmCheck], seconds: float) -> None:
     """Show the outcome on the terminal; `seconds` of the processor it took."""
-    console = Console()
+    console = Console(markup=False)
     title = f"{outcome.scenario}: {outcome.peers:,} peers, {outcome.minutes:g} minutes, seed {outcome.seed}"
     table = plain_table(title, ("measured", "value"), left=("measured", "value"))
     for name, value in rows_of(outcome):

@@ -167,7 +167,7 @@ def run_and_show(
     settings: Sequence[LearningSetting], results: Path | None, jobs: int, plot: Path | None, as_json: bool
 ) -> None:
     """Run a study and show it, resuming from the outcomes in `results`. Raises `NolocoError` with what to do."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
 
     def tell(outcome: LearningResult, done: int, total: int) -> None:
         facts = outcome.setting
@@ -187,7 +187,7 @@ def run_and_show(
     if as_json:
         print(json.dumps({"simulation": "learning", "results": rows(outcomes)}, indent=2))
     else:
-        Console().print(table_of(outcomes))
+        Console(markup=False).print(table_of(outcomes))
 
 
 def grouped(outcomes: Iterable[LearningResult]) -> list[list[LearningResult]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from bootstrap.inspect.verdict import Finding, Seen, Severity
 from protocol.manifest import load_preset
 from tests.unit.test_verdict import RISES, node, pairs
 
+ROOT = Path(__file__).parents[2]
 MANIFEST = load_preset("tiny")
 FAST = {"seconds_per_microbatch": 0.1, "recent_compute_fraction": 0.3}
 SLOW = {"seconds_per_microbatch": 0.4, "recent_compute_fraction": 0.97}
@@ -124,3 +127,15 @@ def test_the_log_tells_what_comes_and_what_is_over_and_not_that_numbers_change(
         "stage 1: nobody for 32 s.",
         "No longer: stage 1: nobody for 33 s.",
     ]
+
+
+def test_no_console_takes_square_brackets_for_markup() -> None:
+    """They are in what people are to type: pip install 'noloco-node[transformers]'."""
+    made = [
+        (file.name, call)
+        for folder in ("bootstrap", "node")
+        for file in (ROOT / folder).rglob("*.py")
+        for call in re.findall(r"\bConsole\([^)]*\)", file.read_text(encoding="utf-8"))
+    ]
+    assert made
+    assert [call for _, call in made if "markup=False" not in call] == []
