@@ -16,8 +16,9 @@ import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
-from protocol.ground import Record
+from protocol.ground import PeerId, Record
 from protocol.identity import BASE58
+from protocol.records import key_digest, open_record
 
 PEER_CHARACTERS = 16  # the end of a peer id: 93 bits of its key, too many to look for one that ends alike
 MOST_PUBLISHED = 8  # links in a record, of some 45 bytes each
@@ -84,6 +85,20 @@ class Announcement(Entry):
     name: Annotated[str, Field(max_length=32)] = ""  # what its volunteer calls it
     links: PublishedLinks = []  # measured lately, from this node to others
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # this record is in one of 2^level buckets
+
+
+def open_announcement(
+    run_id: str, stage: int, level: int, peer: PeerId, sealed: bytes, expires: float, now: float
+) -> tuple[Record, Announcement]:
+    """Open a replica's record that a peer has shown, sealed for its place among those of `stage` at this level.
+
+    Raises `RecordError` for bytes that `peer` did not sign for that place and time, or that are not of that stage.
+    """
+    record = open_record(key_digest(record_key(run_id, stage, peer, level)), peer, sealed, expires, now)
+    announcement = Announcement.read(record)
+    if announcement.stage != stage:
+        raise RecordError("the record is of another stage")
+    return record, announcement
 
 
 class Claim(Entry):

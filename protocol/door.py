@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protocol.admission import Admission
-from protocol.announcement import Announcement, record_key
+from protocol.announcement import Announcement, open_announcement
 from protocol.errors import PeerUnreachable, RecordError, Refused
 from protocol.ground import PeerId, Record
 from protocol.messages import Answer, Asker, Done, Request, Traffic
 from protocol.messages.peers import Introduce
 from protocol.peer_limits import Allowance, PeerTable, RequestLimiter
-from protocol.records import key_digest, open_record
 from protocol.transport.base import Stream
 from protocol.windows import counted, window
 
@@ -148,11 +147,10 @@ class Door:
         return Answer(Done())
 
     def _opened(self, message: Introduce, peer: PeerId) -> _Introduced:
-        digest = key_digest(record_key(self._run_id, message.stage, peer, message.level))
-        record = open_record(digest, peer, message.record, message.expires, self._now())
+        shown = message.stage, message.level, peer, message.record, message.expires
+        record, announcement = open_announcement(self._run_id, *shown, self._now())
         if self._admission is not None:
             self._admission.check(peer, record.credential)
-        announcement = Announcement.read(record)
         self._noted(record, announcement)
         return _Introduced(announcement.stage, message.expires)
 

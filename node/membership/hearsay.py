@@ -16,11 +16,10 @@ from node.membership.membership import Membership
 from node.membership.view import Member, View
 from protocol.addresses import network_of
 from protocol.admission import Admission
-from protocol.announcement import Announcement, record_key
+from protocol.announcement import open_announcement
 from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
 from protocol.messages.peers import MOST_SHARED, GetRecords, Records, SharedRecord
-from protocol.records import authenticate, check_lifetime, key_digest
 from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
@@ -57,14 +56,12 @@ class RecordReader:
     def _opened(self, shared: SharedRecord) -> Member:
         """Open a record that was shown. Raises `RecordError` for what is not a current record of the run."""
         peer = PeerId(shared.peer)
-        check_lifetime(shared.expires, self._transport.now())
-        key = record_key(self._run_id, shared.stage, peer, shared.level)
-        record = authenticate(key_digest(key), peer, shared.record, shared.expires)
+        shown = shared.stage, shared.level, peer, shared.record, shared.expires
+        record, announcement = open_announcement(self._run_id, *shown, self._transport.now())
         if self._admission is not None:
             self._admission.check(peer, record.credential)
-        announcement = Announcement.read(record)
-        if (announcement.stage, announcement.level) != (shared.stage, shared.level):
-            raise RecordError("the record is of another stage")
+        if announcement.level != shared.level:
+            raise RecordError("the record says another level")
         self._transport.learn(peer, announcement.addresses)
         return Member(peer, announcement, record.expires, sealed=record.sealed)
 
@@ -77,7 +74,8 @@ def serve_records(rpc: Rpc, signed: SignedManifest, view: View, admission: Admis
     async def on_get_records(request: Request[GetRecords]) -> Answer[Records]:
         own = [shared for shared in request.message.own if shared.peer == request.peer]
         view.take(reader.members(own, stages, view))
-        return Answer(Records(records=list(_some_of(rpc, view, request.message.stages, rng))))
+        asked = [stage for stage in dict.fromkeys(request.message.stages) if stage in stages]
+        return Answer(Records(records=list(_some_of(rpc, view, asked, rng))))
 
     rpc.handle(GetRecords.answered_by(on_get_records))
 
@@ -139,11 +137,10 @@ def _some_of(rpc: Rpc, view: View, stages: Sequence[int], rng: random.Random) ->
     me, now, own = rpc.transport.peer_id, rpc.transport.now(), _own(rpc)
     yield from own
     room, places = MOST_BYTES - sum(len(shared.record) for shared in own), MOST_SHARED - len(own)
-    each = max(1, places // len(stages))
     for stage in stages:
         known = {m.peer: m for m in view.members(stage, now) if m.sealed and m.peer != me}
         shown = view.thinned(list(known), rng)
-        for peer in rng.sample(shown, min(each, len(shown))):
+        for peer in rng.sample(shown, min(max(1, MOST_SHARED // len(stages)), len(shown))):
             member = known[peer]
             room, places = room - len(member.sealed), places - 1
             if room < 0 or places < 0:

@@ -97,8 +97,9 @@ class View:
         self.take([Member(peer, announcement, expires)])
 
     def introduced(self, record: Record, announcement: Announcement) -> None:
-        """Note the record that a member has shown of itself."""
-        self.take([Member(record.subkey, announcement, record.expires, sealed=record.sealed)])
+        """Note the record that a member has shown of itself, if this node reads its stage: strangers may name any."""
+        if announcement.stage in self.sizes:
+            self.take([Member(record.subkey, announcement, record.expires, sealed=record.sealed)])
 
     def take(self, found: Iterable[Member]) -> None:
         """Take in what one look found: of two records of a peer the one that expires last counts."""

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.real.daemons import Daemon, NodeDaemon, SeedDaemon, wait_until
+from tests.real.daemons import NodeDaemon, SeedDaemon, wait_until
 from tests.real.mapped_network import OUTSIDE, MappedNetwork, why_unavailable
-
-
-@pytest.fixture
-def started() -> Iterator[list[Daemon]]:
-    daemons: list[Daemon] = []
-    yield daemons
-    for daemon in daemons:
-        daemon.kill()
 
 
 @pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
 @pytest.mark.timeout(240)
-def test_a_node_that_only_dials_out_trains_and_averages(tmp_path: Path, started: list[Daemon]) -> None:
+def test_a_node_that_only_dials_out_trains_and_averages(tmp_path: Path) -> None:
     """Its microbatches and its partner's contributions come over connections that it opened itself."""
     with MappedNetwork({}) as network:
         seed = SeedDaemon(tmp_path / "run", "--preset", "tiny", host="0.0.0.0", prefix=network.outside)
-        started.append(seed)
         join = seed.join_address(f"/ip4/{OUTSIDE}/")
         places = {
             "first": ("0", network.outside),
@@ -36,7 +26,6 @@ def test_a_node_that_only_dials_out_trains_and_averages(tmp_path: Path, started:
             name: NodeDaemon(tmp_path / name, "--join", join, "--stage", stage, host="0.0.0.0", prefix=prefix)
             for name, (stage, prefix) in places.items()
         }
-        started += nodes.values()
         for node in nodes.values():
             node.wait_for_step(20)
         seed.kill()  # now they have nobody but each other

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
+from node.membership.buckets import StageSize
 from node.membership.hearsay import ASKED, MOST_BYTES, hear_of, overdue, serve_records, spread_out
 from node.membership.membership import Membership
 from node.membership.view import Member, View
 from protocol.announcement import Announcement, record_key, stage_key
-from protocol.ground import PeerId
+from protocol.ground import PeerId, Record
 from protocol.identity import Identity
 from protocol.messages.peers import GetRecords, Introduce, Records, SharedRecord
 from protocol.records import seal_record
@@ -137,3 +138,36 @@ async def test_who_asks_shows_its_own_record_and_no_other() -> None:
         named = [SharedRecord(other.peer, 0, 0, other.sealed, other.expires)]
         await a.two.ask(GetRecords(stages=[0], own=named), traffic=None)
         assert a.known.peers() == [caller.peer]
+
+
+@in_virtual_time
+async def test_stages_are_named_once_and_only_those_that_there_are() -> None:
+    """Strangers ask: what an answer costs, and what is kept for it, does not grow with what they name."""
+    async with asking() as a:
+        now = a.two.network.now()
+        others = [member(f"peer {n}", now + LIFE) for n in range(3)]
+        a.known.take(others)
+        again, _ = await a.two.ask(GetRecords(stages=[0] * 200), traffic=None)
+        assert sorted(shared.peer for shared in again.records) == sorted(m.peer for m in others)
+        looked_at, members = list[int](), a.known.members
+
+        def seen(stage: int, now: float) -> list[Member]:
+            looked_at.append(stage)
+            return members(stage, now)
+
+        setattr(a.known, "members", seen)  # noqa: B010  a view keeps what it is asked for
+        nowhere, _ = await a.two.ask(GetRecords(stages=[10**15 + n for n in range(200)]), traffic=None)
+        assert nowhere.records == []
+        assert looked_at == []
+
+
+def test_of_members_that_show_themselves_those_of_stages_that_are_read_are_noted() -> None:
+    view = View(lambda: 0.0)
+    view.sizes[1] = StageSize()
+    shown = [
+        member("of the stage", 100.0, stage=1),
+        *(member(f"far {n}", 100.0, stage=10**9 + n) for n in range(9)),
+    ]
+    for one in shown:
+        view.introduced(Record(one.peer, b"", one.expires, sealed=one.sealed), one.announcement)
+    assert view.peers() == [shown[0].peer]
