@@ -210,12 +210,6 @@ class Libp2pTransport(Transport):
         addresses = [address for known in self._book.values() for address in known]
         await self._while_up(session, session.join(addresses, deadline))
 
-    async def _refuse(self, peer: PeerId) -> bool:
-        is_refused = self.refuses(peer)
-        if is_refused:
-            await self.shut_out(peer)
-        return is_refused
-
     async def shut_out(self, peer: PeerId) -> None:
         """See `Transport.shut_out`; does nothing while that is already under way. Raises nothing."""
         session = self._session
@@ -262,7 +256,7 @@ class Libp2pTransport(Transport):
     async def _new_session(self) -> Session:
         around = self._handle, lambda: self.now(), self._life, self._meter
         session = await Session.start(self._identity_path, self.peer_id, self._config, *around)
-        session.refuse_by(self._refuse)
+        session.refuse_by(lambda peer: self.refuses(peer), self.shut_out)
         self._latest = session
         if self._admission is not None:
             session.dht.restrict(self._admission)

@@ -13,7 +13,8 @@ from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, User
 from protocol.ground import Buffer, PeerId
 from protocol.supervision import Supervisor, all_of, cancelled
 from protocol.transport.base import Stream
-from protocol.transport.dht import Dht, nobody
+from protocol.transport.dht import Dht
+from protocol.transport.held_streams import HeldStreams
 from protocol.transport.hivemind_api import PeerID, p2pd_pb2, read_pbmsg_safe
 from protocol.transport.metering import UNMETERED, Meter
 from protocol.transport.p2pd import Libp2pConfig, P2pd
@@ -119,7 +120,9 @@ class Session:
         self._listener = p2pd.directory / "streams.sock"
         self._server: asyncio.Server
         self._served: set[str] = set()
-        self._refuses: Callable[[PeerId], Awaitable[bool]] = nobody
+        self._refuses: Callable[[PeerId], bool] = lambda _: False
+        self._shut_out: Callable[[PeerId], Awaitable[None]] = self.disconnect
+        self._held = HeldStreams()
 
     @window
     def __repr__(self) -> str:
@@ -159,10 +162,18 @@ class Session:
                 raise UserError(f"p2pd started but does not respond ({why}). Try again.") from error
             raise
 
-    def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
-        """Read neither streams nor the DHT's requests of peers for which `refuses` says so."""
-        self._refuses = refuses
-        self.dht.refuse_by(refuses)
+    def refuse_by(
+        self, refuses: Callable[[PeerId], bool], shut_out: Callable[[PeerId], Awaitable[None]]
+    ) -> None:
+        """Read neither streams nor the DHT's requests of peers that it `refuses`; who comes often is shut out."""
+        self._refuses, self._shut_out = refuses, shut_out
+        self.dht.refuse_by(self._refuse)
+
+    async def _refuse(self, peer: PeerId) -> bool:
+        is_refused = self._refuses(peer)
+        if is_refused and not self._held.comes_slowly(peer):
+            await self._shut_out(peer)
+        return is_refused
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd again: with a router's help or another network, they change."""
@@ -259,6 +270,12 @@ class Session:
         await self._supervisor.close()
         await self.p2pd.stop()
 
+    async def _turn_away(self, peer: PeerId, connection: P2pdSocket) -> None:
+        if self._held.comes_slowly(peer):
+            await self._held.hold(peer, connection)
+        else:
+            await self._shut_out(peer)
+
     def _on_connection(self, connection: P2pdSocket) -> None:
         task = self._supervisor.spawn(self._incoming(connection), "answering a stream")
         task.add_done_callback(lambda _: connection.close())  # also if the task is cancelled before it began
@@ -269,7 +286,8 @@ class Session:
             async with asyncio.timeout(_LOCAL_DEADLINE):
                 await read_pbmsg_safe(connection, info)
             peer = PeerId(PeerID(info.peer).to_base58())
-            if await self._refuses(peer):
+            if self._refuses(peer):
+                await self._turn_away(peer, connection)
                 return
             stream = Libp2pStream(peer, connection)
             await stream.write(_ACCEPTED)

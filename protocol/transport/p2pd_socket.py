@@ -198,6 +198,12 @@ class P2pdSocket(asyncio.BufferedProtocol):
         self._transport.pause_reading()
         self._loop.call_later(seconds, self._unthrottled)
 
+    def stop_reading(self) -> None:
+        """Take nothing more from p2pd for good."""
+        if not (self._is_full or self._is_throttled or self._transport.is_closing()):
+            self._transport.pause_reading()
+        self._is_full = True
+
     def _unthrottled(self) -> None:
         self._is_throttled = False
         self._read_on()

@@ -1,4 +1,4 @@
-"""A peer that was banned: its connection ends, and what it opens afterwards is closed before a byte of it is read."""
+"""A peer that was banned: its connection ends, and no byte is read of what it opens afterwards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import NolocoError
+from protocol.errors import DeadlineExceeded, NolocoError
 from protocol.identity import Identity
 from protocol.messages.training import Ready
 from protocol.peer_limits import BAN_AFTER_STRIKES
@@ -91,6 +91,18 @@ async def test_streams_that_a_banned_peer_opens_end_before_they_are_read(network
     assert not accepted
     assert waited < 1.0
     assert not victim.streams_of(mallory.peer_id)
+
+
+async def test_who_is_banned_and_comes_slowly_waits_instead_of_connecting_anew(network: OnLoopback) -> None:
+    """Before: each stream ended the connection, and the next handshake cost more than the stream had."""
+    victim, honest, mallory = await a_ban(network)
+    await mallory.connect(victim.transport.addresses(), DEADLINE)
+    for _ in range(2):
+        with pytest.raises(DeadlineExceeded):
+            await mallory.open(victim.transport.peer_id, Traffic.PAIRING.protocol, 1.0)
+        assert await connected(network, victim, mallory.peer_id)
+    assert not victim.streams_of(mallory.peer_id)
+    await honest.call(victim.transport.peer_id, Ready(pair="p"), deadline=DEADLINE)
 
 
 async def test_the_dht_does_not_answer_a_banned_peer_either(network: OnLoopback) -> None:
