@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bootstrap.inspect.observer import squared_deviation
+from bootstrap.simulation.crowd import Crowd
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.data.batches import TrainingData
@@ -65,6 +66,8 @@ class LearningSetting:
     ] = ()  # further settings of the manifest that tell this one from others, as outer.clip
     device: str = "cpu"  # torch's name of it, for all nodes
     texts: tuple[str, ...] = ()  # files, globs or a dataset, instead of the manifest's own
+    attack: str = ""  # of `bootstrap.simulation.liars.LIES`; empty: nobody does wrong
+    attackers: float = 0.0  # of the replicas of each stage where that kind sits
 
     @property
     def key(self) -> str:
@@ -101,6 +104,7 @@ class LearningSetting:
             | {name: self._value_of(name) for name in self.named}
             | ({} if self.device == "cpu" else {"device": self.device})
             | ({"texts": list(self.texts)} if self.texts else {})
+            | ({"attack": self.attack, "attackers": self.attackers} if self.attack else {})
         )
 
     def _value_of(self, name: str) -> object:
@@ -131,6 +135,11 @@ class LearningResult:
     steps_per_second: list[float] = field(default_factory=list)  # of each node, in virtual time
     curve: list[tuple[int, float, float]] = field(default_factory=list)  # tokens, loss, spread
     wall_seconds: float = 0.0
+    # of attackers, those that half of the honest set aside; microbatches of each until then, median; and the number
+    # of honest peers that an honest one set aside
+    found: float | None = None
+    found_after: float | None = None
+    blamed: int = 0
 
 
 def text_of(manifest: Manifest, texts: tuple[str, ...] = ()) -> TrainingData:
@@ -159,18 +168,19 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
     bandwidth = {"bandwidth": setting.mbit * 1e6 / 8} if setting.mbit else {}
     swarm = SimulatedSwarm(manifest, data, setting.seed, Link(latency=setting.latency, **bandwidth))
     await swarm.seed_peer.start()
-    count = replicas * manifest.stages
+    count, crowd = replicas * manifest.stages, Crowd(swarm, setting.attack, setting.attackers)
     for number in range(count):
         slowed = setting.slow if number == count - 1 else 1.0
-        swarm.add(
-            number, stage=number % manifest.stages, speed=1 / slowed, device=setting.device, compile="off"
-        )
+        crowd.add(number, replicas, speed=1 / slowed, device=setting.device, compile="off")
     outcome = LearningResult(setting.key, setting.facts())
-    watching = asyncio.get_running_loop().create_task(_watch(swarm, data, outcome))
+    watching = asyncio.get_running_loop().create_task(_watch(swarm, crowd, data, outcome))
     began, ended = await _to_the_end(swarm)
     watching.cancel()
     await swarm.finish()
-    _measure(swarm, setting, data, outcome)
+    _measure(swarm, crowd, setting, data, outcome)
+    findings = crowd.findings()
+    outcome.found, outcome.found_after = findings.found, findings.found_after
+    outcome.blamed = findings.blamed
     outcome.seconds = max(ended.values()) - began
     outcome.steps_per_second = [_pace(swarm, number) for number in sorted(swarm.nodes)]
     blocked = sum(node.context.counters.blocked_seconds for node in swarm.nodes.values())
@@ -203,27 +213,30 @@ def _pace(swarm: SimulatedSwarm, number: int) -> float:
     return round((len(times) - 1) / (times[-1] - times[0]), 4) if len(times) > 1 else 0.0
 
 
-async def _watch(swarm: SimulatedSwarm, data: TrainingData, outcome: LearningResult) -> None:
+async def _watch(swarm: SimulatedSwarm, crowd: Crowd, data: TrainingData, outcome: LearningResult) -> None:
     """Records loss and spread at about `CURVE_POINTS` points of the run."""
     every = max(1, swarm.manifest.inner.total_steps // CURVE_POINTS)
     due = every
     while True:
         await asyncio.sleep(OBSERVED_SECONDS)
-        routes = routes_of(swarm)
+        routes = routes_of(swarm, crowd.attackers)
         if routes and routes[0][0].step >= due:
             due = routes[0][0].step + every
             loss = loss_along(routes[0], data, CURVE_SEQUENCES)
             outcome.curve.append((tokens_of(swarm), loss, spread_of(routes)))
 
 
-def routes_of(swarm: SimulatedSwarm) -> list[list[Replica]]:
-    """A replica of each stage per row, in the order in which nodes were added; empty while nodes are joining."""
-    nodes = [node for _, node in sorted(swarm.nodes.items())]
+def routes_of(swarm: SimulatedSwarm, without: Collection[int] = ()) -> list[list[Replica]]:
+    """A replica of each stage per row, in the order in which nodes were added; empty while nodes are joining.
+
+    `without` those of attackers: as many rows as the stage with the fewest others has.
+    """
+    nodes = [node for number, node in sorted(swarm.nodes.items()) if number not in without]
     if not all(hasattr(node, "replica") for node in nodes):
         return []
     stages = range(swarm.manifest.stages)
     by_stage = [[node.replica for node in nodes if node.context.stage == stage] for stage in stages]
-    return [list(row) for row in zip(*by_stage, strict=True)]
+    return [list(row) for row in zip(*by_stage, strict=not without)]
 
 
 def tokens_of(swarm: SimulatedSwarm) -> int:
@@ -262,9 +275,17 @@ def loss_along(route: list[Replica], data: TrainingData, sequences: int) -> floa
 
 
 def _measure(
-    swarm: SimulatedSwarm, setting: LearningSetting, data: TrainingData, outcome: LearningResult
+    swarm: SimulatedSwarm,
+    crowd: Crowd,
+    setting: LearningSetting,
+    data: TrainingData,
+    outcome: LearningResult,
 ) -> None:
-    routes, sequences, nodes = routes_of(swarm), setting.validation_sequences, list(swarm.nodes.values())
+    routes, sequences, nodes = (
+        routes_of(swarm, crowd.attackers),
+        setting.validation_sequences,
+        list(swarm.nodes.values()),
+    )
     outcome.losses = [loss_along(route, data, sequences) for route in routes]
     outcome.loss = sum(outcome.losses) / len(outcome.losses)
     outcome.spread = spread_of(routes)

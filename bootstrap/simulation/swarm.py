@@ -83,11 +83,13 @@ class SimulatedSwarm:
         speed: float = 1.0,
         join: str | None = None,
         replica: Callable[[Manifest, int, str], Replica] = Replica,
+        corpus: TrainingData | None = None,
         **settings: object,
     ) -> Node:
         """Start a node, a new one or one that was killed; `join` is another member's address.
 
-        `replica` makes what it trains, as an attacker does. `settings` are further fields of `NodeConfig`.
+        `replica` makes what it trains and `corpus` is what it trains on, as of an attacker. `settings` are further
+        fields of `NodeConfig`.
         """
         life = self._lives[number] = self._lives.get(number, -1) + 1
         transport = MemoryTransport(self.network, Identity.from_seed("node", self.seed, number))
@@ -101,7 +103,7 @@ class SimulatedSwarm:
             events=Events(transport.now, lambda event: self._log(node, number, event)),
             rng=random.Random(f"{self.seed}/{number}/{life}"),
             state=state,
-            corpus=lambda manifest, data: self.corpus,
+            corpus=lambda manifest, data: corpus or self.corpus,
             replica=replica,
             trace=self.trace,
         )

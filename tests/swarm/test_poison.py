@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from poisoning.attackers import Attack, Attacker
 
+from bootstrap.simulation.attackers import Attack, Attacker
 from node.model.replica import Replica
 from protocol.manifest import Manifest
 from tests.swarm.micro import events_of, mean_losses, micro_swarm, run_swarm

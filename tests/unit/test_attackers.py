@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from poisoning.attackers import KINDS, Attack, Attacker, Kind
 from poisoning.poisoned_stage import PoisonedStage, PoisonSetting, gradients_of, train_poisoned
 
+from bootstrap.simulation.attackers import KINDS, Attack, Attacker, Kind
 from bootstrap.simulation.learning import text_of
 from node.model.replica import EVERYTHING, Replica
 from node.rounds.defence import blocks_of

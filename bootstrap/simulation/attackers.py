@@ -34,8 +34,9 @@ class Attack:
                    differ there (Baruch et al., "A little is enough", arXiv 1902.06156)
     inner-product  the negative of the honest mean progress (Xie et al., "Fall of empires", arXiv 1903.03936)
 
-    `strength` is its length in lengths of the attacker's own Δ. With `clip` above 0 the attacker is tuned instead: it
-    sends the honest mean and as much poison as passes, in each block, for a radius of `clip` honest distances.
+    `strength` is its length in lengths of the attacker's own Δ, and below 0 the other way round. With `clip` above 0
+    the attacker is tuned instead: it sends the honest mean and as much poison as passes, in each block, for a radius
+    of `clip` honest distances.
     """
 
     kind: Kind
