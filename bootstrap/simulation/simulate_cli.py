@@ -21,6 +21,7 @@ from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
 
 CORES = cores()
+MOST_ATTACKERS = 0.5  # of a stage: of more, the others would be the odd ones
 
 app = App(no_args_is_help=True)
 
@@ -112,6 +113,52 @@ def learning(**given: Any) -> None:
 learning.__dict__["__signature__"] = inspect.signature(
     LearningOptions, eval_str=True
 )  # of which typer makes options
+
+
+@app.command("attacks")
+def simulate_attacks(
+    kinds: Annotated[str, Option(metavar="LIST", help="Of attackers; default: each.")] = "",
+    shares: Annotated[str, Option(metavar="LIST", help="Attackers' part of a stage.")] = "0.1,0.2",
+    preset: PresetToTrain = None,
+    manifest: OwnManifest = None,
+    replicas: Annotated[int, Option(metavar="N", min=1, help="Replicas per stage.")] = 8,
+    stages: Annotated[int, Option(metavar="N", min=2, help="Pipeline stages.")] = 2,
+    chosen: Annotated[
+        list[str] | None, Option("--set", help="Any setting, as outer.clip=0; repeatable.")
+    ] = None,
+    steps: Annotated[int, Option(metavar="N", min=1, help="Inner steps in all.")] = 300,
+    seeds: Annotated[str, Option(metavar="LIST", help="Of data and weights.")] = "0,1,2",
+    jobs: Annotated[int, Option(metavar="N", min=1, help="Runs at a time.")] = CORES,
+    results: Annotated[Path | None, Option(help="File for results, to resume from.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show what peers that do wrong cost a run, and how soon the others find out.
+
+    Kinds: sign-flip, scaled, inner-product, drift (averages); label-flip, wrong-activations (first
+    stage); wrong-gradients, cached-answers (last stage). A manifest without outer.clip gets 1.5.
+
+    Example: noloco simulate attacks --kinds cached-answers --shares 0.25
+    """
+    from bootstrap.creating.choosing import RunOptions
+    from bootstrap.simulation.attacks import attack_settings, run_and_show_attacks
+    from bootstrap.simulation.liars import CLIP, LIES
+    from bootstrap.simulation.study import one_setting
+
+    try:
+        base, _ = RunOptions(preset, manifest).resolved()
+        defended = {"outer.clip": base.outer.clip or CLIP}
+        undisturbed = [
+            one_setting(base, steps, 1, 2, replicas=replicas, stages=stages, seed=seed, chosen=defended | own)
+            for own in changes(chosen or [])
+            for seed in numbers("--seeds", seeds, int, 0)
+        ]
+        attacks = choices("--kinds", kinds, list(LIES)) if kinds else list(LIES)
+        parts = numbers("--shares", shares, float, 0)
+        if max(parts) > MOST_ATTACKERS:
+            raise ManifestError(f"--shares {shares!r}: half of a stage at most, as 0.1,0.5.")
+        run_and_show_attacks(list(attack_settings(undisturbed, attacks, parts)), results, jobs, as_json)
+    except NolocoError as error:
+        fail(error)
 
 
 @app.command("swarm")
