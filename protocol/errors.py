@@ -107,6 +107,27 @@ class NonFinite(Refused):
         self.overflows = overflows
 
 
+class OddLoss(Refused):
+    """A microbatch whose loss is far above that of others: it does not count."""
+
+    def __init__(self, loss: float, most: float) -> None:
+        """Say the loss, and the most with which it would have counted, in nats per token."""
+        super().__init__(
+            "odd-loss", f"its loss of {loss:.3g} is far above those of others, {most:.3g} at most"
+        )
+        self.loss = loss
+
+
+class Unrepeatable(Refused):
+    """What this node computed twice came out differently: its device or memory may be damaged."""
+
+    def __init__(self, difference: float, usual: float) -> None:
+        """Say the largest difference of two values, and the root mean square of all."""
+        super().__init__("busy", "computed twice, it came out differently")
+        self.difference = difference
+        self.usual = usual
+
+
 class OutOfMemory(Refused):
     """This machine's memory ran out in a piece of work, which has left nothing behind; another peer may do it."""
 

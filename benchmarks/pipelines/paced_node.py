@@ -42,9 +42,11 @@ class PacedStageWork(StageWork):
         work = super().backward
         return _paced((1 - FORWARD_SHARE) * SECONDS, lambda: work(leaf, outputs, gradient, loss))
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
+    def last_stage(
+        self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf
+    ) -> Pending[LossAndAnswer]:
         """Both passes in one piece."""
-        return _paced(SECONDS, lambda: super(PacedStageWork, self).last_stage(inputs, labels))
+        return _paced(SECONDS, lambda: super(PacedStageWork, self).last_stage(inputs, labels, most))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,12 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.replica import Replica
 
 # the events by which a peer says that it leaves another alone, and the field that names that one
-SET_ASIDE: Mapping[str, str] = {"quarantined": "partner", "wrong-answers": "peer", "left-alone": "peer"}
+SET_ASIDE: Mapping[str, str] = {
+    "quarantined": "partner",
+    "wrong-answers": "peer",
+    "left-alone": "peer",
+    "odd-losses": "peer",
+}
 ENOUGH = 0.5  # of the honest peers that deal with an attacker
 
 

@@ -5,6 +5,7 @@ Those that poison averages sit in every stage; the others in the stage where the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,8 +43,8 @@ class WrongGradients(Passes):
         super().__init__(*args)
         self._generator = torch.Generator().manual_seed(0)
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
-        loss, by_inputs = super().last_stage(inputs, labels)
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf) -> Learned:
+        loss, by_inputs = super().last_stage(inputs, labels, most)
         is_wrong = torch.rand((), generator=self._generator).item() < WRONG_PART
         return loss, -by_inputs if by_inputs is not None and is_wrong else by_inputs
 
@@ -55,9 +56,9 @@ class CachedAnswers(Passes):
         super().__init__(*args)
         self._answer: Learned | None = None
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf) -> Learned:
         if self._answer is None:
-            loss, by_inputs = super().last_stage(inputs, labels)
+            loss, by_inputs = super().last_stage(inputs, labels, most)
             self._answer = loss.detach().clone(), None if by_inputs is None else by_inputs.clone()
         self.has_run = True
         return self._answer

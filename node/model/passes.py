@@ -6,6 +6,7 @@ gradients of the stage's parameters.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -16,10 +17,11 @@ from node.model.compiling import CompiledBody, Compiling
 from node.model.decoder import KeyValues
 from node.model.execution import Execution
 from node.model.head_loss import HeadLoss, loss_with_gradients, plain_softmax, summed_loss
+from node.model.probes import Probes
 from node.model.stage import Stage
 from node.model.unfinished import Accumulation, Rows, Unfinished, backward
 from node.model.working import WorkingWeights
-from protocol.errors import NonFinite
+from protocol.errors import NonFinite, OddLoss
 
 # gives (inputs as a leaf, what the head takes)
 Run: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -47,6 +49,7 @@ class Passes:
         self.compiling = Compiling()
         self.compiled: CompiledBody | None = None
         self._working: WorkingWeights | None = None
+        self.probes = Probes()
 
     def execute(self, execution: Execution) -> None:
         """Compute so from now on. No graph may be kept when the precision changes."""
@@ -119,12 +122,12 @@ class Passes:
             unfinished.by_inputs.append(inputs.grad)
         return self._finished(unfinished)
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf) -> Learned:
         """Mean cross-entropy in nats per token, and the gradient by the inputs; accumulates those of parameters.
 
-        The loss is on the device, which may not have computed it yet.
+        The loss is on the device, which may not have computed it yet. Raises `OddLoss` for one above `most`.
         """
-        return self._learn(self._run, inputs, labels)
+        return self._learn(self._run, inputs, labels, most=most)
 
     def head(
         self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool
@@ -143,6 +146,12 @@ class Passes:
     ) -> torch.Tensor:
         """The stage's outputs under the slow weights φ, whatever θ is at; the rest as of `Stage.forward`."""
         return torch.cat(list(self.evaluate_slices(inputs, is_back, cache)))
+
+    @torch.no_grad()
+    def run_under(self, weights: Mapping[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
+        """The stage's outputs, or logits where the model ends, under other weights, by the parameters' names."""
+        outputs = torch.func.functional_call(self.stage, dict(weights), (inputs.to(self._device),))
+        return torch.as_tensor(outputs)
 
     @torch.no_grad()
     def evaluate_slices(
@@ -181,11 +190,19 @@ class Passes:
             self._working.refresh()
         return leaf, leaf
 
-    def _learn(self, run: Run, inputs: torch.Tensor, labels: torch.Tensor, learns: bool = True) -> Learned:
+    def _learn(
+        self,
+        run: Run,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        learns: bool = True,
+        most: float = math.inf,
+    ) -> Learned:
         """Run forward and backward slice by slice, with the mean loss of all.
 
-        Raises `NonFinite` for a loss that is NaN or infinite; the parameters' gradients are then as before. After
-        any other failure the same call with the same `inputs` goes on where this one ended.
+        Raises `NonFinite` for a loss that is NaN or infinite, and `OddLoss` for one of a slice above `most`; the
+        parameters' gradients are then as before. After any other failure the same call with the same `inputs` goes
+        on where this one ended.
         """
         self.has_run = True
         unfinished = self._begun(inputs)
@@ -195,13 +212,13 @@ class Passes:
                 share = len(part) / len(inputs)
                 with self._accumulation.of(unfinished):
                     leaf, hidden = run(inputs[part.bounds])
-                    head = self._finite_loss(hidden, labels[part.bounds], learns)
+                    head = self._usable_loss(hidden, labels[part.bounds], learns, most)
                     loss = head.loss * share
                     self._add_slopes(leaf, hidden, head, share)
                 unfinished.losses.append(loss)
                 unfinished.by_inputs.append(leaf.grad)
                 del hidden, head  # before the next slice takes as much
-        except NonFinite:
+        except (NonFinite, OddLoss):
             self._unfinished = None
             if learns:
                 self._take_back(run, inputs, labels, unfinished.over)
@@ -223,10 +240,13 @@ class Passes:
         self._unfinished = None
         return by_inputs
 
-    def _finite_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool) -> HeadLoss:
+    def _usable_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool, most: float) -> HeadLoss:
         head = self._head_loss(hidden, labels, learns)
-        if not bool(head.loss.isfinite()):
+        loss = head.loss.item()
+        if not math.isfinite(loss):
             raise NonFinite("the loss")
+        if loss > most:
+            raise OddLoss(loss, most)
         return head
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool) -> HeadLoss:

@@ -83,7 +83,11 @@ class Replica:
 
     def slow_weights(self) -> dict[str, torch.Tensor]:
         """Views of φ by the names that the stage's module gives its parameters."""
-        of_checkpoint = {place.name: place.of(self.phi) for place in self.flat.slices}
+        return self.named(self.phi)
+
+    def named(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Views of all parameters' `values`, [parameters], by the names that the stage's module gives them."""
+        of_checkpoint = {place.name: place.of(values) for place in self.flat.slices}
         return {
             name: of_checkpoint[self.stage.checkpoint_name(name)] for name, _ in self.stage.named_parameters()
         }

@@ -11,6 +11,7 @@ import torch
 from node.model.oom_fallback import MemoryPolicy, NoFallback
 from node.model.passes import Learned, Passes
 from node.model.resources import is_out_of_memory, retried
+from node.model.self_check import SelfCheck
 from node.model.transfer import DeviceTransfer, Here, Pending
 from protocol.codec import Encoded, encode, require_finite_values, torch_type
 from protocol.device_codec import NotSendable, packed, unpacked
@@ -38,6 +39,7 @@ class StageWork:
         self._passes = passes
         self.transfer = transfer
         self._fallback = fallback or NoFallback()
+        self.self_check = SelfCheck()
 
     def forward(
         self, inputs: torch.Tensor, labels: torch.Tensor
@@ -45,8 +47,10 @@ class StageWork:
         """Run the layers; returns leaf and outputs for `backward`, and what the next stage gets.
 
         Inputs are tokens [sequences, tokens] or activations [sequences, tokens, hidden], labels [sequences, tokens].
+        Raises `Unrepeatable` when it was computed again and came out differently.
         """
         leaf, outputs = self._fallback.forward(self._forward, inputs)
+        self.self_check.compare(outputs, lambda: self._fallback.forward(self._forward, inputs)[1])
         activations = self._outgoing(outputs, self._manifest.wire.activations, "activations")
         self.transfer.keep_pace()
         if not outputs.requires_grad:  # in slices nothing of them is needed any more
@@ -62,13 +66,21 @@ class StageWork:
         """
         again = self._passes.backward_again
         by_inputs = self._fallback.backward(self._backward, again, leaf, outputs, gradient)
+        self._passes.probes.keep(leaf, gradient)
         answer = self._answer(by_inputs)
         self.transfer.keep_pace()
         return self.transfer.hand_over(_LossAndAnswer(Here(loss), answer))
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
-        """Run forward and backward. Raises `NonFinite`, and adds no gradients, when the loss is not finite."""
-        return self._learn(self._passes.last_stage, inputs, labels)
+    def last_stage(
+        self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf
+    ) -> Pending[LossAndAnswer]:
+        """Run forward and backward.
+
+        Raises `NonFinite`, and adds no gradients, when the loss is not finite; `OddLoss` when it is above `most`.
+        """
+        learned = self._learn(self._passes.last_stage, inputs, labels, most)
+        self._passes.probes.keep(inputs, labels)
+        return learned
 
     def head(self, inputs: torch.Tensor, labels: torch.Tensor, learns: bool) -> Pending[LossAndAnswer]:
         """Run the head in a ring's first stage, as `last_stage`. Without `learns` parameters get no gradient."""
@@ -85,7 +97,7 @@ class StageWork:
         return self._passes.evaluate_loss(inputs, labels, is_back), labels.numel()
 
     def _learn(
-        self, learn: Callable[..., Learned], inputs: torch.Tensor, labels: torch.Tensor, *how: bool
+        self, learn: Callable[..., Learned], inputs: torch.Tensor, labels: torch.Tensor, *how: float
     ) -> Pending[LossAndAnswer]:
         inputs, labels = self.transfer.to_device(inputs), self.transfer.to_device(labels)
         loss, by_inputs = self._fallback.run(learn, inputs, labels, *how)

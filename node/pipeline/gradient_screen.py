@@ -19,13 +19,21 @@ from node.context import Context
 from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
-from protocol.errors import CodecError, NonFinite
+from protocol.errors import CodecError, NonFinite, Unrepeatable
 from protocol.ground import PeerId
+from protocol.peer_limits import PeerTable
 
-CONTENT = frozenset({"non-finite", "bad-shape"})  # refusals for what a microbatch holds: no other time helps
+CONTENT = frozenset(
+    {"non-finite", "bad-shape", "odd-loss"}
+)  # refusals for what a microbatch holds: no other time helps
 HISTORY = 64
 ENOUGH = 5  # gradients before one is judged
 PROPORTION = 1_000.0  # times the median; honest norms of a run differ by less than a tenth of it
+SAMPLE = 256  # entries of a gradient, by which two are compared
+SAMPLES = 4  # of a peer's last answers, and of as many peers:
+SAMPLED_PEERS = 256
+SAME = 0.9  # cosine of two answers that are the same, with some noise
+UNLIKE = 0.5  # where most of a stage's successive answers are as alike as that, nothing is told by it
 USUAL = 2.0  # times the median, what counts of one; honest norms of one time are within 1.3 of each other
 TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
 
@@ -49,6 +57,33 @@ class Norms:
         return USUAL * usual / norm if norm <= PROPORTION * usual else 0.0
 
 
+class Repeats:
+    """Knows the last answers of each peer by a sample, and which of them are the same again.
+
+    Honest answers to different microbatches point in different directions. Mutable state: samples of the last
+    answers, and how alike two successive ones of a peer lately were.
+    """
+
+    def __init__(self) -> None:
+        self._samples = PeerTable[deque[torch.Tensor]](SAMPLED_PEERS)
+        self._likeness: deque[float] = deque(maxlen=HISTORY)
+
+    def is_repeated(self, peer: PeerId, gradient: torch.Tensor) -> bool:
+        """Return whether the peer gave the same before, but for its length and some noise. Remembers it."""
+        flat = gradient.flatten()
+        sample = flat[:: max(1, flat.numel() // SAMPLE)].float().cpu()
+        norm = float(torch.linalg.vector_norm(sample))
+        if not norm:
+            return False
+        sample = sample / norm
+        known = self._samples.get(peer) or deque(maxlen=SAMPLES)
+        likeness = max((float(torch.dot(sample, other)) for other in known), default=0.0)
+        known.append(sample)
+        self._samples[peer] = known
+        self._likeness.append(likeness)
+        return likeness > SAME and median(self._likeness) < UNLIKE
+
+
 class GradientScreen:
     """Screens the gradients that next-stage peers return, and backs off from peers that return bad ones.
 
@@ -58,6 +93,7 @@ class GradientScreen:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._norms = Norms()
+        self._repeats = Repeats()
         self._ledger = context.view.ledger
 
     def usable(self, peers: Sequence[PeerId]) -> list[PeerId]:
@@ -65,11 +101,17 @@ class GradientScreen:
         now = self._now()
         return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
 
-    def in_proportion(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient as it is, or shortened to `USUAL` earlier ones.
+    def checked(self, peer: PeerId, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient that the peer gave, as it is or shortened to `USUAL` earlier ones.
 
-        Raises `CodecError` for one that is not finite, or far out of proportion to them.
+        Raises `CodecError` for one that is not finite, far out of proportion to them, or the peer's last one again.
         """
+        kept = self._in_proportion(gradient)
+        if self._repeats.is_repeated(peer, gradient):
+            raise CodecError("the gradient is that of another microbatch")
+        return kept
+
+    def _in_proportion(self, gradient: torch.Tensor) -> torch.Tensor:
         norm = torch.linalg.vector_norm(gradient, dtype=torch.float32).item()
         if not math.isfinite(norm):
             raise CodecError("the gradient is not finite")
@@ -139,6 +181,20 @@ class StageDiagnostics:
             stage=stage,
             what=error.what,
             weights_are_finite=sound,
+        )
+
+    def note_unrepeatable(self, error: Unrepeatable) -> None:
+        """Tell that this machine computes the same differently from one time to the next; each time by an event."""
+        self._context.events.emit("unrepeatable", difference=error.difference, usual=error.usual)
+        if "unrepeatable" in self._told:
+            return
+        self._told.add("unrepeatable")
+        self._context.events.warn(
+            "This machine computed a microbatch twice and found different numbers: its device or its memory may be "
+            "damaged or overclocked. It was not used. Stop this node and test the memory before it goes on.",
+            "damaged-machine",
+            difference=error.difference,
+            usual=error.usual,
         )
 
     def note_step(self) -> None:

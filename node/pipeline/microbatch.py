@@ -10,6 +10,7 @@ import abc
 import asyncio
 import hashlib
 import itertools
+import math
 import threading
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -61,6 +62,8 @@ class Microbatch(abc.ABC):
         """`name` is that of all its deliveries; `origin` is known in a ring."""
         self.name = name
         self.origin = origin
+        self.sender: PeerId | None = None  # None where this node has drawn it
+        self.most_loss = math.inf  # with which it counts, where the model ends
         # given up and delivered again, it must not take its own place
         self.place = f"{name}#{next(parts.numbers)}"
         self.has_taught_head = False  # in a ring, at the first stage
@@ -110,9 +113,12 @@ class Microbatch(abc.ABC):
         return self._parts.work.backward(leaf, outputs, gradient, loss)
 
     def last_stage(self) -> Pending[LossAndAnswer]:
-        """Both passes, where the model ends. Raises `Refused` "given-up" when cancelled, `NonFinite` for its loss."""
+        """Both passes, where the model ends.
+
+        Raises `Refused` "given-up" when cancelled, `NonFinite` and `OddLoss` for its loss.
+        """
         self._commit()
-        return self._parts.work.last_stage(*self.read())
+        return self._parts.work.last_stage(*self.read(), self.most_loss)
 
     # --- whether it counts --------------------------------------------------------------------
 
@@ -180,7 +186,7 @@ class ReceivedMicrobatch(Microbatch):
         message = request.message
         origin = Origin(PeerId(message.home), message.draw) if message.home else None
         super().__init__(parts, f"{request.peer}/{message.microbatch}", origin)
-        self.sender = request.peer
+        self.sender: PeerId = request.peer
         self.is_of_first_stage = message.stage == 1
         self._request = request
         self._loop = asyncio.get_running_loop()

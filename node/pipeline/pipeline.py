@@ -17,6 +17,7 @@ from node.pipeline.deliveries import Deliveries
 from node.pipeline.gate import Gate, Window
 from node.pipeline.gradient_screen import StageDiagnostics
 from node.pipeline.incoming import IncomingTensors
+from node.pipeline.loss_screen import LossScreen
 from node.pipeline.microbatch import (
     DrawnMicrobatch,
     Microbatch,
@@ -27,11 +28,13 @@ from node.pipeline.microbatch import (
 from node.pipeline.stage_client import StageClient
 from node.watch.trace import Track
 from protocol.codec import Encoded
-from protocol.errors import NonFinite, OutOfMemory, Refused
+from protocol.errors import NonFinite, OddLoss, OutOfMemory, Refused, Unrepeatable
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient, Return
 from protocol.rpc import Answer, Request, Rpc
 
-NO_ROOM_SECONDS = 1.0  # before an own microbatch that memory had no room for is tried again
+AGAIN_SECONDS = (
+    1.0  # before an own microbatch is tried again that memory had no room for, or that came out wrong
+)
 
 
 class Pipeline:
@@ -51,6 +54,7 @@ class Pipeline:
         self._window = Window(inner.microbatches, in_flight)
         self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
         self._diagnostics = StageDiagnostics(context, replica)
+        self._loss_screen = LossScreen()
         self._losses: list[float] = []  # of this step
         self._own: dict[str, Microbatch] = {}  # in a ring, those drawn here that are under way
         self.serving = True  # peers, too
@@ -145,12 +149,12 @@ class Pipeline:
         return await self._deliveries.get_or_start(microbatch, request.status, self._come_back)
 
     async def draw(self, name: str, batch: Batch) -> Answer[Gradient]:
-        """Train an own microbatch, which nobody else would take; again when the memory had no room for it."""
+        """Train an own microbatch, which nobody else would take; again when this machine failed at it."""
         while True:
             try:
                 return await self.train(DrawnMicrobatch(self._parts, name, batch))
-            except OutOfMemory:
-                await asyncio.sleep(NO_ROOM_SECONDS)
+            except (OutOfMemory, Unrepeatable):
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def train(self, microbatch: Microbatch) -> Answer[Gradient]:
         """Carry one microbatch forward and backward through this stage and all later ones.
@@ -166,11 +170,14 @@ class Pipeline:
         began = asyncio.get_running_loop().time()
         try:
             if context.is_last:
+                microbatch.most_loss = self._loss_screen.most(microbatch.sender)
                 result = await context.compute.run(Priority.FORWARD, microbatch.last_stage)
             else:
                 result = await self._train_through(microbatch)
         except BaseException as error:
             self._gate.give_up(microbatch.place)
+            if isinstance(error, OddLoss):
+                self._screen_loss(microbatch, error.loss)
             self._report(error)
             raise
         finally:
@@ -189,6 +196,8 @@ class Pipeline:
             raise
         else:
             self._losses.append(loss)
+            if context.is_last:
+                self._screen_loss(microbatch, loss)
             context.counters.tokens += context.manifest.tokens_per_microbatch
             context.throughput.tokens += context.manifest.tokens_per_microbatch
         finally:
@@ -237,7 +246,20 @@ class Pipeline:
             raise
         return self._reply(*await result.result(), began)
 
+    def _screen_loss(self, microbatch: Microbatch, loss: float) -> None:
+        sender = microbatch.sender
+        if sender is not None and self._loss_screen.note(sender, loss):
+            self._context.events.warn(
+                f"What peer {sender[-8:]} sends has losses far above those of others: it does not count until it is "
+                "like theirs again. If that peer is yours, look at its log.",
+                "odd-losses",
+                peer=sender,
+                loss=round(loss, 4),
+            )
+
     def _report(self, error: BaseException) -> None:
+        if isinstance(error, Unrepeatable):
+            self._diagnostics.note_unrepeatable(error)
         if isinstance(error, NonFinite):
             self._diagnostics.note(error)
             if not error.overflows:

@@ -36,7 +36,7 @@ from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
 
 Blocks: TypeAlias = NDArray[np.float64]
-Offence: TypeAlias = Literal["far", "opposed"]
+Offence: TypeAlias = Literal["far", "opposed", "harmful"]
 CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
@@ -73,6 +73,9 @@ class Examination:
     clipped: float  # fraction of the parameters in clipped blocks
     offence: Offence | None
     quarantined: bool  # the peer is, from now on
+    loss_change: float | None = (
+        None  # in nats per token, of what was left of it; None where that was not tried
+    )
 
 
 @dataclass(frozen=True)

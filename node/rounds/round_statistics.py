@@ -21,7 +21,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from node.context import Context
 from node.model.outer import Matrix, OuterSettings, covariance_recursion, stationary_covariance
 from node.model.replica import Replica
 from node.rounds.defence import Defence, Examination, blocks_of
+from node.rounds.effect import Effect
 from node.rounds.pull import Pull
 from protocol.ground import PeerId
 
@@ -60,13 +61,26 @@ class RoundStatistics:
         self._model = SpreadModel(replica.settings)
         self._is_settled = False
         blocks = blocks_of(replica.flat.slices)
+        self._effect = Effect(replica)
         self._defence = Defence(blocks, outer.clip, context.view.ledger) if outer.clip else None
 
     def defend(self, peer: PeerId, pull: Pull) -> Examination | None:
         """Let the defence, if there is one, clip what the partner would pull; on the compute thread."""
         if self._defence is None:
             return None
-        return self._defence.examine(peer, pull.whole(), self._own_progress, self._elapsed())
+        finding = self._defence.examine(peer, pull.whole(), self._own_progress, self._elapsed())
+        change = self._effect.change(pull.whole())
+        if change is None:
+            return finding
+        kept, is_offence = self._effect.kept(peer, change)
+        finding = replace(finding, loss_change=change)
+        if kept < 1.0:
+            pull.whole().mul_(kept)
+            finding = replace(finding, clipped=1.0)
+        if is_offence and finding.offence is None:
+            is_over = self._defence.ledger.note(peer, True, self._elapsed())
+            finding = replace(finding, offence="harmful", quarantined=is_over)
+        return finding
 
     def _own_progress(self, bounds: slice) -> torch.Tensor:
         """z − γφ over `bounds`: β·Δ, weighted as it counts."""
@@ -115,6 +129,7 @@ class RoundStatistics:
                 radius=finding.radius,
                 fraction=round(finding.clipped, 4),
                 offence=finding.offence,
+                loss_change=finding.loss_change,
             )
         if finding.quarantined:
             self._warn_of(peer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -16,9 +17,11 @@ SECONDS = 15.0
 class SlowStageWork(StageWork):
     """Slow in training alone: the dry step before it takes as long as ever."""
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Pending[LossAndAnswer]:
+    def last_stage(
+        self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf
+    ) -> Pending[LossAndAnswer]:
         time.sleep(SECONDS)
-        return super().last_stage(inputs, labels)
+        return super().last_stage(inputs, labels, most)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ class DamagedPasses(Passes):
         leaf, outputs = super()._run(inputs)
         return leaf, outputs * DAMAGE["factor"]
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
-        loss, by_inputs = super().last_stage(inputs, labels)
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf) -> Learned:
+        loss, by_inputs = super().last_stage(inputs, labels, most)
         return loss, None if by_inputs is None else by_inputs * DAMAGE["gradient"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ from tests.swarm.micro import (
 class FlippedPasses(Passes):
     """What the stage before gets has the wrong sign; the loss is right, and so is the norm."""
 
-    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor) -> Learned:
-        loss, by_inputs = super().last_stage(inputs, labels)
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf) -> Learned:
+        loss, by_inputs = super().last_stage(inputs, labels, most)
         return loss, None if by_inputs is None else -by_inputs
 
     def backward(self, *args: torch.Tensor) -> torch.Tensor | None:

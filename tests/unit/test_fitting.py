@@ -228,9 +228,9 @@ class CountingWork:
         self._meter.sequences = len(labels)
         return self._work.forward(inputs, labels)
 
-    def last_stage(self, inputs: Any, labels: Any) -> Any:
+    def last_stage(self, inputs: Any, labels: Any, *rest: Any) -> Any:
         self._meter.sequences = len(labels)
-        return self._work.last_stage(inputs, labels)
+        return self._work.last_stage(inputs, labels, *rest)
 
     def head(self, inputs: Any, labels: Any, learns: bool) -> Any:
         self.heads += 1

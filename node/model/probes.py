@@ -1,0 +1,55 @@
+"""A few sequences that the stage has trained on lately, to try on them what other weights would do to the loss.
+
+Where the model ends it is the loss itself. Before, it is what the loss would be by the gradient that the next stage
+gave: ⟨g, f(x; w)⟩ differs from weights to weights as the loss does, to first order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from protocol.windows import counted, window
+
+KEPT = 2  # sequences, of different microbatches
+
+
+class Probes:
+    """Keeps the last sequences, and tries weights on them. Mutable state: these sequences. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=KEPT)
+
+    @window
+    def __repr__(self) -> str:
+        return f"Kept: {counted(len(self._kept), 'sequence')}"
+
+    @torch.no_grad()
+    def keep(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
+        """Keep the first sequence of a microbatch.
+
+        `target` is its labels, int64 [sequences, tokens], or the gradient of its mean loss by the stage's outputs,
+        [sequences, tokens, hidden].
+        """
+        scale = 1 if target.dtype == torch.int64 else len(target)
+        self._kept.append((inputs[:1].detach().clone(), target[:1].detach().clone() * scale))
+
+    @torch.no_grad()
+    def loss(self, run: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
+        """The mean loss in nats per token, where `run` gives the stage's outputs under the weights in question.
+
+        Before the last stage but for a constant, which is the same for all weights. None when nothing is kept.
+        """
+        if not self._kept:
+            return None
+        return sum(_loss(run(inputs), target) for inputs, target in self._kept) / len(self._kept)
+
+
+def _loss(outputs: torch.Tensor, target: torch.Tensor) -> float:
+    target = target.to(outputs.device)
+    if target.dtype == torch.int64:
+        return F.cross_entropy(outputs.flatten(0, 1).float(), target.flatten()).item()
+    return torch.dot(outputs.flatten().float(), target.flatten().float()).item()

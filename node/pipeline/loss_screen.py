@@ -1,0 +1,97 @@
+"""Screens what the stage before sends by the losses that come of it: wrong labels and activations show there.
+
+A stage's own losses say how far apart honest ones are. Their level is the median of the last ones of all senders, and
+their deviation comes from what is below it, since who does wrong is above. Fewer than half of the senders may.
+
+A microbatch far above the level does not count. One sender's mean is compared with the other senders': whoever is
+odd is doubted, and of what it sends only that counts which looks like the others', until its mean does again. So who
+was merely behind is believed as soon as it has caught up, and no time is served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from protocol.ground import PeerId
+from protocol.peer_limits import PeerTable
+from protocol.windows import counted, window
+
+LEVEL = 16  # last losses of all senders, whose median is the level
+HISTORY = 128  # last excesses over the level, of which the deviation comes
+EACH = 8  # last excesses of one sender
+ENOUGH = 24  # excesses before anything is judged, and of one sender:
+ENOUGH_OF_ONE = 4
+SENDERS = 64  # that are compared, the latest
+FEWEST_SENDERS = 3
+FAR = 8.0  # deviations of one microbatch that does not count
+ODD = 5.0  # deviations of a sender's mean that is not like others'
+ALIKE = 2.0  # deviations within which a microbatch of a doubted sender counts
+LEAST_DEVIATION = 0.02  # of the level: below that nobody is told apart
+QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
+
+
+class LossScreen:
+    """Knows the usual losses of what peers send, and who is odd. Mutable state: last losses, of all and of each."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=LEVEL)
+        self._excesses: deque[float] = deque(maxlen=HISTORY)
+        self._each = PeerTable[deque[float]](SENDERS)
+        self._doubted = PeerTable[float](SENDERS)  # the mean excess when that began
+
+    @window
+    def __repr__(self) -> str:
+        senders, doubted = counted(len(self._each), "sender"), len(self._doubted)
+        return f"Losses: {len(self._excesses)} of {senders} | Doubted: {doubted}"
+
+    def is_doubted(self, sender: PeerId) -> bool:
+        return sender in self._doubted
+
+    def most(self, sender: PeerId | None) -> float:
+        """The largest loss with which a microbatch of the sender counts, in nats per token; infinite at first.
+
+        Infinite also for what this node has drawn itself, with None.
+        """
+        if sender is None or len(self._excesses) < ENOUGH:
+            return math.inf
+        return self._level() + (ALIKE if self.is_doubted(sender) else FAR) * self._deviation()
+
+    def note(self, sender: PeerId, loss: float) -> bool:
+        """Note a loss, also of what did not count; return whether the sender is doubted from now on."""
+        if self._losses:
+            excess = loss - self._level()
+            self._excesses.append(excess)
+            own = self._each.get(sender) or deque(maxlen=EACH)
+            self._each[sender] = own
+            own.append(excess)
+        self._losses.append(loss)
+        was_doubted, is_odd = self.is_doubted(sender), self._is_odd(sender)
+        if is_odd:
+            self._doubted[sender] = fmean(self._each[sender])
+        else:
+            self._doubted.pop(sender, None)
+        return is_odd and not was_doubted
+
+    def _is_odd(self, sender: PeerId) -> bool:
+        means = {peer: fmean(own) for peer, own in self._each.items() if len(own) >= ENOUGH_OF_ONE}
+        if len(self._excesses) < ENOUGH or len(means) < FEWEST_SENDERS or sender not in means:
+            return False
+        within = self._deviation() / math.sqrt(len(self._each[sender]))
+        centre, between = _centre_and_deviation(list(means.values()))
+        return means[sender] - centre > ODD * math.hypot(within, between)
+
+    def _level(self) -> float:
+        return median(self._losses)
+
+    def _deviation(self) -> float:
+        return max(_centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))
+
+
+def _centre_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and the standard deviation that the lower half would have come from."""
+    ordered = sorted(values)
+    centre = median(ordered)
+    return centre, (centre - ordered[len(ordered) // 4]) / QUARTILE
