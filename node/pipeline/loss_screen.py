@@ -21,14 +21,16 @@ from protocol.windows import counted, window
 
 LEVEL = 16  # last losses of all senders, whose median is the level
 HISTORY = 128  # last excesses over the level, of which the deviation comes
-EACH = 8  # last excesses of one sender
+EACH = 16  # last excesses of one sender
 ENOUGH = 24  # excesses before anything is judged, and of one sender:
-ENOUGH_OF_ONE = 4
+ENOUGH_OF_ONE = 5
 SENDERS = 64  # that are compared, the latest
 FEWEST_SENDERS = 3
 FAR = 8.0  # deviations of one microbatch that does not count
 ODD = 5.0  # deviations of a sender's mean that is not like others'
-ALIKE = 2.0  # deviations within which a microbatch of a doubted sender counts
+ALIKE = (
+    2.0  # deviations within which a microbatch of a doubted sender counts, and its mean is like others' again
+)
 LEAST_DEVIATION = 0.02  # of the level: below that nobody is told apart
 QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
 
@@ -81,7 +83,8 @@ class LossScreen:
             return False
         within = self._deviation() / math.sqrt(len(self._each[sender]))
         centre, between = _centre_and_deviation(list(means.values()))
-        return means[sender] - centre > ODD * math.hypot(within, between)
+        bound = AGAIN if self.is_doubted(sender) else ODD
+        return means[sender] - centre > bound * math.hypot(within, between)
 
     def _level(self) -> float:
         return median(self._losses)

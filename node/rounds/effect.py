@@ -1,8 +1,8 @@
 """Tries a partner's pull on the sequences that this stage has trained on last, before it counts.
 
-Averaging with an honest partner changes the loss by little, up or down; what undoes progress raises it, from whichever
-direction and however near it comes. How much is little the partners themselves say: the median of what they change.
-Until three are known, it is a part of what this round's own progress has done.
+Averaging with an honest partner changes the loss by little, up or down; what undoes progress raises it, from
+whichever direction and however near it comes. How much is little the partners themselves say: the median of what
+they change. Until three are known, it is a part of what this round's own progress has done.
 """
 
 from __future__ import annotations

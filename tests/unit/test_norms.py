@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pipeline.gradient_screen import ENOUGH, HISTORY, PROPORTION, TOO_SLOW, Lag, Norms
+from node.pipeline.gradient_screen import ENOUGH, HISTORY, PROPORTION, TOO_SLOW, Lag, Norms, Repeats
 from node.pipeline.source import LONGEST_PAUSE, TOLD_SECONDS, DropBackoff
+from protocol.ground import PeerId
 
 
 def after(*values: float) -> Norms:
@@ -69,3 +70,35 @@ def test_a_batch_with_one_gradient_999_times_the_usual_goes_the_honest_way() -> 
     bounded = norms.kept(float(attack.norm())) * attack
     step = torch.stack([*honest[:7], bounded]).sum(0)
     assert torch.cosine_similarity(step, torch.stack(honest).sum(0), dim=0) > 0.95
+
+
+# --- answers that come again --------------------------------------------------------------------
+
+FREE_RIDER, HONEST = PeerId("free rider"), PeerId("honest")
+
+
+def gradient(seed: int, common: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1_000))
+    return torch.randn(2, 32, 64, generator=generator) + common * shared
+
+
+def test_an_answer_given_before_is_recognised_also_with_noise_or_another_length() -> None:
+    repeats = Repeats()
+    for seed in range(5):
+        assert not repeats.is_repeated(HONEST, gradient(seed))
+    assert not repeats.is_repeated(FREE_RIDER, gradient(50))
+    assert repeats.is_repeated(FREE_RIDER, gradient(50))
+    assert repeats.is_repeated(FREE_RIDER, 7.0 * gradient(50) + 0.1 * gradient(51))
+    assert not repeats.is_repeated(HONEST, gradient(50))  # of another peer that is no sign
+
+
+def test_where_all_answers_are_alike_nobody_is_blamed_for_it() -> None:
+    repeats = Repeats()
+    judged = [repeats.is_repeated(HONEST, gradient(seed, common=10.0)) for seed in range(40)]
+    assert not any(judged[2:])
+
+
+def test_zeros_are_no_answer_that_comes_again() -> None:
+    repeats = Repeats()
+    assert not any(repeats.is_repeated(HONEST, torch.zeros(4, 4)) for _ in range(3))

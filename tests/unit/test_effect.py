@@ -1,0 +1,105 @@
+"""What a partner's pull would do to the loss decides how much of it counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from node.model.replica import Replica
+from node.model.stage_work import StageWork
+from node.model.transfer import transfer_for
+from node.rounds.effect import LEAST, LEAST_VOTES, Effect
+from protocol.codec import as_read
+from protocol.ground import PeerId
+from tests.swarm.micro import micro_batch, micro_manifest
+
+MANIFEST = micro_manifest(stages=2)
+STEPS = 12
+
+
+class Trained:
+    """A replica of each stage after some steps of training. Mutable state: these, and their work."""
+
+    def __init__(self, stage: int) -> None:
+        self.replicas = [Replica(MANIFEST, number) for number in range(2)]
+        self.work = [
+            StageWork(MANIFEST, replica.passes, transfer_for(replica.device)) for replica in self.replicas
+        ]
+        self.effect = Effect(self.replicas[stage])
+        self.replica = self.replicas[stage]
+        for step in range(STEPS):
+            self.step(step)
+
+    def step(self, seed: int) -> None:
+        inputs, labels = micro_batch(seed, 4, MANIFEST.data.sequence_tokens)
+        first, last = self.work
+        leaf, outputs, parcel = first.forward(inputs, labels)
+        activations = as_read(parcel.wait()[0])
+        _, answer = last.last_stage(activations, labels).wait()
+        first.backward(leaf, outputs, as_read(answer[0])).wait()
+        for replica in self.replicas:
+            replica.inner_step(1)
+
+    def undo(self, part: float) -> torch.Tensor:
+        return part * (self.replica.phi - self.replica.flat.values)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_undoing_progress_raises_the_loss_and_changes_nothing_here(stage: int) -> None:
+    trained = Trained(stage)
+    before = trained.replica.flat.values.clone()
+    change = trained.effect.change(trained.undo(1.0))
+    assert change is not None
+    assert change > (0.05 if stage else 0.001)  # the first stage sees it to first order, and has less of it
+    assert abs(trained.effect.change(torch.zeros_like(before)) or 0.0) < 1e-6
+    assert torch.equal(trained.replica.flat.values, before)
+    assert not trained.replica.flat.gradients.any()
+
+
+def test_gradients_that_are_in_already_stay() -> None:
+    trained = Trained(1)
+    inputs, labels = micro_batch(99, 2, MANIFEST.data.sequence_tokens)
+    with torch.no_grad():
+        hidden = trained.replicas[0].passes.evaluate(inputs)
+    trained.replica.passes.last_stage(hidden, labels)
+    gradients = trained.replica.flat.gradients.clone()
+    assert gradients.any()
+    assert trained.effect.change(trained.undo(0.5)) is not None
+    assert torch.equal(trained.replica.flat.gradients, gradients)
+
+
+def test_before_partners_are_known_more_than_a_part_of_the_own_progress_is_not_undone_whole() -> None:
+    trained = Trained(1)
+    change = trained.effect.change(trained.undo(2.0))
+    assert change is not None
+    kept, _ = trained.effect.kept(PeerId("first"), change)
+    assert kept < 0.1
+    assert trained.effect.kept(PeerId("second"), LEAST / 2) == (1.0, False)
+
+
+def test_what_partners_usually_change_is_kept_and_what_is_far_above_is_not() -> None:
+    effect = Trained(1).effect
+    for number in range(LEAST_VOTES + 3):
+        effect.kept(PeerId(f"honest {number}"), 0.02 * (-1) ** number)
+    assert effect.kept(PeerId("honest 9"), 0.025) == (1.0, False)
+    assert effect.kept(PeerId("honest 8"), -3.0) == (1.0, False)
+    kept, is_offence = effect.kept(PeerId("liar"), 0.3)
+    assert kept == pytest.approx(0.01, rel=0.01)
+    assert is_offence
+    assert effect.kept(PeerId("liar"), float("nan")) == (0.0, True)
+
+
+def test_a_minority_of_liars_does_not_move_what_is_usual() -> None:
+    effect = Trained(1).effect
+    for turn in range(20):
+        for number in range(5):
+            effect.kept(PeerId(f"honest {number}"), 0.01 * (-1) ** (turn + number))
+        for number in range(2):
+            effect.kept(PeerId(f"liar {number}"), 5.0)
+    kept, _ = effect.kept(PeerId("liar 0"), 5.0)
+    assert kept < 1e-4
+
+
+def test_without_anything_trained_nothing_is_tried() -> None:
+    replica = Replica(MANIFEST, 1)
+    assert Effect(replica).change(torch.zeros(replica.parameters)) is None

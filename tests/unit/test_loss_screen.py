@@ -1,0 +1,96 @@
+"""What senders' losses tell: wrong labels and activations show in few microbatches, and nobody honest does."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from node.pipeline.loss_screen import ENOUGH, LossScreen
+from protocol.ground import PeerId
+
+SENDERS = [PeerId(f"peer {number}") for number in range(8)]
+LEVEL, DEVIATION = 2.4, 0.2  # of honest microbatches, as 256 tokens of text have
+
+
+class Senders:
+    """Eight senders at random, honest but for `excess` of some. Mutable state: the generator, the screen."""
+
+    def __init__(self, excess: dict[int, float], seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.screen = LossScreen()
+        self.excess = excess
+        self.refused = dict.fromkeys(SENDERS, 0)
+        self.sent = dict.fromkeys(SENDERS, 0)
+
+    def send(self, count: int, level: float = LEVEL) -> None:
+        for _ in range(count):
+            number = self.rng.randrange(len(SENDERS))
+            sender = SENDERS[number]
+            loss = self.rng.gauss(level + self.excess.get(number, 0.0), DEVIATION)
+            self.sent[sender] += 1
+            self.refused[sender] += loss > self.screen.most(sender)
+            self.screen.note(sender, loss)
+
+    def part_refused(self, number: int) -> float:
+        return self.refused[SENDERS[number]] / self.sent[SENDERS[number]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_honest_senders_nobody_is_doubted_and_next_to_nothing_refused(seed: int) -> None:
+    senders = Senders({}, seed)
+    for step in range(3_000):
+        senders.send(1, level=2.0 + 3.5 * math.exp(-step / 300))
+        assert not any(map(senders.screen.is_doubted, SENDERS))
+    assert sum(senders.refused.values()) < 10
+
+
+@pytest.mark.parametrize("excess", [0.8, 2.0])
+@pytest.mark.parametrize("liars", [1, 2])
+def test_who_sends_wrong_labels_or_activations_is_doubted_soon(excess: float, liars: int) -> None:
+    senders = Senders(dict.fromkeys(range(liars), excess))
+    senders.send(ENOUGH + 100)
+    assert [senders.screen.is_doubted(sender) for sender in SENDERS] == [
+        number < liars for number in range(len(SENDERS))
+    ]
+    senders.refused = dict.fromkeys(SENDERS, 0)
+    senders.sent = dict.fromkeys(SENDERS, 0)
+    senders.send(800)
+    for number in range(len(SENDERS)):
+        if number < liars:
+            assert senders.part_refused(number) > 0.9
+        else:
+            assert senders.part_refused(number) < 0.02
+
+
+def test_a_single_microbatch_far_above_all_does_not_count_whoever_sent_it() -> None:
+    senders = Senders({})
+    senders.send(200)
+    assert LEVEL + 0.5 < senders.screen.most(SENDERS[0]) < LEVEL + 12 * DEVIATION
+
+
+def test_who_was_behind_is_believed_as_soon_as_it_is_not() -> None:
+    senders = Senders({3: 1.0})
+    senders.send(300)
+    assert senders.screen.is_doubted(SENDERS[3])
+    senders.excess = {}
+    senders.send(120)
+    assert not senders.screen.is_doubted(SENDERS[3])
+
+
+def test_nothing_is_refused_before_enough_is_known_or_of_what_was_drawn_here() -> None:
+    screen = LossScreen()
+    assert screen.most(SENDERS[0]) == math.inf
+    senders = Senders({})
+    senders.send(500)
+    assert senders.screen.most(None) == math.inf
+    assert senders.screen.most(PeerId("a stranger")) < math.inf
+
+
+def test_losses_that_never_differ_refuse_nobody() -> None:
+    screen = LossScreen()
+    for number in range(200):
+        sender = SENDERS[number % 3]
+        assert screen.most(sender) > 1.0
+        assert not screen.note(sender, 1.0)
