@@ -28,9 +28,8 @@ SENDERS = 64  # that are compared, the latest
 FEWEST_SENDERS = 3
 FAR = 8.0  # deviations of one microbatch that does not count
 ODD = 5.0  # deviations of a sender's mean that is not like others'
-ALIKE = (
-    2.0  # deviations within which a microbatch of a doubted sender counts, and its mean is like others' again
-)
+AGAIN = 2.0  # deviations within which the mean of a doubted sender is like others' again
+ALIKE = 1.0  # deviations within which a microbatch of a doubted sender counts
 LEAST_DEVIATION = 0.02  # of the level: below that nobody is told apart
 QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
 
