@@ -103,6 +103,7 @@ class Matchmaker:
         here, pair = self._here(), self.pair
         rate, round_seconds = self._rate(), self._pairing.bounds.nominal * here.step_seconds
         self.standing.step_done(here.now, self._replica.round, rate, round_seconds, self._others())
+        self.standing.note_loss(here.now, self._context.counters.losses.recent(), self._others())
         if self._is_behind():
             return
         self._seek_when_due()

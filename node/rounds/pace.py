@@ -34,6 +34,14 @@ RATE_ERROR = 2.0  # announced speeds are those of a few inner steps, some of the
 RETRY_SECONDS = 30.0  # after a download that failed
 SHORTEST_ROUND = 1e-3  # seconds
 LEAST_AWAY = 60.0  # seconds; a shorter stop is an exchange or a resend that took its deadline
+# A loss so many deviations above the others' for so long is that of weights which are not theirs: a state that a liar
+# gave, or that a machine spoilt. The deviation comes from the others that are below their median; 3 % at least.
+FAR_LOSS = 8.0
+LEAST_LOSS_DEVIATION = 0.03
+QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
+TELLING = 3  # replicas that must tell theirs
+ODD_SECONDS = 60.0
+LOSS_AGAIN_SECONDS = 600.0  # after a download
 
 
 class Tempo:
@@ -106,14 +114,15 @@ class Other:
     peer: PeerId
     round: int
     tokens_per_second: float
+    loss: float | None = None  # of its last steps, in nats per token
 
 
 def others_among(members: Sequence[Member], me: PeerId) -> list[Other]:
     """Pick the other members that train."""
     return [
-        Other(member.peer, member.announcement.round, member.announcement.tokens_per_second)
-        for member in members
-        if member.peer != me and member.announcement.state == "serving"
+        Other(told.peer, told.announcement.round, told.announcement.tokens_per_second, told.announcement.loss)
+        for told in members
+        if told.peer != me and told.announcement.state == "serving"
     ]
 
 
@@ -141,6 +150,10 @@ class Standing:
         self._rounds_then: Mapping[PeerId, int] = {}
         self._absence: _Absence | None = None
         self._asks_again_at = 0.0
+        self._odd: tuple[float, float, float] | None = (
+            None  # since when its loss is; that loss, and the others'
+        )
+        self._loss_counts_at = 0.0
 
     def began_alone(self) -> None:
         """Note that the first state is the seed's or a saved one, and nobody seen could have given another."""
@@ -153,7 +166,8 @@ class Standing:
     def downloaded(self) -> None:
         """Note that its state is the others': what it missed before is made up for."""
         self.is_alone = False
-        self._absence = None
+        self._absence = self._odd = None
+        self._loss_counts_at = (self._last_step or 0.0) + LOSS_AGAIN_SECONDS
 
     def download_failed(self, now: float) -> None:
         """Note that a download failed: training goes on with what there is, for a while."""
@@ -175,6 +189,19 @@ class Standing:
         self._last_step, self._rate_then = now, tokens_per_second
         self._rounds_then = {other.peer: other.round for other in others}
 
+    def note_loss(self, now: float, loss: float | None, others: Sequence[Other]) -> None:
+        """Note the loss of the last steps: with one far above the others' for long, its weights are to blame."""
+        known = sorted(other.loss for other in others if other.loss is not None)
+        if loss is None or len(known) < TELLING or now < self._loss_counts_at:
+            self._odd = None
+            return
+        centre = median(known)
+        deviation = max((centre - known[len(known) // 4]) / QUARTILE, LEAST_LOSS_DEVIATION * abs(centre))
+        if loss > centre + FAR_LOSS * deviation:
+            self._odd = self._odd[0] if self._odd is not None else now, loss, centre
+        else:
+            self._odd = None
+
     def why_behind(self, now: float, round_: int, tokens_per_second: float, others: Sequence[Other]) -> str:
         """A clause for the volunteer, empty when the replica is not behind. The numbers are its own."""
         if now < self._asks_again_at:
@@ -187,6 +214,9 @@ class Standing:
             known = [other for other in others if other.peer in self._absence.rounds_before]
             if _most([_went_on(other, round_, self._absence) for other in known]):
                 return f"it stood still for {self._absence.seconds:.0f} s while the others went on"
+        if self._odd is not None and now - self._odd[0] >= ODD_SECONDS:
+            _, loss, centre = self._odd
+            return f"its loss of {loss:.2f} is far above {centre:.2f}, the others'"
         return ""
 
 

@@ -25,6 +25,7 @@ from protocol.rpc import Answer, Request
 from tests.swarm.micro import (
     FOREVER,
     events_of,
+    everyone_goes_on,
     everyone_reaches,
     micro_swarm,
     observer_of,
@@ -254,3 +255,30 @@ def test_an_export_takes_no_liars_weights(tmp_path: Path, monkeypatch: pytest.Mo
     assert len([sentence for sentence in told if "gives other weights" in sentence]) == 2
     weights = load_file(tmp_path / "model" / "model.safetensors")
     assert max(float(tensor.abs().max()) for tensor in weights.values()) < 2.0, "norms are around 1"
+
+
+def test_who_adopted_a_bad_state_finds_out_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: its partners clipped what it sent, and it them, and it stayed as far away as it was."""
+    monkeypatch.setattr("node.rounds.pace.ODD_SECONDS", 3.0)  # a minute is 1,500 steps of so small a model
+
+    async def main() -> None:
+        swarm = micro_swarm(stages=1, model__layers=1, outer__clip=1.5, inner__total_steps=FOREVER)
+        await swarm.seed_peer.start()
+        for number in range(5):
+            swarm.add(number, stage=0)
+        await everyone_reaches(swarm, 40)
+        spoilt = swarm.nodes[4].replica
+        noise = torch.randn(spoilt.parameters, generator=torch.Generator().manual_seed(5))
+        with torch.no_grad():
+            spoilt.phi.add_(noise, alpha=0.5)
+            spoilt.flat.values.copy_(spoilt.phi)
+        await until(lambda: bool(events_of(swarm, "downloaded")), 60, 1.0)
+        (behind,) = events_of(swarm, "behind")
+        assert behind["node"] == 4
+        assert "its loss of" in behind["reason"]
+        await everyone_goes_on(swarm, 60)
+        losses = [node.context.counters.losses.recent() for node in swarm.nodes.values()]
+        assert max(losses) < min(losses) + 0.3
+        await swarm.leave()
+
+    run_swarm(main())

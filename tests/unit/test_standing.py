@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from node.rounds.pace import LEAST_AWAY, RETRY_SECONDS, Other, Standing
+from node.rounds.pace import LEAST_AWAY, LOSS_AGAIN_SECONDS, ODD_SECONDS, RETRY_SECONDS, Other, Standing
 from protocol.ground import PeerId
 
 LIFETIME = 300.0
@@ -114,3 +114,41 @@ def test_after_a_download_that_failed_training_goes_on_for_a_while() -> None:
     standing.download_failed(50.0)
     assert not standing.why_behind(51.0, 0, 100.0, others(40, 41))
     assert standing.why_behind(51.0 + RETRY_SECONDS, 0, 100.0, others(40, 41))
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+def telling(*losses: float) -> list[Other]:
+    return [Other(PeerId(f"peer {n}"), 100, 100.0, loss) for n, loss in enumerate(losses)]
+
+
+def after_losses(loss: float, others: list[Other], seconds: float) -> str:
+    standing = Standing(45.0)
+    for second in range(int(seconds) + 1):
+        standing.note_loss(float(second), loss, others)
+    return standing.why_behind(seconds, 100, 100.0, others)
+
+
+def test_a_loss_far_above_the_others_for_long_is_that_of_other_weights() -> None:
+    assert "its loss of 4.00 is far above 2.15" in after_losses(4.0, telling(2.0, 2.1, 2.2, 9.0), ODD_SECONDS)
+    assert not after_losses(4.0, telling(2.0, 2.1, 2.2), ODD_SECONDS / 2), "that may pass"
+    assert not after_losses(4.0, telling(2.0, 2.1), ODD_SECONDS), "two may both be wrong"
+    assert not after_losses(2.4, telling(2.0, 2.1, 2.2), ODD_SECONDS)
+    assert not after_losses(4.0, telling(1.0, 2.1, 3.2), ODD_SECONDS), "they differ as much themselves"
+
+
+def test_two_liars_of_five_make_nobody_download() -> None:
+    assert not after_losses(2.1, telling(2.0, 2.1, 2.2, 0.0, 0.0), ODD_SECONDS)
+
+
+def test_after_a_download_the_losses_of_before_do_not_count() -> None:
+    standing, others_ = Standing(45.0), telling(2.0, 2.1, 2.2)
+    standing.step_done(0.0, 100, 100.0, 1.0, others_)
+    standing.note_loss(0.0, 4.0, others_)
+    standing.note_loss(ODD_SECONDS, 4.0, others_)
+    assert standing.why_behind(ODD_SECONDS, 100, 100.0, others_)
+    standing.downloaded()
+    for second in range(int(LOSS_AGAIN_SECONDS)):
+        standing.note_loss(float(second), 4.0, others_)
+        assert not standing.why_behind(float(second), 100, 100.0, others_)
