@@ -110,8 +110,8 @@ def test_a_swarm_learns_as_well_as_from_uniform_draws(monkeypatch: pytest.Monkey
     shuffled = learning.simulate(setting).loss
     original = learning.text_of
 
-    def uniform(manifest: Manifest) -> TrainingData:
-        data = original(manifest)
+    def uniform(manifest: Manifest, texts: tuple[str, ...] = ()) -> TrainingData:
+        data = original(manifest, texts)
         return UniformDraws(data.documents, data.tokenizer)
 
     monkeypatch.setattr(learning, "text_of", uniform)
