@@ -36,9 +36,12 @@ def changed(config: NodeConfig, wishes: Mapping[str, Limit]) -> NodeConfig:
 def of_one_node(limits: Mapping[str, Limit], nodes: int) -> dict[str, Limit]:
     """The limits of one of several nodes of a command, which share the network; the others are each one's own."""
     parts = dict(limits)
+    if nodes == 1:
+        return parts
     for name in ("max_upload", "max_download"):
         if limit := limits.get(name):
-            parts[name] = f"{parse_rate(str(limit)) / nodes:.3f}B/s"
+            each = f"{8e-6 * parse_rate(str(limit)) / nodes:.6f}"
+            parts[name] = each.rstrip("0").rstrip(".") + "Mbit"
     if cap := limits.get("monthly_cap"):
         parts["monthly_cap"] = str(max(1, parse_size(str(cap)) // nodes))
     return parts

@@ -203,7 +203,10 @@ class ComputeThread(Compute):
 
 
 class InlineCompute(Compute):
-    """Runs the work on the loop at once, for simulations, where `cost(priority)` virtual seconds pass."""
+    """Runs the work on the loop at once, for simulations, where `cost(priority)` virtual seconds pass.
+
+    A device that may compute for a share of the time rests after each piece, as the thread does.
+    """
 
     def __init__(self, cost: Callable[[Priority], float], trace: Trace = NO_TRACE) -> None:
         super().__init__(asyncio.get_running_loop().time, trace)
@@ -211,6 +214,7 @@ class InlineCompute(Compute):
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._busy = False
+        self._resting: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
@@ -223,7 +227,7 @@ class InlineCompute(Compute):
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         queued = self.trace.now()
         await self._turn(priority)
-        began = self._begin(priority)
+        started, began = self.clock(), self._begin(priority)
         try:
             seconds = self._cost(priority)
             try:
@@ -234,9 +238,17 @@ class InlineCompute(Compute):
             return result
         finally:
             self._end(priority, work, queued, began)
+            self._rest(self.duty.rest(started, self.clock()))
+
+    def _rest(self, seconds: float) -> None:
+        if seconds:
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._pass_on)
+        else:
             self._pass_on()
 
     async def close(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         for _, _, turn in self._waiting:
             turn.cancel()
 

@@ -81,10 +81,14 @@ def test_nodes_of_one_command_share_the_network_and_each_has_the_other_limits() 
         {"max_upload": "20Mbit", "monthly_cap": "100GB", "gpu_percent": "50", "hours": "none"}, 4
     )
     assert order == {
-        "max_upload": "625000.000B/s",
+        "max_upload": "5Mbit",
         "monthly_cap": str(25 * 10**9),
         "gpu_percent": "50",
         "hours": "",
+    }
+    assert as_order({"max_upload": "2.5MB/s", "only_idle": True}, 1) == {
+        "max_upload": "2.5MB/s",
+        "only_idle": True,
     }
     assert as_order({"max_upload": "none", "monthly_cap": "none"}, 4) == {"max_upload": "", "monthly_cap": ""}
     with pytest.raises(UserError, match="--hours"):
