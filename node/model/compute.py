@@ -41,6 +41,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+REST_PART = 0.5  # seconds of a rest after which the share is looked at again
 LAST_PASSES = 15  # by which it is known what one takes; the first ones compile, and warm caches
 
 
@@ -183,7 +184,14 @@ class ComputeThread(Compute):
                 result, error = None, named(raised)
             self._end(priority, work, queued, began)
             self._loop.call_soon_threadsafe(_settle, future, result, error)
-            self._ending.wait(self.duty.rest(started, time.monotonic()))
+            self._rest(self.duty.rest(started, time.monotonic()))
+
+    def _rest(self, seconds: float) -> None:
+        """Rest so long, or until a larger share is given, or the thread is to end."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0 and not self.duty.has_risen():
+            if self._ending.wait(min(left, REST_PART)):
+                return
 
     def _finish_on_device(self) -> None:
         """Wait for a GPU, which computes on while the next piece is launched: what is to rest must end first."""

@@ -183,6 +183,22 @@ def test_time_without_work_counts_as_rest() -> None:
     assert duty.rest(20.1, 21.1) == pytest.approx(1.0, abs=0.21)
 
 
+def test_a_larger_share_ends_the_rest_for_a_smaller_one() -> None:
+    duty = Duty(0.01)
+    assert duty.rest(10.0, 12.0) == pytest.approx(198.0, abs=1)
+    assert not duty.has_risen()
+    duty.share = 0.5
+    assert duty.has_risen()
+    assert duty.rest(13.0, 14.0) == pytest.approx(1.0, abs=0.21)
+    duty.share = 0.25
+    assert not duty.has_risen()
+    assert duty.rest(15.0, 16.0) == pytest.approx(3.0, abs=0.21)
+    duty.share = 1.0
+    assert duty.rest(17.0, 18.0) == 0.0
+    duty.share = 0.5
+    assert duty.rest(18.0, 19.0) == pytest.approx(1.0, abs=0.21)
+
+
 def test_bandwidth_limits_are_told_as_a_lower_capacity() -> None:
     manifest = load_preset("tiny")
     nbytes = 4 * 2 * 128 * 64  # float32 [sequences, tokens, hidden]
