@@ -87,8 +87,10 @@ class Libp2pStream(Stream):
         if not view.nbytes:
             return  # and could not be cast
         view, meter = view.cast("B"), self._socket.meter
-        for start in range(0, len(view), meter.slice_bytes):
-            part = view[start : start + meter.slice_bytes]
+        start = 0
+        while start < len(view):
+            part = view[start : start + meter.slice_bytes]  # which may change meanwhile
+            start += len(part)
             if wait := meter.sending(len(part)):
                 await asyncio.sleep(wait)
             if self._socket.is_closing():
