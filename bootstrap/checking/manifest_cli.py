@@ -45,14 +45,19 @@ def check(
         typer.Option(help=f"Speed and cost with these, as a100,4090. Known: {', '.join(DEVICES)}."),
     ] = "",
     price: Annotated[float, typer.Option(min=0, help="Of one device for an hour, in your currency.")] = 0.0,
-    measure: Annotated[bool, typer.Option("--measure", help="Also measure this machine.")] = False,
+    watts: Annotated[float, typer.Option(min=0, help="Of one machine; 0: its device's own.")] = 0.0,
+    kwh_price: Annotated[float, typer.Option(min=0, help="Of a kilowatt hour.")] = 0.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also measure this machine, as it is now.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=0, help="Of what is measured; 0: as a node's.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Check a manifest, and show memory, bytes, hours and money that its run takes.
+    """Check a manifest, and show memory, bytes, hours, power and money that its run takes.
 
     Ends with code 2 and a line for each problem when the manifest cannot be used.
 
-    Example: noloco manifest check --preset llama-125m --device 4090 --uplink 100Mbit --price 0.35
+    Example: noloco manifest check --preset llama-125m --device 4090 --uplink 100Mbit --kwh-price 0.3
     """
     try:
         devices = named(device)
@@ -64,14 +69,15 @@ def check(
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
     except UserError as error:
         fail(error)
-    from bootstrap.checking.costs import cost_of
+    from bootstrap.checking.costs import Prices, cost_of
     from bootstrap.checking.report import AssumedLinks, report_of, report_on
 
     links = AssumedLinks.between(upload, download, latency_ms / 1000)
     report = report_on(chosen, replicas, links)
-    all_devices = [*devices, *([measured_here(chosen)] if measure else [])]
+    all_devices = [*devices, *([measured_here(chosen, threads)] if measure else [])]
     speeds = [report_of(chosen, each) for each in all_devices]
-    costs = [cost_of(chosen, each, links, replicas, price) for each in all_devices]
+    prices = Prices(price, kwh_price, watts)
+    costs = [cost_of(chosen, each, links, replicas, prices) for each in all_devices]
     if as_json:
         told = [
             asdict(speed) | {"cost": cost and asdict(cost)} for speed, cost in zip(speeds, costs, strict=True)
