@@ -18,8 +18,10 @@ from rich.console import Console
 from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
 from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
+from node.first_look import tell_of_machine, towards
 from node.giving.keeper import Keeper, Month, Senses
 from node.giving.policy import VolunteerLimits
+from node.machine.checkup import checks_here
 from node.machine.cores import cores
 from node.machine.duty import Duty
 from node.machine.limits import parse_rate, parse_share, parse_size
@@ -81,14 +83,8 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         teller=teller,
     )
     daemon = Node(config, surroundings)
-    keeper = Keeper(
-        limits,
-        senses,
-        Month(state, transport, datetime.now().astimezone()),
-        duty,
-        daemon.rest,
-        surroundings.events,
-    )
+    month = Month(state, transport, datetime.now().astimezone())
+    keeper = Keeper(limits, senses, month, duty, daemon.rest, surroundings.events)
     on_interrupt(lambda number: daemon.stop(PATIENCE[number]))
 
     def health() -> Report:
@@ -98,6 +94,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
     page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
+    tell_of_machine(surroundings.events, checks_here(state.path, towards(config.join)))
     has_failed = False
     try:
         async with health_served(state.path, health, orders_to(daemon)), page:

@@ -60,6 +60,15 @@ class MappedNetwork:
     ) -> None:
         self._tear_down()
 
+    def lose_large_packets(self, most: int) -> None:
+        """Carry packets of `most` bytes between inside and outside from now on, and lose larger ones in silence."""
+        _run("ip", "-n", self._router, "link", "set", "dev", self._outside[-14:], "mtu", str(most))
+        silence = (
+            "table ip silent {\nchain output { type filter hook output priority 0;\n"
+            "icmp type destination-unreachable icmp code 4 drop;\n}\n}\n"
+        )
+        _run("ip", "netns", "exec", self._router, "nft", "-f", "-", text=silence)
+
     @property
     def _names(self) -> tuple[str, ...]:
         return (self._inside, self._router, self._outside)
