@@ -139,7 +139,7 @@ def cost_of(
         tokens=total * replicas,
         tokens_per_second=rate,
         compute_tokens_per_second=min(computing),
-        link_tokens_per_second=min(_link_speed(each, links) for each in traffic),
+        link_tokens_per_second=min(link_speed(each, links) for each in traffic),
         hours=hours,
         uploaded=tuple(each.sent * FRAMING * total for each in traffic),
         downloaded=tuple(each.received * FRAMING * total for each in traffic),
@@ -189,7 +189,7 @@ def _together(up: float, down: float, links: AssumedLinks) -> float:
     return max(up, down) + turns * min(up, down)
 
 
-def _link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
+def link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
     """Tokens a second that the link carries; infinite where nothing travels."""
     seconds = _together(*_link_seconds(traffic, links), links)
     return 1 / seconds if seconds else float("inf")

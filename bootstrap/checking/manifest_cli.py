@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
 
 from bootstrap.checking.devices import measured_here, named
-from node.command import App, fail
-from node.machine.devices import DEVICES
+from bootstrap.model_options import AccessToken
+from node.command import App, fail, run_async
+from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
 from protocol.errors import ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 from protocol.manifest_advice import advice
 
+if TYPE_CHECKING:  # torch, which whoever asks for --help need not wait for
+    from bootstrap.checking.costs import Prices
+    from bootstrap.checking.report import AssumedLinks
+    from bootstrap.checking.this_machine import NamedLinks
+
 app = App(no_args_is_help=True)
+
+NAME_ONE = (
+    f"Name either a manifest file or a preset: --preset {' | '.join(PRESETS)}. Or a run: --join ADDRESS."
+)
 
 
 @app.callback()
@@ -51,6 +62,10 @@ def check(
         bool, typer.Option("--measure", help="Also measure this machine, as it is now.")
     ] = False,
     threads: Annotated[int, typer.Option(min=0, help="Of what is measured; 0: as a node's.")] = 0,
+    join: Annotated[
+        list[str] | None, typer.Option(help="This machine for a run: a member's address.")
+    ] = None,
+    token: AccessToken = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Check a manifest, and show memory, bytes, hours, power and money that its run takes.
@@ -61,23 +76,44 @@ def check(
     """
     try:
         devices = named(device)
-        if (file is None) == (preset is None):
-            raise UserError(f"Name either a manifest file or a preset: --preset {' | '.join(PRESETS)}.")
+        if (file is not None) + (preset is not None) + bool(join) != 1:
+            raise UserError(NAME_ONE)
         upload, download = (rate_of(text, mbit) for text in (uplink, downlink))
+        if join:
+            from bootstrap.checking.this_machine import NamedLinks
+
+            named_links = NamedLinks(
+                upload if uplink else None, download if downlink else None, mbit * 1.25e5
+            )
+            return check_here(join, token, named_links, threads, watts, as_json)
         chosen = load_toml(file) if file is not None else load_preset(preset or "")
     except ManifestError as error:
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
     except UserError as error:
         fail(error)
-    from bootstrap.checking.costs import Prices, cost_of
-    from bootstrap.checking.report import AssumedLinks, report_of, report_on
+    from bootstrap.checking.costs import Prices
+    from bootstrap.checking.report import AssumedLinks
 
     links = AssumedLinks.between(upload, download, latency_ms / 1000)
-    report = report_on(chosen, replicas, links)
     all_devices = [*devices, *([measured_here(chosen, threads)] if measure else [])]
-    speeds = [report_of(chosen, each) for each in all_devices]
-    prices = Prices(price, kwh_price, watts)
-    costs = [cost_of(chosen, each, links, replicas, prices) for each in all_devices]
+    show_check(chosen, all_devices, links, replicas, Prices(price, kwh_price, watts), as_json)
+
+
+def show_check(
+    chosen: Manifest,
+    devices: Sequence[Device],
+    links: AssumedLinks,
+    replicas: int,
+    prices: Prices,
+    as_json: bool,
+) -> None:
+    """Show what a run by the manifest takes, and what it costs with such devices."""
+    from bootstrap.checking.costs import cost_of
+    from bootstrap.checking.report import report_of, report_on
+
+    report = report_on(chosen, replicas, links)
+    speeds = [report_of(chosen, each) for each in devices]
+    costs = [cost_of(chosen, each, links, replicas, prices) for each in devices]
     if as_json:
         told = [
             asdict(speed) | {"cost": cost and asdict(cost)} for speed, cost in zip(speeds, costs, strict=True)
@@ -90,6 +126,16 @@ def check(
 
     show_report(report, chosen, links)
     show_costs(speeds, costs, replicas)
+
+
+def check_here(
+    join: Sequence[str], token: str, links: NamedLinks, threads: int, watts: float, as_json: bool
+) -> None:
+    """Show what this machine could serve in the run; ends with code 1 when that is nothing."""
+    from bootstrap.checking.machine_tables import show_machine
+
+    if not run_async(show_machine(join, token, links, threads, watts, as_json)):
+        sys.exit(1)
 
 
 def rate_of(text: str, mbit: float) -> float:

@@ -69,7 +69,9 @@ async def measured_links(
     now = rpc.transport.now()
     record = Announcement(stage=0, state="leaving", since=now).to_bytes()
     sealed = seal_record(key, stage_key(signed.run_id, 0), record, now + RECORD_SECONDS)
-    rpc.introduction = Introduce(stage=0, record=sealed, expires=now + RECORD_SECONDS)
+    shown = rpc.introduction.credential if rpc.introduction is not None else b""  # of a private run
+    expires = now + RECORD_SECONDS
+    rpc.introduction = Introduce(stage=0, record=sealed, expires=expires, credential=shown)
     links = Links()
     visitor = Visitor(rpc, links, random.Random())
     for peer in members[:MOST_MEASURED]:

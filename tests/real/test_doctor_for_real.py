@@ -43,6 +43,16 @@ def test_the_way_to_a_run_is_checked_step_by_step_and_what_was_given_is_shown(tm
     )
     assert re.search(r"uplink +[\d.]+ Mbit/s", done.stdout)
     assert "run 'tiny'" in done.stdout
+    could = run_tool("manifest", "check", "--join", address, "--json", "--threads", "1")
+    assert could.returncode == 0, could.stderr
+    machine = json.loads(could.stdout)
+    assert machine["upload_is_measured"]
+    assert [(stage["replicas"], stage["fits"]) for stage in machine["stages"]] == [(1, "whole"), (1, "whole")]
+    assert all(
+        stage["computes"] > 0 and stage["sent"] > 0 and stage["pace"] > 0 for stage in machine["stages"]
+    )
+    words = " ".join(run_tool("manifest", "check", "--join", address, "--uplink", "8Mbit").stdout.split())
+    assert "8.0 Mbit/s up (as you say), 8.0 Mbit/s down (taken to be the same" in words
     given = run_tool("contributors", "--join", address, "--json")
     assert given.returncode == 0, given.stderr
     found = json.loads(given.stdout)
