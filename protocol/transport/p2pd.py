@@ -106,7 +106,9 @@ class P2pd:
 
             @staticmethod
             def _make_process_args(*arguments: object, **flags: object) -> list[str]:
-                command: list[str] = P2P._make_process_args(*arguments, noise=False, **flags)
+                # p2pd would carry others' traffic even where it may not be reached through others itself
+                own = {"noise": False, "relayService": config.relay}
+                command: list[str] = P2P._make_process_args(*arguments, **own, **flags)
                 return [*_OWN_SESSION, *command]
 
         try:
