@@ -106,10 +106,8 @@ class P2pd:
 
             @staticmethod
             def _make_process_args(*arguments: object, **flags: object) -> list[str]:
-                # p2pd would carry others' traffic even where it may not be reached through others itself
-                own = {"noise": False, "relayService": config.relay}
-                command: list[str] = P2P._make_process_args(*arguments, **own, **flags)
-                return [*_OWN_SESSION, *command]
+                flags |= {"noise": False, "relayService": config.relay}  # which has a switch of its own
+                return [*_OWN_SESSION, *P2P._make_process_args(*arguments, **flags)]
 
         try:
             async with asyncio.timeout(config.startup_timeout):
