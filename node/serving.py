@@ -17,10 +17,12 @@ from rich.console import Console
 from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
 from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
+from node.first_look import tell_of_machine, towards
 from node.giving.keeper import Keeper, Senses
 from node.giving.limits import LIMITS, of_one_node
 from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
+from node.machine.checkup import checks_here
 from node.machine.cores import cores
 from node.machine.duty import Duty
 from node.machine.limits import parse_rate, parse_share
@@ -98,6 +100,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
     page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
+    tell_of_machine(surroundings.events, checks_here(state.path, towards(config.join)))
     has_failed = False
     try:
         async with health_served(state.path, steering.report, steering.orders()), page:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
 _LOCAL_DEADLINE = 10.0
-_GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
+GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
 _ACCEPTED = b"\x01"  # a handler has taken the stream
 
 
@@ -303,7 +303,7 @@ async def speaks_libp2p(host: str, port: int, deadline: float) -> bool:
     async with asyncio.timeout(deadline):
         reader, writer = await asyncio.open_connection(host, port)
         try:
-            return await reader.read(len(_GREETING)) == _GREETING
+            return await reader.read(len(GREETING)) == GREETING
         finally:
             writer.close()
 
