@@ -54,8 +54,8 @@ class RunOptions:
             manifest = with_tokenizer(manifest, raw, self.end_of_text, is_preset=is_preset)
         elif self.from_checkpoint is not None:
             _require_bytes(manifest, self.from_checkpoint)
-        elif self.file is None:
-            _require_tokens(manifest)
+        else:
+            _require_tokens(manifest, self.file)
         if told := longer_than_positions(manifest):
             logger.warning("%s", told)
         if self.from_checkpoint is not None:
@@ -93,14 +93,26 @@ class RunOptions:
         return manifest_from(contents)
 
 
-def _require_tokens(preset: Manifest) -> None:
-    """Refuse a vocabulary of which bytes would use next to nothing. Raises `ManifestError`."""
-    if preset.model.vocab_size > MOST_OVER_BYTES:
-        raise ManifestError(
-            f"The preset {preset.name} has {preset.model.vocab_size:,} tokens, of which bytes would use 256. Name "
-            "the tokenizer of the text to train on: --tokenizer tokenizer.json, or --tokenizer hub:NAME. "
-            f"For bytes, write a manifest: noloco-bootstrap init run.toml --size {preset.name} --vocab 256."
-        )
+def lacks_tokenizer(manifest: Manifest) -> bool:
+    """Return whether bytes are the tokens of a vocabulary of which they would use next to nothing."""
+    return manifest.data.tokenizer == BYTES and manifest.model.vocab_size > MOST_OVER_BYTES
+
+
+def _require_tokens(manifest: Manifest, file: Path | None) -> None:
+    """Refuse a preset, or a manifest of that `file`, that lacks its tokenizer. Raises `ManifestError`."""
+    if not lacks_tokenizer(manifest):
+        return
+    what = f"The preset {manifest.name}" if file is None else f"The manifest {file}"
+    for_bytes = (
+        f"write a manifest: noloco-bootstrap init run.toml --size {manifest.name} --vocab 256"
+        if file is None
+        else "set model.vocab_size = 256 in it"
+    )
+    raise ManifestError(
+        f"{what} has {manifest.model.vocab_size:,} tokens, of which bytes would use 256. Name "
+        "the tokenizer of the text to train on: --tokenizer tokenizer.json, or --tokenizer hub:NAME. "
+        f"For bytes, {for_bytes}."
+    )
 
 
 def _require_bytes(manifest: Manifest, checkpoint: str) -> None:
