@@ -19,13 +19,20 @@ from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, TokenizerError
-from protocol.manifest import BYTES, Manifest, Start, load_preset, load_toml, manifest_from, toml_contents
+from protocol.manifest import (
+    BYTES,
+    Manifest,
+    Start,
+    load_preset,
+    load_toml,
+    manifest_from,
+    toml_contents,
+)
 from protocol.model import Model
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_DIGEST = "0" * 64
-MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
 BYTE_VALUES = 256
 _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
 
@@ -93,14 +100,9 @@ class RunOptions:
         return manifest_from(contents)
 
 
-def lacks_tokenizer(manifest: Manifest) -> bool:
-    """Return whether bytes are the tokens of a vocabulary of which they would use next to nothing."""
-    return manifest.data.tokenizer == BYTES and manifest.model.vocab_size > MOST_OVER_BYTES
-
-
 def _require_tokens(manifest: Manifest, file: Path | None) -> None:
     """Refuse a preset, or a manifest of that `file`, that lacks its tokenizer. Raises `ManifestError`."""
-    if not lacks_tokenizer(manifest):
+    if manifest.data.tokenizer != BYTES or not manifest.model.outgrows_bytes:
         return
     what = f"The preset {manifest.name}" if file is None else f"The manifest {file}"
     for_bytes = (

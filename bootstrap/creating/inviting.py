@@ -41,8 +41,8 @@ class Issuer:
         signed = signed_in(directory)
         if not signed.manifest.access.private:
             raise TokenError(
-                f"Run '{signed.manifest.name}' is open: everybody may join it. A private one is founded with "
-                "access.private in its manifest."
+                f"Run '{signed.manifest.name}' is open: everybody may join it, with the line that noloco-bootstrap "
+                "printed. A private one is founded with access.private in its manifest."
             )
         return cls(signed.run_id, run_key_in(directory, signed))
 
@@ -64,6 +64,11 @@ class Issuer:
 
     def invite(self, uses: int, days: float) -> Token:
         return Token.issue(self.run_id, self.key, self.delegation, uses, time.time() + days * DAY)
+
+
+def is_open(directory: Path) -> bool:
+    """Return whether everybody may join the run of `directory`. Raises `StateError`."""
+    return not signed_in(directory).manifest.access.private
 
 
 def run_key_in(directory: Path, signed: SignedManifest) -> Identity:
