@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -175,6 +176,15 @@ class NodeConfig(BaseModel):
             Hours.parse(text)
         return text
 
+    @field_validator("run")
+    @classmethod
+    def _is_a_run(cls, text: str) -> str:
+        if text and not re.fullmatch("[0-9a-f]{32}", text):
+            raise ValueError(
+                f"{text[:40]!r} is not a run's id: copy its 32 digits from what founding it printed"
+            )
+        return text
+
     @field_validator("dashboard")
     @classmethod
     def _is_a_place(cls, text: str) -> str:
@@ -229,8 +239,10 @@ def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{shown}: there is no such setting.{_meant(name, list(NodeConfig.model_fields))}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    message = message.replace("a valid tuple", 'a list in brackets, ["…", "…"]').replace(
-        "a valid string", "text in quotes"
+    message = (
+        message.replace("String should", "it should")
+        .replace("a valid tuple", 'a list in brackets, ["…", "…"]')
+        .replace("a valid string", "text in quotes")
     )
     return f"{shown}: {message}"
 
