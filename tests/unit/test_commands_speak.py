@@ -204,7 +204,9 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
 ]
 
 
-@pytest.mark.parametrize(("line", "said", "step"), WRONG, ids=[line.replace(TOKEN, "TOKEN") for line, _, _ in WRONG])
+@pytest.mark.parametrize(
+    ("line", "said", "step"), WRONG, ids=[line.replace(TOKEN, "TOKEN") for line, _, _ in WRONG]
+)
 def test_a_mistake_is_one_sentence_with_the_next_step(
     line: str, said: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
