@@ -80,7 +80,7 @@ Percent = Annotated[str | None, typer.Option(help="Of the time to compute.", sho
 Degrees = Annotated[str | None, typer.Option(help="Of the device, in °C.", show_default=False)]
 Times = Annotated[str | None, typer.Option(help="As 22-07 or 'mon-fri 22-07, sat-sun'.", show_default=False)]
 Idle = Annotated[
-    bool | None, typer.Option("--only-idle/--no-only-idle", help="Pause while the machine is in use.")
+    bool | None, typer.Option("--only-idle/--no-only-idle", help="Pause while it is in use or on battery.")
 ]
 
 
