@@ -1,12 +1,12 @@
 """The cost of a run to its volunteers: seconds a step, hours, bytes, power and money; what limits, what would help.
 
-An inner step of M microbatches is modelled as the trip of one microbatch through all stages, there and back, plus
-M − 1 times what the slowest part, a stage's device or its link, needs for one. On a full link the two directions take
-turns, since the flow control of one waits behind the data of the other, the longer the slower the link
-(docs/experiments/wan.md). What one replica sends another receives, so that on equal links every byte goes at the
-slower direction's speed. With a staleness of one the trips of the next step's microbatches overlap it. At the end of
-a round all replicas wait for what is averaged then, which is spread over the round's steps. Replicas are equal, so
-each gets as many microbatches as it sends.
+An inner step of M microbatches is modelled as the trip of one microbatch through all stages, there and back, plus M −
+1 times what the slowest part, a stage's device or its link, needs for one. On a full link the two directions partly
+take turns, since the flow control of one waits behind the data of the other (docs/experiments/wan.md). What one
+replica sends another receives, so that on equal links every byte goes at the slower direction's speed. With a
+staleness of one the trips of the next step's microbatches overlap it. At the end of a round all replicas wait for
+what is averaged then, which is spread over the round's steps. Replicas are equal, so each gets as many microbatches
+as it sends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from protocol.errors import ManifestError
 from protocol.manifest import Manifest, manifest_from
 
 FRAMING = 1.05  # of a byte: headers of TCP and IP in packets of 1,500 bytes, and of Noise and yamux
-# of the quicker direction's time on a full link, what does not overlap the slower one's: less on a quicker link.
-# Fitted to the table in docs/experiments/wan.md, which ends at 10 Mbit/s
-TURNS_AT, LEAST_TURNS, MOST_TURNS = 6e6 / 8, 0.4, 1.4
+# of the quicker direction's time on a full link, what does not overlap the slower one's: two transports alone showed
+# 0.13 to 0.22 at 2 to 10 Mbit/s (docs/experiments/wan.md)
+TURNS = 0.2
 HELPS = 1.05  # times the speed: less is not worth a change
 SHORTER = {"fp32": "bf16", "fp16": "int8", "bf16": "int8", "int8": "eden4"}
 MOST_ADVICE = 3
@@ -183,15 +183,14 @@ def _fuller(up: float, down: float, links: AssumedLinks, stage: int) -> tuple[fl
     return down, -stage, Limit.DOWNLINK
 
 
-def _together(up: float, down: float, links: AssumedLinks) -> float:
+def _together(up: float, down: float) -> float:
     """Seconds of both directions together, which partly take turns."""
-    turns = min(MOST_TURNS, max(LEAST_TURNS, TURNS_AT / links.slower()))
-    return max(up, down) + turns * min(up, down)
+    return max(up, down) + TURNS * min(up, down)
 
 
 def link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
     """Tokens a second that the link carries; infinite where nothing travels."""
-    seconds = _together(*_link_seconds(traffic, links), links)
+    seconds = _together(*_link_seconds(traffic, links))
     return 1 / seconds if seconds else float("inf")
 
 
@@ -208,7 +207,7 @@ def step_time(manifest: Manifest, device: Device, links: AssumedLinks, replicas:
         computing = tokens / speed_of(manifest, stage, device).tokens_per_second
         parts += [
             (computing, computing, -stage, Limit.COMPUTE),
-            (tokens * _together(up, down, links), *_fuller(up, down, links, stage)),
+            (tokens * _together(up, down), *_fuller(up, down, links, stage)),
         ]
         if traffic.blocking:
             nbytes = traffic.blocking * FRAMING * _tokens(manifest)
