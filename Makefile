@@ -82,13 +82,13 @@ lock:  ## docker/requirements/*.lock anew: what development, CI and the image in
 	  awk '/^[a-z]/ {keep = !/$(NOT_LOCKED)/} keep' build/$$name.lock > $(LOCKS)/$$name.lock || exit 1; done
 
 audit: $(VENV)/.installed  ## known weaknesses and the licences of what a node installs; asks the advisory service
-	$(BIN)/pip install --quiet '.[audit]'
+	$(BIN)/pip install --quiet --editable '.[audit]'
 	$(BIN)/pip-audit --disable-pip --no-deps --requirement docker/requirements/image.lock
 	$(BIN)/pip-licenses --partial-match --allow-only "$(LICENCES)" --packages \
 	  $$(sed -n 's/==.*//p' docker/requirements/image.lock)
 
 sbom: $(VENV)/.installed  ## build/sbom.json: what a node is made of, for CycloneDX's readers
-	$(BIN)/pip install --quiet '.[audit]'
+	$(BIN)/pip install --quiet --editable '.[audit]'
 	mkdir -p build && $(BIN)/cyclonedx-py requirements docker/requirements/image.lock --output-file build/sbom.json
 
 fuzz: $(VENV)/.installed  ## ten minutes: every decoder and whole sessions; goes further with pip install '.[fuzz]'

@@ -50,6 +50,7 @@ Row = dict[str, Any]
 
 def manifest_of(preset: str, stages: int = 1, **wire: str) -> Manifest:
     base = load_preset(preset)
+    base = base.model_copy(update={"data": base.data.model_copy(update={"source": "python-stdlib"})})
     return base.model_copy(
         update={
             "stages": stages,

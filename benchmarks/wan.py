@@ -18,6 +18,10 @@ hypervisor take more than 2 % of it, steps are measured again.
 
 `least_promised` and `most_promised` are what `noloco manifest check` says of these links for a machine of the
 unshaped speed, by what was measured.
+
+`--promise` does nothing else than to hold what that command says, with this machine measured, against a swarm on
+four links, two full and two wide, one of each with a narrower uplink: `least_promised`, `most_promised`, and
+`limits_right`, the share of links whose limiting part it named.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ from typing import Any
 
 from pipelines.chain import Chain, ChainFailed, Step, manifest_of
 from pipelines.promise import promised
+from pipelines.promised_links import FOUR, compared
 from reporting.report import Report, arguments_of, parser_of, run
 from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
+from bootstrap.checking.costs import Limit
 from protocol.codec import nbytes_of
 
 PEERS = 3  # the seed peer and two stages
@@ -144,6 +150,32 @@ def _ratio(shaped: list[float], unshaped: list[float]) -> float | None:
     return round(median(shaped) / usual, 3) if usual else None
 
 
+def hold_to_promise(arguments: argparse.Namespace, report: Report) -> None:
+    """Four links with the first codec: promised, measured and the parts that limit."""
+    codec = arguments.codec[0]
+    manifest = manifest_of(
+        arguments.hidden,
+        arguments.microbatches,
+        arguments.staleness,
+        arguments.sequences,
+        activations=codec,
+        gradients=codec,
+    )
+    rows = []
+    for shape in FOUR:
+        rows.append(compared(manifest, shape, arguments.repeats))
+        report.tell_row(rows[-1])
+    # either direction of a link carries as much, and both are as full: naming one is naming the other
+    right = [
+        Limit(row["limit_promised"]).is_link == Limit(row["limit_seen"]).is_link
+        and (row["up_mbit"] == row["down_mbit"] or row["limit_promised"] == row["limit_seen"])
+        for row in rows
+    ]
+    promises = [row["ratio"] for row in rows]
+    ratios = {"least_promised": min(promises), "most_promised": max(promises), "limits_right": mean(right)}
+    report.conclude(ratios, rows, f"medians of {arguments.repeats} steps")
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="inner steps measured on each link")
@@ -158,10 +190,14 @@ def main() -> None:
         "--settle", type=float, default=SETTLE_SECONDS, help="seconds, after a latency changed"
     )
     parser.add_argument("--codec", nargs="+", default=CODECS)
+    parser.add_argument("--promise", action="store_true", help="compare with manifest check --measure")
     arguments = arguments_of(
         parser, repeats=1, hidden=64, microbatches=4, mbit=[300.0], latency=[10.0], codec=["bf16"], settle=1.0
     )
     report = Report("wan", arguments.json)
+    if arguments.promise:
+        hold_to_promise(arguments, report)
+        return
     rows = []
     for codec in arguments.codec:
         rows += measure(codec, arguments, report)

@@ -73,7 +73,7 @@ def bootstrap(
     """
     if context.invoked_subcommand is not None:
         return
-    _require_usable(host, port, announce or (), dashboard, address_file)
+    _require_usable(announce or (), dashboard, address_file)
     from bootstrap.creating.choosing import RunOptions
     from bootstrap.creating.run import found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
@@ -83,6 +83,7 @@ def bootstrap(
         wanted, raw = None, None
         if preset or manifest or from_checkpoint or tokenizer:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
+        require_port(host, port)  # after what was typed: a mistake there is one on any machine
         with own(directory, "--dir"):
             founded = found(directory, wanted, raw)
             known_as = announced(announce or (), port, founded.peer_id)
@@ -92,16 +93,13 @@ def bootstrap(
         fail(error)
 
 
-def _require_usable(
-    host: str, port: int, announce: Sequence[str], dashboard: str, address_file: Path | None
-) -> None:
+def _require_usable(announce: Sequence[str], dashboard: str, address_file: Path | None) -> None:
     """End the command with a sentence where this machine or these options cannot do, before anything is loaded."""
     try:
         require_place(dashboard, "--dashboard")
         require_places(address_file, advice=OTHER_ADDRESS_FILE)
         for address in announce:
             check_announced(address)
-        require_port(host, port)
         take_open_files()
     except NolocoError as error:
         fail(error)

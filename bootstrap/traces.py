@@ -89,7 +89,9 @@ def time_of_nodes(files: Sequence[Path], skip: float = 0.0) -> list[NodeTime]:
         try:
             for event in read_trace(path):
                 processes[int(event["pid"])].note(event)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise StateError(f"Cannot read the trace {path} ({error.strerror}). Check the path.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(
                 f"{path} cannot be read as a trace of noloco-node ({error!r}). Name another file."
             ) from None

@@ -23,7 +23,8 @@ from node.machine.processes import end_process
 from node.watch.events import set_up_logging
 from node.watch.phases import Phases, told_while_importing
 from protocol.addresses import check_address, check_announced
-from protocol.errors import JoinError, NolocoError
+from protocol.errors import JoinError, NolocoError, TokenError
+from protocol.tokens import Token
 from protocol.transport.ports import require_port
 
 app = App()
@@ -68,8 +69,20 @@ def require_usable(settings: NodeConfig) -> None:
         check_address(address)
     for address in settings.announce:
         check_announced(address)
+    if settings.token:
+        _require_token(settings.token, settings.run)
     require_port(settings.host, settings.port)
     places_of([entry for entry in settings.data if not entry.startswith(HUB)])
+
+
+def _require_token(text: str, run: str) -> None:
+    """Check that it is a token, and of that run if one is expected. Raises `TokenError`."""
+    token = Token.from_text(text)
+    if run and token.run_id != run:
+        raise TokenError(
+            f"The token is for run {token.run_id}, and --run says {run}. Ask whoever invited you for a token of that "
+            "run, or leave --run out."
+        )
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,10 @@ ENVIRONMENT_PREFIX = "NOLOCO_"
 # settings that few people need: --help-all shows them, and --help the others
 RARE = frozenset(
     ("run", "text_field", "data_cache", "tokenizer", "from_checkpoint", "host", "announce", "relay", "precision",
-     "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose", "max_temperature", "name")
+     "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose", "max_temperature", "name",
+     "network_hours")
 )  # fmt: skip
+MOST_HOURS = 300  # characters of them
 MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
 NO_ADDRESS = (
     "Tell this node where the run is: noloco-node --join /ip4/…/tcp/…/p2p/…\n"
@@ -106,8 +109,15 @@ class NodeConfig(BaseModel):
     max_temperature: int = Field(
         default=0, ge=0, le=120, description="Compute less when the device gets hotter, in °C; 0 is no limit."
     )
-    hours: str = Field(default="", description="Hours to train in, as 22-07 or 22:30-07:15.")
-    only_idle: bool = Field(default=False, description="Pause while the machine is in use.")
+    hours: str = Field(
+        default="", max_length=MOST_HOURS, description="Hours to train, as 22-07 or mon-fri 22-07,sat."
+    )
+    network_hours: str = Field(
+        default="",
+        max_length=MOST_HOURS,
+        description="Hours to use the network in; outside of them it pauses and sends and receives next to nothing.",
+    )
+    only_idle: bool = Field(default=False, description="Pause while it is in use or on battery.")
     compile: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="Compile the stage at the start: on, off, or auto (on GPUs); without a value: on.",
@@ -159,11 +169,20 @@ class NodeConfig(BaseModel):
             parse_rate(text)
         return text
 
-    @field_validator("hours")
+    @field_validator("hours", "network_hours")
     @classmethod
     def _are_hours(cls, text: str) -> str:
         if text:
             Hours.parse(text)
+        return text
+
+    @field_validator("run")
+    @classmethod
+    def _is_a_run(cls, text: str) -> str:
+        if text and not re.fullmatch("[0-9a-f]{32}", text):
+            raise ValueError(
+                f"{text[:40]!r} is not a run's id: copy its 32 digits from what founding it printed"
+            )
         return text
 
     @field_validator("dashboard")
@@ -220,8 +239,10 @@ def _told(problem: ErrorDetails, named: Mapping[str, str]) -> str:
     if problem["type"] == "extra_forbidden":
         return f"{shown}: there is no such setting.{_meant(name, list(NodeConfig.model_fields))}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    message = message.replace("a valid tuple", 'a list in brackets, ["…", "…"]').replace(
-        "a valid string", "text in quotes"
+    message = (
+        message.replace("String should", "it should")
+        .replace("a valid tuple", 'a list in brackets, ["…", "…"]')
+        .replace("a valid string", "text in quotes")
     )
     return f"{shown}: {message}"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,21 +17,26 @@ from rich.console import Console
 from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
 from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
-from node.giving.keeper import Keeper, Month, Senses
+from node.first_look import tell_of_machine, towards
+from node.giving.keeper import Keeper, Senses
+from node.giving.limits import LIMITS, of_one_node
+from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
+from node.machine.checkup import checks_here
 from node.machine.cores import cores
 from node.machine.duty import Duty
-from node.machine.limits import parse_rate, parse_share, parse_size
+from node.machine.limits import parse_rate, parse_share
 from node.machine.processes import PATIENCE, Children, on_interrupt
 from node.membership.outside import announced
 from node.model.compute import ComputeThread
 from node.model.pretrained import Pretrained
 from node.model.resources import memory_of
 from node.node_resources import Surroundings
+from node.steering import Steering
 from node.storage.state_directory import StateDirectory
 from node.telling import Teller
 from node.watch.events import Events, JsonLines, set_up_logging
-from node.watch.health import Orders, Report, health_served
+from node.watch.health import health_served
 from node.watch.panel import LivePanel
 from node.watch.phases import Phases
 from node.watch.time_use import TimeUse
@@ -84,23 +88,22 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
     keeper = Keeper(
         limits,
         senses,
-        Month(state, transport, datetime.now().astimezone()),
+        Line(state, transport, datetime.now().astimezone()),
         duty,
         daemon.rest,
         surroundings.events,
     )
+    steering = Steering(daemon, keeper)
     on_interrupt(lambda number: daemon.stop(PATIENCE[number]))
-
-    def health() -> Report:
-        return daemon.health() | {"limits": told_limits(config, duty, keeper)}
 
     def joined_at() -> list[str]:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
 
     page = dashboard_beside(config.dashboard, joined_at, surroundings.events.warn)
+    tell_of_machine(surroundings.events, checks_here(state.path, towards(config.join)))
     has_failed = False
     try:
-        async with health_served(state.path, health, orders_to(daemon)), page:
+        async with health_served(state.path, steering.report, steering.orders()), page:
             await keeper.begin(daemon.supervisor)
             await daemon.run()
     except NolocoError:
@@ -123,26 +126,6 @@ def panel_here() -> LivePanel | None:
     """Return a panel where people look at a terminal that can show one."""
     console = Console(stderr=True, markup=False)
     return LivePanel(console) if console.is_terminal and not console.is_dumb_terminal else None
-
-
-def told_limits(config: NodeConfig, duty: Duty, keeper: Keeper) -> dict[str, str]:
-    """The limits for `noloco node status`: those set, and how much of them is used."""
-    names = ("max_upload", "max_download", "monthly_cap", "max_temperature", "hours", "only_idle")
-    told = {name.replace("_", "-"): str(value) for name in names if (value := getattr(config, name))}
-    if duty.share < 1.0:
-        told["gpu-percent"] = f"{duty.share:.0%}"
-    if config.monthly_cap:
-        told["monthly-cap"] += f", {keeper.moved() / 1e9:.2f} GB used"
-    return told
-
-
-def orders_to(daemon: Node) -> Orders:
-    """The orders that `noloco node` may give to it."""
-    return {
-        "pause": lambda: daemon.rest.ask("volunteer", "you asked for it."),
-        "resume": lambda: daemon.rest.lift("volunteer"),
-        "finish": lambda: daemon.stop(PATIENCE[signal.SIGINT]),
-    }
 
 
 def choose_device(device: str) -> str:
@@ -212,11 +195,7 @@ def config_of(config: NodeConfig, index: int, devices: Sequence[str]) -> NodeCon
         "max_memory": config.max_memory or share_on(devices, devices[index]),
         "panel": False,  # several would fight for one terminal
     }
-    for name in ("max_upload", "max_download"):
-        if limit := getattr(config, name):
-            changes[name] = f"{parse_rate(limit) / len(devices):.3f}B/s"
-    if config.monthly_cap:
-        changes["monthly_cap"] = str(max(1, parse_size(config.monthly_cap) // len(devices)))
+    changes |= of_one_node({name: getattr(config, name) for name in LIMITS}, len(devices))
     if config.port:
         changes["port"] = config.port + index
     if index:

@@ -28,6 +28,8 @@ ROPE_MAY: dict[RopeType, tuple[str, ...]] = {
 ATTENTION_BIAS: tuple[Family, ...] = ("llama", "qwen3")  # that have the choice; Qwen2 always has its own
 SLIDING: tuple[Family, ...] = ("mistral", "qwen2", "qwen3")
 
+MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
+
 
 class Section(BaseModel):
     """The base of every section of a manifest."""
@@ -142,6 +144,11 @@ class Model(Section):
     def slides(self, layer: int) -> bool:
         """Return whether attention in `layer` is bounded by the sliding window."""
         return bool(self.sliding_window) and layer >= self.full_layers
+
+    @property
+    def outgrows_bytes(self) -> bool:
+        """True if bytes as tokens would use next to nothing of the vocabulary."""
+        return self.vocab_size > MOST_OVER_BYTES
 
     @property
     def table_parameters(self) -> int:

@@ -142,7 +142,10 @@ async def attack(
     is_even: bool,
     go: Callable[[], bool],
 ) -> None:
-    """Begins once it may `go`, and is gone when it may no longer; `is_even`: spread over all of the seconds."""
+    """Begins once it may `go`, and is gone when it may no longer.
+
+    `is_even`: what is offered is spread over all of the seconds, also what a victim does not take.
+    """
     supervisor = Supervisor()
     with tempfile.TemporaryDirectory(prefix="noloco-flood-") as folder:
         attackers = await started(identities, Path(folder), supervisor)
@@ -153,10 +156,11 @@ async def attack(
 
         def may_go() -> bool:
             due = frames * (time.monotonic() - began) / seconds
-            return not is_even or sum(attacker.sent.total() for attacker in attackers) < due
+            return not is_even or sum(attacker.offered for attacker in attackers) < due
 
         floods = [supervisor.start(attacker.flood(victims, may_go=may_go)) for attacker in attackers]
-        while sent < frames and time.monotonic() < began + seconds and go():
+        offered = 0
+        while (offered if is_even else sent) < frames and time.monotonic() < began + seconds and go():
             await asyncio.sleep(0.5)
             sent = sum(attacker.sent.total() for attacker in attackers)
             opened, offered = (sum(getattr(a, name) for a in attackers) for name in ("opened", "offered"))

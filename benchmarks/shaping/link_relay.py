@@ -3,7 +3,7 @@
     python link_relay.py wan1 wan2 …
 
 Runs in the network namespace of the named interfaces, one for each peer. A line on its standard input says how the
-links are from then on: megabits per second each way (inf: no limit), and seconds one way. It ends with its input.
+links are from then on: megabits per second up and down (inf: no limit), and seconds one way. It ends with its input.
 
 A frame goes through its sender's link, takes its time on the way, and goes through its receiver's link; on each link
 it waits for those before it, as in a router, and is lost where that takes too long. None is earlier than on such
@@ -102,7 +102,8 @@ class LinkRelay:
 
     def __init__(self, ports: list[socket.socket]) -> None:
         self._links = {port.fileno(): Link(port) for port in ports}
-        self._bytes_per_second, self._delay, self._turn = math.inf, 0.0, _LEAST_TURN
+        self._up = self._down = math.inf  # bytes per second
+        self._delay, self._turn = 0.0, _LEAST_TURN
         self._under_way: list[tuple[float, int, Frame]] = []
         self._numbers = itertools.count()  # frames of the same time keep their order
         self._stations: dict[Mac, Link] = {}
@@ -127,8 +128,8 @@ class LinkRelay:
         """False at the end of the input. What is under way is not affected."""
         if not told:
             return False
-        mbit, delay = map(float, told.splitlines()[-1].split())
-        self._bytes_per_second, self._delay = mbit * 1e6 / 8, delay
+        up, down, delay = map(float, told.splitlines()[-1].split())
+        self._up, self._down, self._delay = up * 1e6 / 8, down * 1e6 / 8, delay
         self._turn = max(_LEAST_TURN, _TURN_SHARE * delay)
         return True
 
@@ -137,11 +138,10 @@ class LinkRelay:
             while True:
                 frame = Frame(link, link.port.recv(_LARGEST_FRAME))
                 self._stations[frame.sender] = link
-                self._pass(frame, link.up, now, self._delay)
+                self._pass(frame, link.up.passed(frame.nbytes, now, self._up), self._delay)
 
-    def _pass(self, frame: Frame, direction: Direction, arrives: float, then: float) -> None:
-        """Through one direction of a link; its next event is `then` seconds after that."""
-        passed = direction.passed(frame.nbytes, arrives, self._bytes_per_second)
+    def _pass(self, frame: Frame, passed: float | None, then: float) -> None:
+        """Note when a frame is through one direction of a link; its next event is `then` seconds after that."""
         if passed is not None:
             heapq.heappush(self._under_way, (passed + then, next(self._numbers), frame))
 
@@ -155,7 +155,8 @@ class LinkRelay:
             known = self._stations.get(frame.receiver)
             for link in [known] if known is not None else self._links.values():
                 if link is not frame.source:
-                    self._pass(Frame(frame.source, frame.data, link), link.down, due, 0.0)
+                    passed = link.down.passed(frame.nbytes, due, self._down)
+                    self._pass(Frame(frame.source, frame.data, link), passed, 0.0)
 
 
 def open_port(interface: str) -> socket.socket:

@@ -31,6 +31,11 @@ class Shape:
 
     mbit: float  # per second, each way at the same time; infinite: as fast as the machine
     one_way: float  # seconds
+    uplink: float | None = None  # megabits per second, where a peer sends with another speed than it receives
+
+    @property
+    def up(self) -> float:
+        return self.mbit if self.uplink is None else self.uplink
 
 
 class LinksUnavailable(Exception):
@@ -70,6 +75,14 @@ class ShapedLinks:
             check=True, capture_output=True, text=True,
         )  # fmt: skip
         return sum(map(int, shown.stdout.split()))
+
+    def carried(self, peer: int) -> tuple[int, int]:
+        """Bytes that a peer's link carried (up, down) since it exists, a segment's headers counted once."""
+        counters = [f"/sys/class/net/wan{peer}/statistics/{way}_bytes" for way in ("rx", "tx")]
+        command = ["ip", "netns", "exec", self._middle, "cat", *counters]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True)
+        up, down = map(int, shown.stdout.split())
+        return up, down
 
     def __enter__(self) -> ShapedLinks:
         reason = why_unavailable()
@@ -132,7 +145,7 @@ class ShapedLinks:
         assert self._relay is not None
         assert self._relay.stdin is not None
         try:
-            self._relay.stdin.write(f"{shape.mbit} {shape.one_way}\n")
+            self._relay.stdin.write(f"{shape.up} {shape.mbit} {shape.one_way}\n")
             self._relay.stdin.flush()
         except BrokenPipeError:
             raise LinksUnavailable("the relay ended; its error is above") from None

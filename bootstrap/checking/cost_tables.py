@@ -66,8 +66,7 @@ def in_words(cost: Cost, replicas: int) -> str:
         f"stage{'s' * (stages > 1)} at {total:,.0f} tokens/s in all.",
         f"A volunteer sends {_range(cost.uploaded)} and receives {_range(cost.downloaded)}.",
     ]
-    if cost.money:
-        said.append(f"The devices cost {cost.money:,.0f} in all.")
+    said += _paid(cost)
     said.append(_limited(cost))
     if cost.helps:
         changes = ", ".join(f"{change.setting} ({change.tokens_per_second:,.0f})" for change in cost.helps)
@@ -75,10 +74,19 @@ def in_words(cost: Cost, replicas: int) -> str:
     return " ".join(said)
 
 
+def _paid(cost: Cost) -> list[str]:
+    """Sentences on power and money, as far as watts and prices are known."""
+    said = [f"The devices cost {cost.rent:,.0f} in all."] if cost.rent else []
+    if cost.kwh:
+        price = f", which cost {cost.power:,.0f}" if cost.power else ""
+        said.append(f"At full load they take {cost.kwh:,.0f} kWh{price}.")
+    else:
+        said.append("What it takes of power is not known: name its --watts.")
+    return said
+
+
 def _limited(cost: Cost) -> str:
-    of_stage = (
-        f" of stage {cost.stage}" if cost.limit in (Limit.COMPUTE, Limit.UPLINK, Limit.DOWNLINK) else ""
-    )
+    of_stage = f" of stage {cost.stage}" if cost.limit is Limit.COMPUTE or cost.limit.is_link else ""
     return f"What limits is {cost.limit}{of_stage}."
 
 

@@ -1,11 +1,12 @@
-"""The cost of a run to its volunteers: seconds a step, hours in all, bytes, money; what limits it, what would help.
+"""The cost of a run to its volunteers: seconds a step, hours, bytes, power and money; what limits, what would help.
 
-An inner step of M microbatches is modelled as the trip of one microbatch through all stages, there and back, plus
-M − 1 times what the slowest part, a stage's device or its link, needs for one. On a full link the two directions take
-turns, since the flow control of one waits behind the data of the other, the longer the slower the link
-(docs/experiments/wan.md). With a staleness of one the trips of the next step's microbatches overlap it. At the end of
-a round all replicas wait for what is averaged then, which is spread over the round's steps. Replicas are equal, so
-each gets as many microbatches as it sends.
+An inner step of M microbatches is modelled as the trip of one microbatch through all stages, there and back, plus M −
+1 times what the slowest part, a stage's device or its link, needs for one. On a full link the two directions partly
+take turns, since the flow control of one waits behind the data of the other (docs/experiments/wan.md). What one
+replica sends another receives, so that on equal links every byte goes at the slower direction's speed. With a
+staleness of one the trips of the next step's microbatches overlap it. At the end of a round all replicas wait for
+what is averaged then, which is spread over the round's steps. Replicas are equal, so each gets as many microbatches
+as it sends.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from protocol.errors import ManifestError
 from protocol.manifest import Manifest, manifest_from
 
 FRAMING = 1.05  # of a byte: headers of TCP and IP in packets of 1,500 bytes, and of Noise and yamux
-# of the quicker direction's time on a full link, what does not overlap the slower one's: less on a quicker link.
-# Fitted to the table in docs/experiments/wan.md, which ends at 10 Mbit/s
-TURNS_AT, LEAST_TURNS, MOST_TURNS = 6e6 / 8, 0.4, 1.4
+# of the quicker direction's time on a full link, what does not overlap the slower one's: two transports alone showed
+# 0.13 to 0.22 at 2 to 10 Mbit/s (docs/experiments/wan.md)
+TURNS = 0.2
 HELPS = 1.05  # times the speed: less is not worth a change
 SHORTER = {"fp32": "bf16", "fp16": "int8", "bf16": "int8", "int8": "eden4"}
 MOST_ADVICE = 3
@@ -38,6 +39,10 @@ class Limit(StrEnum):
     DOWNLINK = "the downlink"
     LATENCY = "the way of a microbatch at each step's start"
     AVERAGING = "waiting for what is averaged"
+
+    @property
+    def is_link(self) -> bool:
+        return self in (Limit.UPLINK, Limit.DOWNLINK)
 
 
 @dataclass(frozen=True)
@@ -97,16 +102,27 @@ class Cost:
     hours: float
     uploaded: tuple[float, ...]  # by stage
     downloaded: tuple[float, ...]
-    money: float  # of all volunteers together
+    kwh: float  # of all devices together at full load, an upper bound; 0 where their watts are not known
+    rent: float  # of all volunteers together
+    power: float  # money for the kilowatt hours
     limit: Limit
     stage: int  # which limits, where one does
     helps: tuple[SettingChange, ...]
 
 
+@dataclass(frozen=True)
+class Prices:
+    """In any currency: one device for an hour, and a kilowatt hour. `watts` of one machine; 0: the device's own."""
+
+    device_hour: float = 0.0
+    kwh: float = 0.0
+    watts: float = 0.0
+
+
 def cost_of(
-    manifest: Manifest, device: Device, links: AssumedLinks, replicas: int, price: float
+    manifest: Manifest, device: Device, links: AssumedLinks, replicas: int, prices: Prices = Prices()
 ) -> Cost | None:
-    """Return the cost of a run, None when a stage does not fit the device; `price` is of one device for an hour."""
+    """Return the cost of a run, None when a stage does not fit the device."""
     if any(fit_of(manifest, stage, device) == "no" for stage in range(manifest.stages)):
         return None
     step = step_time(manifest, device, links, replicas)
@@ -115,17 +131,21 @@ def cost_of(
     total = tokens * manifest.inner.total_steps
     traffic = [traffic_of(manifest, stage, replicas) for stage in range(manifest.stages)]
     hours = total / rate / 3600
+    device_hours = hours * replicas * manifest.stages
+    kwh = (prices.watts or device.watts) / 1000 * device_hours
     computing = [speed_of(manifest, stage, device).tokens_per_second for stage in range(manifest.stages)]
     return Cost(
         device=device.name,
         tokens=total * replicas,
         tokens_per_second=rate,
         compute_tokens_per_second=min(computing),
-        link_tokens_per_second=min(_link_speed(each, links) for each in traffic),
+        link_tokens_per_second=min(link_speed(each, links) for each in traffic),
         hours=hours,
         uploaded=tuple(each.sent * FRAMING * total for each in traffic),
         downloaded=tuple(each.received * FRAMING * total for each in traffic),
-        money=price * hours * replicas * manifest.stages,
+        kwh=kwh,
+        rent=prices.device_hour * device_hours,
+        power=prices.kwh * kwh,
         limit=step.limit,
         stage=step.stage,
         helps=tuple(what_helps(manifest, device, links, replicas, rate)),
@@ -152,40 +172,50 @@ def traffic_of(manifest: Manifest, stage: int, replicas: int) -> WireBytes:
 
 
 def _link_seconds(traffic: WireBytes, links: AssumedLinks) -> tuple[float, float]:
-    """Seconds per token, up and down."""
-    return traffic.up * FRAMING / links.up(), traffic.down * FRAMING / links.down()
+    """Seconds per token, up and down: either way a byte crosses one replica's uplink and another's downlink."""
+    return traffic.up * FRAMING / links.slower(), traffic.down * FRAMING / links.slower()
 
 
-def _together(up: float, down: float, links: AssumedLinks) -> float:
+def _fuller(up: float, down: float, links: AssumedLinks, stage: int) -> tuple[float, int, Limit]:
+    """Seconds in the direction of a stage's link that is the fuller one, less the stage, and which it is."""
+    if (up / links.up(), up) >= (down / links.down(), down):
+        return up, -stage, Limit.UPLINK
+    return down, -stage, Limit.DOWNLINK
+
+
+def _together(up: float, down: float) -> float:
     """Seconds of both directions together, which partly take turns."""
-    turns = min(MOST_TURNS, max(LEAST_TURNS, TURNS_AT / links.slower()))
-    return max(up, down) + turns * min(up, down)
+    return max(up, down) + TURNS * min(up, down)
 
 
-def _link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
+def link_speed(traffic: WireBytes, links: AssumedLinks) -> float:
     """Tokens a second that the link carries; infinite where nothing travels."""
-    seconds = _together(*_link_seconds(traffic, links), links)
+    seconds = _together(*_link_seconds(traffic, links))
     return 1 / seconds if seconds else float("inf")
 
 
 def step_time(manifest: Manifest, device: Device, links: AssumedLinks, replicas: int) -> StepTime:
     """Seconds of a step with one replica of each stage."""
     tokens, microbatches = manifest.tokens_per_microbatch, manifest.inner.microbatches
-    parts: list[tuple[float, int, Limit]] = []  # seconds for a microbatch
+    parts: list[
+        tuple[float, float, int, Limit]
+    ] = []  # seconds for a microbatch, and of them in the limit's direction
     blocked = 0.0
     for stage in range(manifest.stages):
         traffic = traffic_of(manifest, stage, replicas)
         up, down = _link_seconds(traffic, links)
+        computing = tokens / speed_of(manifest, stage, device).tokens_per_second
         parts += [
-            (tokens / speed_of(manifest, stage, device).tokens_per_second, stage, Limit.COMPUTE),
-            (tokens * _together(up, down, links), stage, Limit.UPLINK if up >= down else Limit.DOWNLINK),
+            (computing, computing, -stage, Limit.COMPUTE),
+            (tokens * _together(up, down), *_fuller(up, down, links, stage)),
         ]
         if traffic.blocking:
             nbytes = traffic.blocking * FRAMING * _tokens(manifest)
             each_round = links.latency / manifest.outer.inner_steps
             blocked = max(blocked, nbytes / links.slower() + each_round)
-    slowest, stage, limit = max(parts)
-    computing = sum(seconds for seconds, _, kind in parts if kind is Limit.COMPUTE)
+    slowest, _, behind, limit = max(parts)
+    stage = -behind
+    computing = sum(seconds for seconds, _, _, kind in parts if kind is Limit.COMPUTE)
     nbytes = (forward_bytes(manifest) + backward_bytes(manifest)) * FRAMING
     hop = 2 * links.latency + nbytes / links.slower()
     way = computing + (manifest.hops - 1) * hop

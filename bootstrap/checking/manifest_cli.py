@@ -5,22 +5,33 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
 
 from bootstrap.checking.devices import measured_here, named
-from node.command import App, fail
-from node.machine.devices import DEVICES
+from bootstrap.model_options import AccessToken
+from node.command import App, fail, run_async
+from node.machine.devices import DEVICES, Device
 from node.machine.limits import parse_rate
 from protocol.errors import ManifestError, UserError
 from protocol.manifest import PRESETS, Manifest, load_preset, load_toml
 from protocol.manifest_advice import advice
 
+if TYPE_CHECKING:  # torch, which whoever asks for --help need not wait for
+    from bootstrap.checking.costs import Prices
+    from bootstrap.checking.report import AssumedLinks
+    from bootstrap.checking.this_machine import NamedLinks
+
 app = App(no_args_is_help=True)
+
+NAME_ONE = (
+    f"Name either a manifest file or a preset: --preset {' | '.join(PRESETS)}. Or a run: --join ADDRESS."
+)
 
 
 @app.callback()
@@ -45,33 +56,64 @@ def check(
         typer.Option(help=f"Speed and cost with these, as a100,4090. Known: {', '.join(DEVICES)}."),
     ] = "",
     price: Annotated[float, typer.Option(min=0, help="Of one device for an hour, in your currency.")] = 0.0,
-    measure: Annotated[bool, typer.Option("--measure", help="Also measure this machine.")] = False,
+    watts: Annotated[float, typer.Option(min=0, help="Of one machine; 0: its device's own.")] = 0.0,
+    kwh_price: Annotated[float, typer.Option(min=0, help="Of a kilowatt hour.")] = 0.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also measure this machine, as it is now.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=0, help="Of what is measured; 0: as a node's.")] = 0,
+    join: Annotated[
+        list[str] | None, typer.Option(help="This machine for a run: a member's address.")
+    ] = None,
+    token: AccessToken = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Check a manifest, and show memory, bytes, hours and money that its run takes.
+    """Check a manifest, and show memory, bytes, hours, power and money that its run takes.
 
     Ends with code 2 and a line for each problem when the manifest cannot be used.
 
-    Example: noloco manifest check --preset llama-125m --device 4090 --uplink 100Mbit --price 0.35
+    Example: noloco manifest check --preset llama-125m --device 4090 --uplink 100Mbit --kwh-price 0.3
     """
     try:
         devices = named(device)
-        if (file is None) == (preset is None):
-            raise UserError(f"Name either a manifest file or a preset: --preset {' | '.join(PRESETS)}.")
+        if (file is not None) + (preset is not None) + bool(join) != 1:
+            raise UserError(NAME_ONE)
         upload, download = (rate_of(text, mbit) for text in (uplink, downlink))
+        if join:
+            from bootstrap.checking.this_machine import NamedLinks
+
+            named_links = NamedLinks(
+                upload if uplink else None, download if downlink else None, mbit * 1.25e5
+            )
+            return check_here(join, token, named_links, threads, watts, as_json)
         chosen = load_toml(file) if file is not None else load_preset(preset or "")
     except ManifestError as error:
         refuse((file and problems_in(file)) or [str(error)], file, as_json)
     except UserError as error:
         fail(error)
-    from bootstrap.checking.costs import cost_of
-    from bootstrap.checking.report import AssumedLinks, report_of, report_on
+    from bootstrap.checking.costs import Prices
+    from bootstrap.checking.report import AssumedLinks
 
     links = AssumedLinks.between(upload, download, latency_ms / 1000)
+    all_devices = [*devices, *([measured_here(chosen, threads)] if measure else [])]
+    show_check(chosen, all_devices, links, replicas, Prices(price, kwh_price, watts), as_json)
+
+
+def show_check(
+    chosen: Manifest,
+    devices: Sequence[Device],
+    links: AssumedLinks,
+    replicas: int,
+    prices: Prices,
+    as_json: bool,
+) -> None:
+    """Show what a run by the manifest takes, and what it costs with such devices."""
+    from bootstrap.checking.costs import cost_of
+    from bootstrap.checking.report import report_of, report_on
+
     report = report_on(chosen, replicas, links)
-    all_devices = [*devices, *([measured_here(chosen)] if measure else [])]
-    speeds = [report_of(chosen, each) for each in all_devices]
-    costs = [cost_of(chosen, each, links, replicas, price) for each in all_devices]
+    speeds = [report_of(chosen, each) for each in devices]
+    costs = [cost_of(chosen, each, links, replicas, prices) for each in devices]
     if as_json:
         told = [
             asdict(speed) | {"cost": cost and asdict(cost)} for speed, cost in zip(speeds, costs, strict=True)
@@ -84,6 +126,16 @@ def check(
 
     show_report(report, chosen, links)
     show_costs(speeds, costs, replicas)
+
+
+def check_here(
+    join: Sequence[str], token: str, links: NamedLinks, threads: int, watts: float, as_json: bool
+) -> None:
+    """Show what this machine could serve in the run; ends with code 1 when that is nothing."""
+    from bootstrap.checking.machine_tables import show_machine
+
+    if not run_async(show_machine(join, token, links, threads, watts, as_json)):
+        sys.exit(1)
 
 
 def rate_of(text: str, mbit: float) -> float:

@@ -312,13 +312,26 @@ def report_of(manifest: Manifest, device: Device) -> DeviceReport:
 
 
 def speed_of(manifest: Manifest, stage: int, device: Device) -> Speed:
-    work = 6 * work_of(manifest, stage) / (device.tflops * 1e12 * device.efficiency)
+    work = _work_seconds(manifest, stage, device)
     tokens = manifest.inner.microbatches * manifest.tokens_per_microbatch
     weights = 4 * parameter_count(manifest, stage)
     stepping = weights * OPTIMIZER_PASSES / (device.bandwidth * GB) / tokens
-    launches = KERNELS_PER_LAYER * len(manifest.layers_of(stage)) if device.is_gpu else 0
+    is_assumed = device.is_gpu and device.timed is None
+    launches = KERNELS_PER_LAYER * len(manifest.layers_of(stage)) if is_assumed else 0
     starting = launches * LAUNCH_SECONDS / manifest.tokens_per_microbatch
     return Speed(stage, fit_of(manifest, stage, device), 1 / (max(work, starting) + stepping))
+
+
+def _work_seconds(manifest: Manifest, stage: int, device: Device) -> float:
+    """Seconds a token of a stage's passes: measured ones, or its operations by those that the device does."""
+    if device.timed is None:
+        return 6 * work_of(manifest, stage) / (device.tflops * 1e12 * device.efficiency)
+    timed, ring = device.timed, manifest.is_ring
+    sends = (stage < manifest.stages - 1 or ring) + (
+        stage > 0 or ring
+    )  # tensors of a microbatch, to either side
+    layers = len(manifest.layers_of(stage)) * timed.layer
+    return layers + timed.head * (stage == manifest.head_stage) + timed.encoding * sends
 
 
 def fit_of(manifest: Manifest, stage: int, device: Device) -> str:

@@ -19,13 +19,20 @@ from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
 from protocol.errors import CheckpointError, ManifestError, TokenizerError
-from protocol.manifest import BYTES, Manifest, Start, load_preset, load_toml, manifest_from, toml_contents
+from protocol.manifest import (
+    BYTES,
+    Manifest,
+    Start,
+    load_preset,
+    load_toml,
+    manifest_from,
+    toml_contents,
+)
 from protocol.model import Model
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN_DIGEST = "0" * 64
-MOST_OVER_BYTES = 4_096  # tokens of a vocabulary where bytes are tokens: more of them nobody means
 BYTE_VALUES = 256
 _ROUNDED_TO = 64  # rows of an embedding: what matrix units like
 
@@ -54,8 +61,8 @@ class RunOptions:
             manifest = with_tokenizer(manifest, raw, self.end_of_text, is_preset=is_preset)
         elif self.from_checkpoint is not None:
             _require_bytes(manifest, self.from_checkpoint)
-        elif self.file is None:
-            _require_tokens(manifest)
+        else:
+            _require_tokens(manifest, self.file)
         if told := longer_than_positions(manifest):
             logger.warning("%s", told)
         if self.from_checkpoint is not None:
@@ -93,14 +100,21 @@ class RunOptions:
         return manifest_from(contents)
 
 
-def _require_tokens(preset: Manifest) -> None:
-    """Refuse a vocabulary of which bytes would use next to nothing. Raises `ManifestError`."""
-    if preset.model.vocab_size > MOST_OVER_BYTES:
-        raise ManifestError(
-            f"The preset {preset.name} has {preset.model.vocab_size:,} tokens, of which bytes would use 256. Name "
-            "the tokenizer of the text to train on: --tokenizer tokenizer.json, or --tokenizer hub:NAME. "
-            f"For bytes, write a manifest: noloco-bootstrap init run.toml --size {preset.name} --vocab 256."
-        )
+def _require_tokens(manifest: Manifest, file: Path | None) -> None:
+    """Refuse a preset, or a manifest of that `file`, that lacks its tokenizer. Raises `ManifestError`."""
+    if manifest.data.tokenizer != BYTES or not manifest.model.outgrows_bytes:
+        return
+    what = f"The preset {manifest.name}" if file is None else f"The manifest {file}"
+    for_bytes = (
+        f"write a manifest: noloco-bootstrap init run.toml --size {manifest.name} --vocab 256"
+        if file is None
+        else "set model.vocab_size = 256 in it"
+    )
+    raise ManifestError(
+        f"{what} has {manifest.model.vocab_size:,} tokens, of which bytes would use 256. Name "
+        "the tokenizer of the text to train on: --tokenizer tokenizer.json, or --tokenizer hub:NAME. "
+        f"For bytes, {for_bytes}."
+    )
 
 
 def _require_bytes(manifest: Manifest, checkpoint: str) -> None:

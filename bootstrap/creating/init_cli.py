@@ -12,7 +12,14 @@ import typer
 from bootstrap.display import write_whole
 from node.command import fail
 from protocol.errors import ManifestError, NolocoError, UserError
-from protocol.manifest import PRESETS, Manifest, as_toml, load_preset, manifest_from
+from protocol.manifest import (
+    BYTES,
+    PRESETS,
+    Manifest,
+    as_toml,
+    load_preset,
+    manifest_from,
+)
 
 # flag: where it goes in the manifest, and the question; those without one are asked of nobody
 QUESTIONS = {
@@ -110,12 +117,32 @@ def init(
         write_whole(file, toml_of(manifest, str(file)), "Choose another file.")
     except NolocoError as error:
         fail(error)
-    print(f"Wrote {file}. Look at it: noloco manifest check {file}")
-    print(f"Found the run: noloco-bootstrap --manifest {file}")
+    print(f"Wrote {file}, a model of {parameters(manifest)}. Look at it: noloco manifest check {file}")
+    lacks_tokenizer = manifest.data.tokenizer == BYTES and manifest.model.outgrows_bytes
+    own = " --tokenizer tokenizer.json (or hub:NAME)" if lacks_tokenizer else ""
+    print(f"Found the run: noloco-bootstrap --manifest {file}{own}")
+    if manifest.data.source == "local":
+        print("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
+
+
+def parameters(manifest: Manifest) -> str:
+    """Describe how large a model is for people, whose names may count the blocks alone; without loading torch."""
+    model = manifest.model
+    blocks, tables = (
+        model.layers * model.layer_parameters,
+        model.table_parameters * (2 - model.tied_embeddings),
+    )
+    return f"{_millions(blocks + tables)} parameters, {_millions(tables)} of them for its vocabulary"
+
+
+def _millions(number: int) -> str:
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.3g}M"
 
 
 def _asked_for_size() -> Manifest:
     """Ask for a size until there is such a preset."""
+    for name in PRESETS:
+        typer.echo(f"  {name}: {parameters(load_preset(name))}")
     while True:
         try:
             return load_preset(typer.prompt("Size of the model", default="tiny"))

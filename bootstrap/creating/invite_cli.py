@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,18 +25,29 @@ def invite(
     ] = None,
     directory: Directory = Path("noloco-run"),
 ) -> None:
-    """Make a token for a private run and print it; its holder joins with --token. Keep it as secret as a key.
+    """Make a token for a private run, print it, and with it the whole line that its holder joins with.
+
+    Keep it as secret as a key. For an open run, which has no tokens, print that line alone.
 
     Example: noloco-bootstrap invite --uses 5 --days 30
     """
-    from bootstrap.creating.inviting import Issuer
+    from bootstrap.creating.invitation import in_a_line, kept_addresses, show_code
+    from bootstrap.creating.inviting import Issuer, is_open
 
+    addresses = kept_addresses(directory)
     try:
+        if not delegate_file and addresses and is_open(directory):
+            print(line := in_a_line(addresses))
+            show_code(line, sys.stderr)
+            return
         issuer = Issuer.delegate(delegate_file) if delegate_file else Issuer.owner(directory)
         token = issuer.invite(uses, days)
     except NolocoError as error:
         fail(error)
     print(token.to_text())
+    line = in_a_line(addresses, token.to_text())
+    typer.echo(f"In one line: {line}", err=True)
+    show_code(line, sys.stderr)
     typer.echo(
         f"For {uses} peer{'s' if uses > 1 else ''} and {days:g} days. To take it back: "
         f"noloco-bootstrap revoke {token.invitation.serial.hex()}",

@@ -19,6 +19,7 @@ from protocol.identity import Identity, is_peer_id, public_key_of
 from protocol.keeping import create_whole, one_after_another
 from protocol.records import MAX_LIFETIME
 from protocol.revocations import MOST_REVOKED, Revocations, mark_of, revoked_key
+from protocol.signed_manifest import SignedManifest
 from protocol.tokens import SERIAL_BYTES, Delegation, Token
 
 DAY = 86_400.0
@@ -40,10 +41,10 @@ class Issuer:
         signed = signed_in(directory)
         if not signed.manifest.access.private:
             raise TokenError(
-                f"Run '{signed.manifest.name}' is open: everybody may join it. A private one is founded with "
-                "access.private in its manifest."
+                f"Run '{signed.manifest.name}' is open: everybody may join it, with the line that noloco-bootstrap "
+                "printed. A private one is founded with access.private in its manifest."
             )
-        return cls(signed.run_id, Identity.load(directory / RUN_KEY))
+        return cls(signed.run_id, run_key_in(directory, signed))
 
     @classmethod
     def delegate(cls, file: Path) -> Issuer:
@@ -65,6 +66,22 @@ class Issuer:
         return Token.issue(self.run_id, self.key, self.delegation, uses, time.time() + days * DAY)
 
 
+def is_open(directory: Path) -> bool:
+    """Return whether everybody may join the run of `directory`. Raises `StateError`."""
+    return not signed_in(directory).manifest.access.private
+
+
+def run_key_in(directory: Path, signed: SignedManifest) -> Identity:
+    """The key that the run's manifest is signed with. Raises `StateError` where there is none, or another one."""
+    key = Identity.load(directory / RUN_KEY)
+    if key.public_key != signed.public_key:
+        raise StateError(
+            f"{directory / RUN_KEY} is the key of another run, and the manifest beside it is of run {signed.run_id}. "
+            "Name the run's own directory with --dir, or put its run.key back from your copy."
+        )
+    return key
+
+
 def write_delegate(directory: Path, file: Path, days: float) -> str:
     """Write a delegate's key and return the mark to revoke it by. The file is readable by its owner only."""
     issuer, seed = Issuer.owner(directory), os.urandom(32)
@@ -80,7 +97,8 @@ def revoked_with(directory: Path, named: Sequence[str]) -> bytes:
 
     Those who revoke at the same time do so one after another: no entry is lost.
     """
-    signed, key = signed_in(directory), Identity.load(directory / RUN_KEY)
+    signed = signed_in(directory)
+    key = run_key_in(directory, signed)
     place = directory / REVOKED
     with writing(place, "Check --dir."), one_after_another(directory / REVOKING):
         known = revocations_in(directory, signed)

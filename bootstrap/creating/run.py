@@ -8,21 +8,20 @@ dies, and any member can be joined through.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import random
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
+from bootstrap.creating.invitation import in_a_line, keep_addresses, reach_of, show_code
 from bootstrap.creating.newcomers import tell_newcomers
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
+from node.data.opening import LOCAL
 from node.machine.processes import on_interrupt
 from node.membership.data_source import serve_tokenizer
 from node.membership.entry import guard
@@ -157,18 +156,6 @@ def _read(path: Path) -> bytes:
         raise StateError(f"Cannot read {path} ({error.strerror}). Check its permissions.") from None
 
 
-def reach_of(address: str) -> str:
-    """Say from where an address can be reached: "this machine", "this network" or "everywhere"."""
-    parts = address.split("/")
-    if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
-        host = ipaddress.ip_address(parts[2])
-        if host.is_loopback:
-            return "this machine"
-        if host.is_private or host.is_link_local:
-            return "this network"
-    return "everywhere"
-
-
 class SeedPeer:
     """A peer that keeps DHT records and greets; what is in flight belongs to its supervisor."""
 
@@ -249,6 +236,7 @@ async def keep_seed_peer(
     try:
         await seed.start()
         addresses = seed.transport.addresses()
+        keep_addresses(founded.seed_key.parent, addresses)
         introduce(founded, addresses, address_file)
         seed.tell_newcomers()
         page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port, config.host))
@@ -262,14 +250,6 @@ async def keep_seed_peer(
 def kept_in(place: Path) -> Callable[[bytes], bytes]:
     """The `kept` of `Revoking`: the file that `noloco-bootstrap revoke` writes; others' lists do not change it."""
     return lambda _: place.read_bytes() if place.exists() else b""
-
-
-def _show_code(addresses: list[str]) -> None:
-    """The invitation for a camera, in a terminal, where segno is installed: pip install 'noloco-node[qr]'."""
-    far = [address for address in addresses if reach_of(address) != "this machine"]
-    if not (far and sys.stdout.isatty() and find_spec("segno")):
-        return
-    import_module("segno").make(f"noloco-node --join {far[-1]}", micro=False).terminal(compact=True)
 
 
 def introduce(founded: Founded, addresses: list[str], address_file: Path | None) -> None:
@@ -288,11 +268,15 @@ def introduce(founded: Founded, addresses: list[str], address_file: Path | None)
     for address in addresses:
         print(f"  from {reach_of(address)}:")
         print(f"    noloco-node --join {address}")
-    _show_code(addresses)
     if manifest.access.private:
         print(
-            f"The run is private: noloco-bootstrap invite --dir {founded.seed_key.parent} makes tokens for --token."
+            f"The run is private: noloco-bootstrap invite --dir {founded.seed_key.parent} makes tokens, and of each "
+            "a line to join with."
         )
+    else:
+        show_code(in_a_line(addresses), sys.stdout)
+    if manifest.data.source == LOCAL:
+        print("Its text is what volunteers bring: who is to serve stage 0 adds --data FILE.")
     if founded.is_new:
         print(
             f"{founded.seed_key.with_name(RUN_KEY)} is the run's key. Who has it can sign plans for the run "

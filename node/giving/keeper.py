@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 
 import torch
 
+from node.giving.line import Line
 from node.giving.policy import Conditions, DutyShare, Policy, VolunteerLimits
 from node.giving.rest import Rest
 from node.giving.sensors import others, thermometer
 from node.machine.duty import Duty
-from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
 from protocol.supervision import Supervisor
-from protocol.transport.base import Transport
 
 LOOK_SECONDS = 5.0
 SAVE_LOOKS = 12  # looks from one saving of the month's bytes to the next
@@ -25,6 +26,7 @@ class Senses:
     """Reads from the machine and the clock only what the limits need. Raises what `thermometer` raises."""
 
     def __init__(self, limits: VolunteerLimits, device: torch.device) -> None:
+        self.device = device
         self._temperature = thermometer(device) if limits.max_temperature else lambda: None
         self._others: Callable[[], str] = (lambda: others(device)) if limits.only_idle else str
 
@@ -33,73 +35,84 @@ class Senses:
         return Conditions(now, moved, self._temperature(), self._others())
 
 
-class Month:
-    """Bytes sent and received in the present month, over all lives of the node.
-
-    Mutable state: which month it is, those of earlier lives, and what the transport had moved when this one began.
-    """
-
-    def __init__(self, state: StateDirectory, transport: Transport, now: datetime) -> None:
-        self._state = state
-        self._transport = transport
-        self._name, facts = f"{now:%Y-%m}", state.facts()
-        saved = facts.get("month_bytes") if facts.get("month") == self._name else 0
-        self._saved = saved if isinstance(saved, int) and saved >= 0 else 0
-        self._began = 0
-
-    def moved(self, now: datetime) -> int:
-        total = sum(self._transport.moved())
-        if self._name != (name := f"{now:%Y-%m}"):
-            self._name, self._saved, self._began = name, 0, total
-        return self._saved + total - self._began
-
-    def save(self, now: datetime) -> None:
-        self._state.remember(month=f"{now:%Y-%m}", month_bytes=self.moved(now))
+def local_time() -> datetime:
+    return datetime.now().astimezone()
 
 
 class Keeper:
     """Applies the volunteer's limits to a running node: looks every few seconds and pauses or slows it.
 
-    Mutable state: the policy's, and the last verdict.
+    Mutable state: the limits and what is read for them, the policy's state, what was seen last, and the last verdict.
     """
 
     def __init__(
-        self, limits: VolunteerLimits, senses: Senses, month: Month, duty: Duty, rest: Rest, events: Events
+        self, limits: VolunteerLimits, senses: Senses, line: Line, duty: Duty, rest: Rest, events: Events
     ) -> None:
         self._policy = Policy(limits)
         self._limits = limits
         self._senses = senses
-        self._month = month
+        self.line = line
         self._duty = duty
         self._rest = rest
         self._events = events
+        self._woken = asyncio.Event()
+        self.seen: Conditions | None = None
         self.verdict = DutyShare(limits.share)
 
     async def begin(self, supervisor: Supervisor) -> None:
-        """Look at once, and then again and again, where limits depend on the time or the machine."""
+        """Look at once, where limits depend on the time or the machine, and then again and again."""
         if self._limits.need_watching:
-            await self.look(datetime.now().astimezone())
-            stops = "This node may use more of the machine than its volunteer allows."
-            supervisor.keep("keeping the volunteer's limits", self.run, stops)
-
-    def moved(self) -> int:
-        """Bytes of this month."""
-        return self._month.moved(datetime.now().astimezone())
+            await self.look(local_time())
+        stops = "This node may use more of the machine than its volunteer allows."
+        supervisor.keep("keeping the volunteer's limits", self.run, stops)
 
     async def run(self) -> None:
         """Look every `LOOK_SECONDS`, for ever, and now and then save what counts towards a monthly cap."""
         looks = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look(datetime.now().astimezone())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._woken.wait()
+            self._woken.clear()
+            self.line.look()
+            if self._limits.need_watching:
+                await self.look(local_time())
             looks += 1
-            if looks % SAVE_LOOKS == 0 and self._limits.monthly_cap:
-                await asyncio.to_thread(self._month.save, datetime.now().astimezone())
+            if looks % SAVE_LOOKS == 0:
+                await asyncio.to_thread(self.line.save, local_time())
 
     async def look(self, now: datetime) -> None:
         """Look at the machine, and do what the policy says."""
-        conditions = await asyncio.to_thread(self._senses.read, self._month.moved(now), now)
+        senses = self._senses
+        conditions = await asyncio.to_thread(senses.read, self.line.moved(now), now)
+        if senses is self._senses:  # else the limits have changed meanwhile, and it looks again at once
+            self._apply(conditions)
+
+    def change(self, limits: VolunteerLimits, now: datetime) -> None:
+        """Go by other limits at once; what has to be read from the machine follows within seconds.
+
+        Raises what `thermometer` raises; nothing has changed then.
+        """
+        self._senses = Senses(limits, self._senses.device)
+        self._limits = limits
+        self._policy.change(limits)
+        seen = self.seen or Conditions(now)
+        self._apply(
+            replace(
+                seen,
+                now=now,
+                moved=self.line.moved(now),
+                temperature=seen.temperature if limits.max_temperature else None,
+                others=seen.others if limits.only_idle else "",
+            )
+        )
+        self._woken.set()
+
+    def _apply(self, conditions: Conditions) -> None:
+        self.seen = conditions
         before, self.verdict = self.verdict, self._policy.judge(conditions)
+        limits, is_quiet = self._limits, self.verdict.is_quiet and self._rest.lasts
+        self.line.limit(limits.upload, limits.download, is_quiet=is_quiet)
         if self.verdict.share:
             self._duty.share = self.verdict.share
             self._rest.lift("limits")
@@ -110,5 +123,4 @@ class Keeper:
 
     def close(self) -> None:
         """Keep what was counted."""
-        if self._limits.monthly_cap:
-            self._month.save(datetime.now().astimezone())
+        self.line.save(local_time())

@@ -1,4 +1,7 @@
-"""The device's temperature, and who else uses the machine. Where that cannot be told, the volunteer is told so."""
+"""The device's temperature, who else uses the machine, and whether it runs on a battery.
+
+Where that cannot be told, the volunteer is told so.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ IDLE_SECONDS = 300.0  # without a key or a movement of the mouse: nobody is at t
 PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal")
 COMMAND_SECONDS = 5.0
 TERMINALS = Path("/dev")
+POWER = Path("/sys/class/power_supply")
+ON_BATTERY = "The machine runs on its battery."
 
 
 def thermometer(device: torch.device) -> Callable[[], float | None]:
@@ -43,17 +49,46 @@ def _processor_temperature() -> float | None:
 
 
 def others(device: torch.device) -> str:
-    """A sentence about who else uses the machine, empty for nobody. What cannot be told counts as somebody.
+    """A sentence about who or what else needs the machine, empty for nobody. Who cannot be told counts as somebody.
+
+    Its battery comes first, see `battery`.
 
     Looked at are programs that compute on the same GPU, and when a key was last pressed at each terminal and each
     graphical session (Linux: the terminals' access times and logind's idle hint; macOS: the input system's).
     """
+    if told := battery():
+        return told
     if device.type == "cuda":
         optional("pynvml", "gpu")
         listed = set(map(int, re.findall(r"process\s+(\d+)", torch.cuda.list_gpu_processes(device))))
         if are_others(listed, os.getpid(), torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
             return "Another program computes on the GPU."
     return somebody(time.time())
+
+
+def battery() -> str:
+    """Say in a sentence that the machine runs on its battery, or on that of a UPS; empty when it does not.
+
+    Where nothing tells, as in most containers, there is none. Those of mice and the like do not count.
+    """
+    if sys.platform == "darwin":
+        return ON_BATTERY if "'Battery Power'" in _said("pmset", "-g", "batt") else ""
+    supplies = [_supply(folder) for folder in sorted(POWER.glob("*"))]
+    of_machine = [supply for supply in supplies if supply.get("scope") != "Device"]
+    is_plugged_in = any(
+        supply.get("online") == "1" for supply in of_machine if supply.get("type") != "Battery"
+    )
+    discharges = any(supply.get("status") == "Discharging" for supply in of_machine)
+    return ON_BATTERY if discharges and not is_plugged_in else ""
+
+
+def _supply(folder: Path) -> dict[str, str]:
+    """What Linux tells of a power supply (its ABI/testing/sysfs-class-power), as far as it can be read."""
+    told = {}
+    for name in ("type", "scope", "online", "status"):
+        with suppress(OSError, UnicodeDecodeError):
+            told[name] = (folder / name).read_text(encoding="utf-8").strip()
+    return told
 
 
 def are_others(listed: set[int], own: int, computes_here: bool) -> bool:

@@ -11,35 +11,50 @@ GB = 10**9
 
 
 @dataclass(frozen=True)
+class Timed:
+    """Seconds a token, measured: a layer forward and backward, the head, and encoding a tensor for a peer."""
+
+    layer: float
+    head: float
+    encoding: float
+
+
+@dataclass(frozen=True)
 class Device:
-    """`tflops` of bf16 with float32 sums, without sparsity; gigabytes a second; gigabytes; a GPU has its own."""
+    """`tflops` of bf16 with float32 sums, without sparsity; gigabytes a second; gigabytes; watts at full load.
+
+    0 watts: not known. A GPU has a memory of its own. `timed` is of a device that was measured.
+    """
 
     name: str
     tflops: float
     bandwidth: float
     memory: float
+    watts: float = 0.0
     is_gpu: bool = True
     efficiency: float = EFFICIENCY
+    timed: Timed | None = None
 
 
 # NVIDIA's data sheets of A100, H100, H200, L40S, L4, A10 and RTX A6000, halved where they count with sparsity, and
-# the white papers of GA102 and Ada for 3090, 4080 and 4090. The processor: 8 cores at 3 GHz, 32 float32 operations a
-# cycle each (two AVX2 units), and two channels of DDR4-3200.
+# the white papers of GA102 and Ada for 3090, 4080 and 4090; watts are the boards' limits in the same sheets, without
+# the machine around them. The processor: 8 cores at 3 GHz, 32 float32 operations a cycle each (two AVX2 units), two
+# channels of DDR4-3200, and 65 W, as desktop processors of that size are sold.
 DEVICES = {
     device.name: device
     for device in (
-        Device("a100", 312, 2039, 80),
-        Device("a100-40", 312, 1555, 40),
-        Device("h100", 989, 3350, 80),
-        Device("h200", 989, 4800, 141),
-        Device("l40s", 362, 864, 48),
-        Device("l4", 121, 300, 24),
-        Device("a10", 125, 600, 24),
-        Device("a6000", 155, 768, 48),
-        Device("4090", 165, 1008, 24),
-        Device("4080", 97.5, 717, 16),
-        Device("3090", 71, 936, 24),
-        Device("cpu", 0.77, 51, 32, is_gpu=False),
+        Device("a100", 312, 2039, 80, 400),
+        Device("a100-40", 312, 1555, 40, 400),
+        Device("h100", 989, 3350, 80, 700),
+        Device("h200", 989, 4800, 141, 700),
+        Device("l40s", 362, 864, 48, 350),
+        Device("l4", 121, 300, 24, 72),
+        Device("a10", 125, 600, 24, 150),
+        Device("a6000", 155, 768, 48, 300),
+        Device("4090", 165, 1008, 24, 450),
+        Device("4080", 97.5, 717, 16, 320),
+        Device("3090", 71, 936, 24, 350),
+        Device("cpu", 0.77, 51, 32, 65, is_gpu=False),
     )
 }
 
@@ -59,6 +74,12 @@ DRIVERS_NAMES = {
     "NVIDIA GeForce RTX 4080": "4080",
     "NVIDIA GeForce RTX 3090": "3090",
 }
+
+
+def watts_of(name: str) -> float:
+    """Watts at full load of the device that a driver calls so; 0 of an unknown one."""
+    known = DRIVERS_NAMES.get(name)
+    return 0.0 if known is None else DEVICES[known].watts
 
 
 def peak_of(name: str) -> float | None:

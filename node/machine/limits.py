@@ -180,12 +180,17 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 }
 
 
+LEAST_WITHOUT_UNIT = 2**20  # less of any memory or traffic nobody means
+
+
 def parse_size(text: str) -> int:
     """Bytes of "4GiB", "800 MB", "1.5g" or "4294967296". Raises `ValueError`."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?I?)B?\s*", text, re.IGNORECASE)
     unit = UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None or float(found[1]) * unit < 1:
         raise ValueError(f"{text!r} is not an amount of memory: write it as 4GiB, 800MiB or 6GB")
+    if unit == 1 and float(found[1]) < LEAST_WITHOUT_UNIT:
+        raise ValueError(f"{text!r} would be {found[1]} bytes: write it with its unit, as {found[1]}GiB")
     return int(float(found[1]) * unit)
 
 

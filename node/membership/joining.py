@@ -6,13 +6,12 @@ The manifest also says how large the frames are that a member may get.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from node.config import NO_ADDRESS, NodeConfig
-from node.membership.outside import inner_port, is_outside
+from node.membership.outside import inner_port, is_outside, listening_port
 from node.model.replica import PIECE_PARAMETERS
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
@@ -25,8 +24,6 @@ from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
 from protocol.transport.base import Transport
-
-logger = logging.getLogger(__name__)
 
 DIAL_DEADLINE = 15.0
 GREETINGS = 5  # tries, a second apart
@@ -181,22 +178,16 @@ async def find_run(
     if reached:
         events.begin(f"asking {len(reached)} of {len(addresses)} that answered for the run")
         own = transport.addresses()
-        port = 0 if config.announce else inner_port(own)
+        port = 0 if config.announce else listening_port(own)
         greeting = await _greeted(rpc, transport, sorted(reached), expected, port, known)
         if greeting is None:
             assert known is not None
             return Greeting(known, 0.0)
         if state is not None:
             state.save_manifest(greeting.signed)
-        if is_outside(greeting.reached, own):
+        _tell_of_way(events, greeting, port)
+        if inner_port(own) and is_outside(greeting.reached, own):
             await _announce_outside(transport, greeting.reached, own, events)
-        elif port and not greeting.reached:
-            events.warn(
-                f"A peer could not dial this node back at port {port}: others reach it only by relay, if at all. "
-                f"Forward TCP port {port} to this machine; noloco doctor --join tells more.",
-                "not-reachable",
-                port=port,
-            )
         return greeting
     if known is not None:
         events.warn(
@@ -234,9 +225,24 @@ async def _greeted(
                 raise
             await asyncio.sleep(1.0)
         else:
-            logger.debug("The clock differs by %.3f s", greeting.offset)
             return greeting
     raise AssertionError("the loop returns or raises")
+
+
+def _tell_of_way(events: Events, greeting: Greeting, port: int) -> None:
+    """Say what the first greeting shows of the clock, and of the `port` that the peer tried if it is not 0."""
+    sentence = f"This machine's clock is {greeting.offset:+.2f} s beside the swarm's"
+    if greeting.reached:
+        sentence += f", and a peer dialled it directly at {greeting.reached}"
+    events.say(f"{sentence}.", "greeted", ahead=greeting.offset, reached=greeting.reached)
+    if port and not greeting.reached:
+        events.warn(
+            f"A peer could not dial this node back at port {port}: others reach it only by relay, if at all, and "
+            f"relays carry no bulk data. Forward TCP port {port} to this machine, or open it in its firewall; noloco "
+            "doctor --join tells more.",
+            "not-reachable",
+            port=port,
+        )
 
 
 async def _announce_outside(transport: Transport, outside: str, own: list[str], events: Events) -> None:

@@ -96,6 +96,11 @@ def inner_port(addresses: Sequence[str]) -> int:
     return places[0][1]
 
 
+def listening_port(addresses: Sequence[str]) -> int:
+    """The port that peers elsewhere would dial; 0 for a node that others on this machine alone can dial."""
+    return next((port for host, port in filter(None, map(_place, addresses)) if not host.is_loopback), 0)
+
+
 def is_outside(address: str, own: Sequence[str]) -> bool:
     """Return whether an address at which a peer has reached this node is one for the rest of the world.
 

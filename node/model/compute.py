@@ -41,6 +41,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+REST_PART = 0.5  # seconds of a rest after which the share is looked at again
 LAST_PASSES = 15  # by which it is known what one takes; the first ones compile, and warm caches
 
 
@@ -183,7 +184,14 @@ class ComputeThread(Compute):
                 result, error = None, named(raised)
             self._end(priority, work, queued, began)
             self._loop.call_soon_threadsafe(_settle, future, result, error)
-            self._ending.wait(self.duty.rest(started, time.monotonic()))
+            self._rest(self.duty.rest(started, time.monotonic()))
+
+    def _rest(self, seconds: float) -> None:
+        """Rest so long, or until a larger share is given, or the thread is to end."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0 and not self.duty.has_risen():
+            if self._ending.wait(min(left, REST_PART)):
+                return
 
     def _finish_on_device(self) -> None:
         """Wait for a GPU, which computes on while the next piece is launched: what is to rest must end first."""
@@ -203,7 +211,10 @@ class ComputeThread(Compute):
 
 
 class InlineCompute(Compute):
-    """Runs the work on the loop at once, for simulations, where `cost(priority)` virtual seconds pass."""
+    """Runs the work on the loop at once, for simulations, where `cost(priority)` virtual seconds pass.
+
+    A device that may compute for a share of the time rests after each piece, as the thread does.
+    """
 
     def __init__(self, cost: Callable[[Priority], float], trace: Trace = NO_TRACE) -> None:
         super().__init__(asyncio.get_running_loop().time, trace)
@@ -211,6 +222,7 @@ class InlineCompute(Compute):
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
         self._busy = False
+        self._resting: asyncio.TimerHandle | None = None
 
     @property
     def waiting(self) -> int:
@@ -223,7 +235,7 @@ class InlineCompute(Compute):
     async def run(self, priority: Priority, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         queued = self.trace.now()
         await self._turn(priority)
-        began = self._begin(priority)
+        started, began = self.clock(), self._begin(priority)
         try:
             seconds = self._cost(priority)
             try:
@@ -234,9 +246,17 @@ class InlineCompute(Compute):
             return result
         finally:
             self._end(priority, work, queued, began)
+            self._rest(self.duty.rest(started, self.clock()))
+
+    def _rest(self, seconds: float) -> None:
+        if seconds:
+            self._resting = asyncio.get_running_loop().call_later(seconds, self._pass_on)
+        else:
             self._pass_on()
 
     async def close(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
         for _, _, turn in self._waiting:
             turn.cancel()
 

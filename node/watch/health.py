@@ -2,8 +2,8 @@
 
 The daemon itself is asked, in its event loop: a process that is there and does nothing any more does not pass. The
 one who asks imports little, so that asking every half minute costs little. The same socket takes orders, see
-`noloco node`: a JSON object a line, {"order": "pause"}, and one in answer to each. Only the user who runs the daemon
-reaches it.
+`noloco node`: a JSON object a line, {"order": "pause"}, where need be with more in it, and one in answer to each.
+Only the user who runs the daemon reaches it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from protocol.errors import TransportDown
+from protocol.errors import NolocoError, TransportDown
 
 if TYPE_CHECKING:
     from protocol.supervision import Supervisor
@@ -31,13 +31,14 @@ DEADLINE = 5.0  # seconds for the daemon to answer
 SOCKET_FILE = "health.socket"  # in the state directory: where the daemon listens
 _PREFIX = "noloco-health-"
 MAX_ANSWER = 64 * 1024
-MAX_ORDER = 1024  # bytes of a line
+MAX_ORDER = 4096  # bytes of a line
 MAX_ORDERS = 100  # of one connection, each within `DEADLINE`
 MAX_FAILURE = 300  # characters told of what a part failed with
 STATUS = "status"  # the order that changes nothing
 # "healthy" says whether all is well, "state" what the daemon does, "reason" what is wrong
 Report = dict[str, Any]
-Orders = Mapping[str, Callable[[], None]]
+# each gets all that was said beside the order; raises `NolocoError` for what cannot be done, with nothing done
+Orders = Mapping[str, Callable[[Report], None]]
 
 
 class Unwell(Exception):
@@ -84,14 +85,18 @@ async def health_served(
 
 
 def _obey(line: bytes, orders: Orders) -> Report:
-    """Carry out what it says; "refused" with the reason when that is nothing that this daemon does.
+    """Carry out what it says; "refused" with the reason when that is nothing that this daemon does, "cannot" with it
+    when it does, and cannot now.
 
     Raises `ValueError` for what is no order.
     """
     said = json.loads(line)
     order = str(said.get("order")) if isinstance(said, dict) else ""
     if order in orders:
-        orders[order]()
+        try:
+            orders[order](said)
+        except NolocoError as error:
+            return {"cannot": str(error)}
     elif order != STATUS:
         return {"refused": f"this daemon has no order {order[:40]!r}"}
     return {}
@@ -135,8 +140,13 @@ def ask(directory: Path, deadline: float = DEADLINE) -> Report:
     return report
 
 
-def look(directory: Path, deadline: float = DEADLINE, order: str = STATUS) -> Report:
-    """The report of the daemon of `directory`, after it was given an order.
+def look(
+    directory: Path,
+    deadline: float = DEADLINE,
+    order: str = STATUS,
+    said: Mapping[str, Any] = MappingProxyType({}),
+) -> Report:
+    """The report of the daemon of `directory`, after it was given an order, with what is said beside it.
 
     Raises `Unwell` when none comes within `deadline` seconds; whether the order was carried out is then unknown.
     """
@@ -149,7 +159,7 @@ def look(directory: Path, deadline: float = DEADLINE, order: str = STATUS) -> Re
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(deadline)
             connection.connect(path)
-            connection.sendall(json.dumps({"order": order}).encode() + b"\n")
+            connection.sendall(json.dumps({**said, "order": order}).encode() + b"\n")
             while not answer.endswith(b"\n") and len(answer) < MAX_ANSWER:
                 connection.settimeout(max(1e-3, ends - time.monotonic()))
                 if not (part := connection.recv(MAX_ANSWER)):
@@ -167,6 +177,11 @@ def directories(directory: Path) -> list[Path]:
     """The state directories to ask: that one, or those of the nodes that `--device all` keeps in it."""
     several = sorted(path.parent for path in directory.glob(f"device-*/{SOCKET_FILE}"))
     return several if several and not (directory / SOCKET_FILE).exists() else [directory]
+
+
+def is_of_several(directory: Path) -> bool:
+    """Return whether it is that of one of the nodes that one command started."""
+    return directory.resolve() in [path.resolve() for path in directory.resolve().parent.glob("device-*")]
 
 
 def main() -> None:

@@ -75,6 +75,13 @@ class Transport(abc.ABC):
         """Bytes sent and received since this object was made, by an interface's count; 0 where nothing is sent."""
         return 0, 0
 
+    def limit(self, upload: float, download: float) -> None:
+        """Stay below so many bytes per second from now on, by an interface's count; 0 is no limit.
+
+        What has been handed to the network before is not called back. A network without an interface ignores it.
+        """
+        return
+
     @abc.abstractmethod
     def supervise(self, supervisor: Supervisor) -> None:
         """Let `supervisor` own the background work; call this before `start`. Without it the transport has its own.

@@ -100,6 +100,9 @@ class Libp2pTransport(Transport):
     def moved(self) -> tuple[int, int]:
         return self._meter.moved
 
+    def limit(self, upload: float, download: float) -> None:
+        self._meter.limit(upload, download)
+
     async def start(self) -> None:
         if self._latest is None:
             self._session = await self._new_session()

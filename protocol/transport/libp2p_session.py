@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
 _LOCAL_DEADLINE = 10.0
-_GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
+GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
 _ACCEPTED = b"\x01"  # a handler has taken the stream
 
 
@@ -87,8 +87,10 @@ class Libp2pStream(Stream):
         if not view.nbytes:
             return  # and could not be cast
         view, meter = view.cast("B"), self._socket.meter
-        for start in range(0, len(view), meter.slice_bytes):
-            part = view[start : start + meter.slice_bytes]
+        start = 0
+        while start < len(view):
+            part = view[start : start + meter.slice_bytes]  # which may change meanwhile
+            start += len(part)
             if wait := meter.sending(len(part)):
                 await asyncio.sleep(wait)
             if self._socket.is_closing():
@@ -301,7 +303,7 @@ async def speaks_libp2p(host: str, port: int, deadline: float) -> bool:
     async with asyncio.timeout(deadline):
         reader, writer = await asyncio.open_connection(host, port)
         try:
-            return await reader.read(len(_GREETING)) == _GREETING
+            return await reader.read(len(GREETING)) == GREETING
         finally:
             writer.close()
 

@@ -35,6 +35,13 @@ class Bucket:
         self._clock = clock
         self._paid_at = clock()
 
+    def limit(self, rate: float) -> None:
+        """Go by another rate from now on, also for what has not been paid for yet."""
+        now = self._clock()
+        owed = max(0.0, self._paid_at - now) * self._rate
+        self._rate = rate
+        self._paid_at = now + (owed / rate if rate else 0.0)
+
     def take(self, nbytes: float) -> float:
         """Take them; returns the seconds until they are paid for. Who takes later waits longer."""
         if not self._rate:
@@ -74,14 +81,19 @@ class Meter:
     def __init__(
         self, upload: float = 0.0, download: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Limits in bytes per second, as an interface counts; 0 is none."""
-        self._up = _Way(Bucket(upload * AIM, clock))
-        self._down = _Way(Bucket(download * AIM, clock))
+        """See `limit`."""
+        self._up = _Way(Bucket(0.0, clock))
+        self._down = _Way(Bucket(0.0, clock))
         self._is_counted = False
+        self.limit(upload, download)
+
+    def limit(self, upload: float, download: float) -> None:
+        """Set the limits, in bytes per second as an interface counts; 0 is none. Whoever waits has yet to wait."""
+        self._up.bucket.limit(upload * AIM)
+        self._down.bucket.limit(download * AIM)
         wanted = int(upload * SLICE_SECONDS) if upload else SLICE_BYTES.stop
-        self.slice_bytes = min(
-            max(wanted, SLICE_BYTES.start), SLICE_BYTES.stop
-        )  # of a stream, to be sent at once
+        # of a stream, to be sent at once
+        self.slice_bytes = min(max(wanted, SLICE_BYTES.start), SLICE_BYTES.stop)
 
     @window
     def __repr__(self) -> str:

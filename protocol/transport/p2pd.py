@@ -106,8 +106,8 @@ class P2pd:
 
             @staticmethod
             def _make_process_args(*arguments: object, **flags: object) -> list[str]:
-                command: list[str] = P2P._make_process_args(*arguments, noise=False, **flags)
-                return [*_OWN_SESSION, *command]
+                flags |= {"noise": False, "relayService": config.relay}  # which has a switch of its own
+                return [*_OWN_SESSION, *P2P._make_process_args(*arguments, **flags)]
 
         try:
             async with asyncio.timeout(config.startup_timeout):

@@ -175,11 +175,14 @@ def wait_until(
 
 
 def run_tool(
-    *arguments: str, patience: float = PATIENCE, prefix: tuple[str, ...] = ()
+    *arguments: str,
+    patience: float = PATIENCE,
+    prefix: tuple[str, ...] = (),
+    module: str = "bootstrap.tools_cli",
 ) -> subprocess.CompletedProcess[str]:
-    """`noloco …`, to its end."""
+    """`noloco …`, to its end; `module` as in `NodeDaemon`."""
     return subprocess.run(
-        [*prefix, sys.executable, "-m", "bootstrap.tools_cli", *arguments],
+        [*prefix, sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=patience,

@@ -30,6 +30,11 @@ class MappedNetwork:
         return ("nsenter", f"--net=/run/netns/{self._inside}")
 
     @property
+    def router(self) -> tuple[str, ...]:
+        """A machine with a public address of its own."""
+        return ("nsenter", f"--net=/run/netns/{self._router}")
+
+    @property
     def outside(self) -> tuple[str, ...]:
         return ("nsenter", f"--net=/run/netns/{self._outside}")
 
@@ -59,6 +64,15 @@ class MappedNetwork:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._tear_down()
+
+    def lose_large_packets(self, most: int) -> None:
+        """Carry packets of `most` bytes between inside and outside from now on, and lose larger ones in silence."""
+        _run("ip", "-n", self._router, "link", "set", "dev", self._outside[-14:], "mtu", str(most))
+        silence = (
+            "table ip silent {\nchain output { type filter hook output priority 0;\n"
+            "icmp type destination-unreachable icmp code 4 drop;\n}\n}\n"
+        )
+        _run("ip", "netns", "exec", self._router, "nft", "-f", "-", text=silence)
 
     @property
     def _names(self) -> tuple[str, ...]:

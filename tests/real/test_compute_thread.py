@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from itertools import pairwise
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from node.machine.duty import Duty
 from node.model.compute import ComputeThread, Priority
 from node.watch.trace import TraceFile
+from tests.patience import patience
 
 
 def _work_outer_step(seconds: float) -> None:
@@ -47,3 +50,18 @@ def test_training_counts_and_serving_does_not(tmp_path: Path) -> None:
     assert [job["args"]["priority"] for job in jobs] == ["serve", "optimizer", "serve", "forward"]
     assert all(0.19 < job["dur"] / 1e6 < 2 for job in jobs[1:3])
     assert all(one["ts"] + one["dur"] <= two["ts"] for one, two in pairwise(jobs))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_long_rest_ends_when_more_of_the_time_is_given(share: float) -> None:
+    async def run() -> None:
+        compute = ComputeThread(1, duty=Duty(0.0001))
+        await compute.run(Priority.FORWARD, time.sleep, 0.5)  # and now it would rest for more than an hour
+        working = asyncio.ensure_future(compute.run(Priority.FORWARD, time.sleep, 0.0))
+        await asyncio.sleep(1.0)
+        assert not working.done()
+        compute.duty.share = share
+        await asyncio.wait_for(working, patience(30))
+        await compute.close()
+
+    uvloop.run(run())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bootstrap.inspect.doctor import reachability
 from protocol.identity import Identity
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 
@@ -18,15 +17,42 @@ from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 def test_the_way_to_a_run_is_checked_step_by_step_and_what_was_given_is_shown(tmp_path: Path) -> None:
     seed = SeedDaemon(tmp_path / "run", "--preset", "tiny")
     address = seed.join_address()
+    by_name = address.replace("/ip4/127.0.0.1/", "/dns4/localhost/")
     nodes = [NodeDaemon(tmp_path / f"node-{n}", "--join", address, "--stage", str(n)) for n in range(2)]
     nodes[1].wait_for_step(3)
-    done = run_tool("doctor", "--join", address, "--host", "127.0.0.1", "--port", "0")
+    done = run_tool("doctor", "--join", by_name, "--host", "127.0.0.1", "--port", "0")
     assert done.returncode == 0, done.stdout + done.stderr
-    for what in ("memory", "disk", "MTU", "TCP", "libp2p", "greeting", "clock", "port", "uplink"):
+    for what in (
+        "memory",
+        "disk",
+        "ulimits",
+        "interface",
+        "MTU",
+        "GPU",
+        "TCP",
+        "packets",
+        "libp2p",
+        "greeting",
+        "clock",
+        "port",
+        "uplink",
+    ):
         assert re.search(rf"^(ok|--) +{what}", done.stdout, re.MULTILINE), done.stdout
-    assert re.search(r"port +3 of 3 peers dialled this machine, at /ip4/127.0.0.1/tcp/\d+", done.stdout)
+    assert re.search(
+        r"port +3 of 3 peers dialled this machine directly, at /ip4/127.0.0.1/tcp/\d+", done.stdout
+    )
     assert re.search(r"uplink +[\d.]+ Mbit/s", done.stdout)
     assert "run 'tiny'" in done.stdout
+    could = run_tool("manifest", "check", "--join", address, "--json", "--threads", "1")
+    assert could.returncode == 0, could.stderr
+    machine = json.loads(could.stdout)
+    assert machine["upload_is_measured"]
+    assert [(stage["replicas"], stage["fits"]) for stage in machine["stages"]] == [(1, "whole"), (1, "whole")]
+    assert all(
+        stage["computes"] > 0 and stage["sent"] > 0 and stage["pace"] > 0 for stage in machine["stages"]
+    )
+    words = " ".join(run_tool("manifest", "check", "--join", address, "--uplink", "8Mbit").stdout.split())
+    assert "8.0 Mbit/s up (as you say), 8.0 Mbit/s down (taken to be the same" in words
     given = run_tool("contributors", "--join", address, "--json")
     assert given.returncode == 0, given.stderr
     found = json.loads(given.stdout)
@@ -66,19 +92,3 @@ def test_the_hop_that_fails_has_a_name(tmp_path: Path) -> None:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def test_who_cannot_be_dialled_is_told_what_to_forward() -> None:
-    at = "/ip4/203.0.113.7/tcp/31337"
-    assert (
-        reachability([at, at, ""], 31337, by_relay=False).told
-        == f"2 of 3 peers dialled this machine, at {at}."
-    )
-    no = reachability(["", "", None], 31337, by_relay=False)
-    assert no.is_well is False
-    assert "None of 2 peers" in no.told
-    assert "Forward TCP port 31337" in no.told
-    relayed = reachability([""], 4, by_relay=True)
-    assert relayed.is_well is None
-    assert relayed.told.startswith("Only by relay")
-    assert reachability([None], 4, by_relay=False).is_well is None

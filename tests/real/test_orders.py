@@ -1,16 +1,20 @@
-"""`noloco node pause, resume, finish, status`: a volunteer steers a daemon that runs."""
+"""`noloco node pause, resume, finish, status, limits`: a volunteer steers a daemon that runs."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import stat
 import time
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from node.watch.health import SOCKET_FILE
+from node.watch.health import SOCKET_FILE, health_served
+from protocol.errors import UserError
 from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 from tests.real.test_bandwidth import PRESET
 
@@ -80,6 +84,60 @@ def test_a_pause_gives_the_memory_of_a_large_stage_back(tmp_path: Path) -> None:
     order(node, "resume")
     node.wait_for(r"Continuing from the checkpoint")
     assert node.leave() == 0, node.output
+
+
+async def test_a_device_s_node_is_ordered_alone_and_refusals_are_told(tmp_path: Path) -> None:
+    """The nodes are made up; the sockets and the command are real."""
+    heard: dict[str, list[dict[str, Any]]] = {}
+    async with AsyncExitStack() as nodes:
+        for index, device in enumerate(("cuda:2", "cuda:0", "cpu")):
+            state = tmp_path / f"device-{index}"
+            state.mkdir()
+            await nodes.enter_async_context(made_up_node(state, device, heard.setdefault(device, [])))
+
+        async def ordered(*arguments: str) -> tuple[int, str, str]:
+            done = await asyncio.to_thread(run_tool, "node", *arguments, "--state-dir", str(tmp_path))
+            return done.returncode, done.stdout, done.stderr
+
+        assert (await ordered("resume", "--device", "cuda"))[0] == 0
+        assert {device: len(orders) for device, orders in heard.items()} == {
+            "cuda:2": 0,
+            "cuda:0": 1,
+            "cpu": 0,
+        }
+        code, said, _ = await ordered("limits", "--device", "cuda:2", "--max-upload", "20Mbit", "--only-idle")
+        assert code == 0
+        assert heard["cuda:2"] == [{"order": "limits", "limits": {"max_upload": "20Mbit", "only_idle": True}}]
+        assert "start this device's node by itself" in said
+        code, said, _ = await ordered("limits", "--max-upload", "30Mbit")
+        assert 'max_upload = "30Mbit"' in said
+        assert {orders[-1]["limits"]["max_upload"] for orders in heard.values()} == {"10Mbit"}
+
+        code, _, error = await ordered("pause", "--device", "cuda:7")
+        assert (code, "there are cuda:2, cuda:0, cpu" in error) == (2, True), error
+        code, _, error = await ordered("limits", "--max-temperature", "70")
+        assert code != 0
+        assert "device-2 stays as it is: This machine does not tell" in error
+        before = [len(orders) for orders in heard.values()]
+        code, _, error = await ordered("limits", "--hours", "noon")
+        assert code != 0
+        assert "--hours" in error
+        assert [len(orders) for orders in heard.values()] == before
+        assert "Traceback" not in error
+
+
+def made_up_node(state: Path, device: str, heard: list[dict[str, Any]]) -> AbstractAsyncContextManager[None]:
+    """A node that does as it is told, but for a processor, which tells no temperature."""
+
+    def limits(said: dict[str, Any]) -> None:
+        heard.append(said)
+        if device == "cpu" and "max_temperature" in said["limits"]:
+            raise UserError("This machine does not tell how hot its cpu is.")
+
+    report = {"peer": "12D3KooW", "healthy": True, "state": "serving", "device": device, "limits": {}}
+    return health_served(
+        state, lambda: report, {"limits": limits, "resume": heard.append, "pause": heard.append}
+    )
 
 
 def test_without_a_node_it_says_so(tmp_path: Path) -> None:

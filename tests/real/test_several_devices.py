@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from node.machine.processes import EXIT_INTERRUPTED
-from tests.real.daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, wait_until
+from tests.real.daemons import PATIENCE, Daemon, NodeDaemon, SeedDaemon, run_tool, wait_until
 
 
 @pytest.fixture
@@ -35,6 +35,27 @@ def both(tmp_path: Path) -> Iterator[NodeDaemon]:
     finally:
         for daemon in started:
             daemon.kill()
+
+
+def test_one_of_them_can_be_paused_and_limits_are_shared(both: NodeDaemon) -> None:
+    def ordered(*arguments: str, of: str = "") -> str:
+        done = run_tool("node", *arguments, "--state-dir", str(both.state / of))
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert ordered("pause", of="device-1").count("Paused") == 1
+    first, second = (line for line in ordered("status").splitlines() if line.startswith("Node"))
+    assert ": serving" in first
+    assert ": paused" in second
+    assert "takes its stage up again" in ordered("resume", of="device-1")
+    assert ordered("limits", "--max-upload", "20Mbit", "--gpu-percent", "90").count("10Mbit") == 2
+    own = ordered("limits", "--max-upload", "5Mbit", of="device-0")
+    assert "max-upload      5Mbit" in own
+    assert "start this device's node by itself" in own
+    shown = ordered("limits")
+    assert [shown.count(limit) for limit in (" 5Mbit", " 10Mbit", " 90 ")] == [1, 1, 2]
+    assert ordered("pause", "--device", "cpu").count("Paused") == 2
+    assert both.leave() == 0
 
 
 def test_one_ctrl_c_lets_both_nodes_leave(both: NodeDaemon) -> None:

@@ -1,4 +1,4 @@
-"""`--gpu-percent 50`: a node that has work all the time computes for half of it."""
+"""`--gpu-percent 50`, from the start or while it runs: a node that has work all the time computes for half of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.daemons import NodeDaemon, SeedDaemon
+from tests.real.daemons import NodeDaemon, SeedDaemon, run_tool
 from tests.real.test_bandwidth import PRESET
 
 SECONDS = 20.0
@@ -31,11 +31,19 @@ def test_half_of_the_time_is_half_of_the_time(tmp_path: Path) -> None:
     manifest.write_text(text, encoding="utf-8")
     seed = SeedDaemon(tmp_path / "run", "--manifest", str(manifest))
     address = seed.join_address()
-    shares = []
-    for limits in ((), ("--gpu-percent", "50")):
-        node = NodeDaemon(tmp_path / "node", "--join", address, *limits)
+    node = NodeDaemon(tmp_path / "node", "--join", address)
+    shares = [busy(node)]
+    for limit in ("50", "none"):
+        done = run_tool("node", "limits", "--state-dir", str(node.state), "--gpu-percent", limit)
+        assert done.returncode == 0, done.stderr
         shares.append(busy(node))
-        assert node.leave() == 0, node.output
-    print(f"busy {shares[0]:.1%} without a limit, {shares[1]:.1%} with 50 %")
+    assert node.leave() == 0, node.output
+    node = NodeDaemon(tmp_path / "node", "--join", address, "--gpu-percent", "50")
+    shares.append(busy(node))
+    assert node.leave() == 0, node.output
+    print(f"busy {shares[0]:.1%} without a limit, {shares[1]:.1%} with 50 % set while it ran,")
+    print(f"{shares[2]:.1%} once it was lifted, {shares[3]:.1%} with 50 % from the start on")
     assert shares[0] > 0.7
-    assert 0.45 <= shares[1] <= 0.55
+    assert shares[2] > 0.7
+    for limited in (shares[1], shares[3]):
+        assert 0.45 <= limited <= 0.55

@@ -130,7 +130,7 @@ def test_a_member_with_wrong_settings(
 
 
 def test_a_stage_that_does_not_fit_into_memory(tmp_path: Path) -> None:
-    text = preset_text("llama-6.8b").replace("128_002", "8_192")
+    text = preset_text("llama-6.8b").replace("128_002", "4_096")
     (tmp_path / "large.toml").write_text(text, encoding="utf-8")
     seed = SeedDaemon(tmp_path / "run", "--manifest", str(tmp_path / "large.toml"))
     try:

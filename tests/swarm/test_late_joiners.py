@@ -164,7 +164,7 @@ def test_nobody_at_the_address_is_told_with_the_address() -> None:
 def test_a_peer_of_another_run_is_not_joined() -> None:
     async def main() -> None:
         swarm = await training(1)
-        swarm.add(9, stage=1, run="0123456789abcdef")
+        swarm.add(9, stage=1, run="0123456789abcdef" * 2)
         error = await fails_to_join(swarm, 9)
         assert isinstance(error, JoinError)
         assert "0123456789abcdef" in str(error)

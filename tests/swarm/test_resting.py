@@ -13,7 +13,8 @@ import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.giving.keeper import Keeper, Month, Senses
+from node.giving.keeper import Keeper, Senses
+from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
 from node.machine.duty import Duty
 from node.machine.hours import Hours
@@ -159,15 +160,15 @@ def test_outside_of_its_hours_a_node_rests_and_it_joins_within_them(tmp_path: Pa
         node = swarm.nodes[1]
         state = node.surroundings.state
         assert state is not None
-        duty, month = Duty(), Month(state, node.transport, night)
+        duty, line = Duty(), Line(state, node.transport, night)
         senses = Senses(limits, torch.device("cpu"))
-        keeper = Keeper(limits, senses, month, duty, node.rest, node.surroundings.events)
+        keeper = Keeper(limits, senses, line, duty, node.rest, node.surroundings.events)
         await keeper.look(night)
         assert (node.rest.reason, duty.share) == ("", 0.5)
         await keeper.look(noon)
         await until(lambda: bool(events_of(swarm, "paused", node=1)))
         [paused] = events_of(swarm, "paused", node=1)
-        assert paused["reason"] == "It is 12:00; this node trains from 22:00 to 07:00."
+        assert paused["reason"] == "It is Tue 12:00, outside of --hours 22-07; they begin on Tue at 22:00."
         await everyone_goes_on_but(swarm, 1)
         await keeper.look(night)
         await until(lambda: node.stage is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,12 @@ from typer.testing import CliRunner
 from bootstrap.found_cli import app as founding
 from bootstrap.tools_cli import app as tools
 from node.cli import app as node
+from protocol.identity import Identity
+from protocol.manifest import load_preset, preset_text
+from protocol.signed_manifest import SignedManifest
+from protocol.tokens import Token
 
+TOKEN = Token.issue("f" * 32, Identity.from_seed("a run"), None, 1, 1e10).to_text()
 SCREEN = 40  # lines
 PEER = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWB1nCVQyW3BE4zaVYJexq3mR44ZNQQNjX5Q1yseqVU9z4"
 APPS = {"noloco-node": node, "noloco-bootstrap": founding, "noloco": tools}
@@ -127,11 +133,80 @@ WRONG: list[tuple[str, str, str]] = [  # the command, what is said, and the next
     ("noloco plan --scenario none.json --picture plan.jpg", "Cannot draw plan.jpg", ".svg"),
     ("noloco trace none.json", "none.json", "noloco-node --trace"),
     ("noloco doctor --self nowhere", "no daemon runs with the state directory nowhere", "just started"),
+    (f"noloco-node --join {PEER} --bogus", "No such option: --bogus", "for help"),
+    ("noloco-node --join 203.0.113.7:31337", "Cannot use the address '203.0.113.7:31337'", "A right one"),
+    ("noloco-node --join /ip4/300.0.0.1/tcp/1/p2p/12D3", "'300.0.0.1' is not an address", "A right one"),
+    (f"noloco-node {PEER}", "unexpected extra argument", "for help"),
+    (f"noloco-node --join {PEER} --max-upload 20", "'20' is not a bandwidth", "write it as 20Mbit"),
+    (f"noloco-node --join {PEER} --max-download -3Mbit", "'-3Mbit' is not a bandwidth", "write it as 20Mbit"),
+    (
+        f"noloco-node --join {PEER} --max-memory 20",
+        "'20' would be 20 bytes",
+        "write it with its unit, as 20GiB",
+    ),
+    (f"noloco-node --join {PEER} --max-memory 150%", "'150%' is no share of the memory", "write it as 50%"),
+    (f"noloco-node --join {PEER} --monthly-cap 500", "'500' would be 500 bytes", "as 500GiB"),
+    (f"noloco-node --join {PEER} --hours 25-3", "'25-3' are no hours", "write them as 22-07"),
+    (f"noloco-node --join {PEER} --hours evening", "'evening' are no hours", "write them as 22-07"),
+    (
+        f"noloco-node --join {PEER} --threads -2",
+        "--threads: it should be greater than or equal to 0",
+        "--help",
+    ),
+    (
+        f"noloco-node --join {PEER} --checkpoint-minutes 0",
+        "--checkpoint-minutes: it should be greater",
+        "--help",
+    ),
+    (f"noloco-node --join {PEER} --name {'x' * 33}", "--name: it should have at most 32", "--help"),
+    (f"noloco-node --join {PEER} --run mine", "'mine' is not a run's id", "copy its 32 digits"),
+    (f"noloco-node --join {PEER} --token torn", "This is not a token", "Copy it again"),
+    (
+        f"noloco-node --join {PEER} --token {TOKEN} --run {'0' * 32}",
+        "The token is for run",
+        "leave --run out",
+    ),
+    (f"noloco-node --join {PEER} --dashboard here", "'here' is not HOST:PORT", "127.0.0.1:8080"),
+    (f"noloco-node --join {PEER} --device cuda:9", "'cuda:9' cannot be used here", "--device cpu"),
+    (f"noloco-node --join {PEER} --state-dir typo.toml", "Cannot use the directory typo.toml", "--state-dir"),
+    (f"noloco-node --join {PEER} --state-dir /proc/x", "Cannot use the directory /proc/x", "--state-dir"),
+    (f"noloco-node --join {PEER} --trace none/t.json", "Cannot write the trace none/t.json", "--trace"),
+    (f"noloco-node --join {PEER} --host 127.0.0.1 --port TAKEN", "TAKEN is in use", "another --port"),
+    ("noloco-bootstrap --host 127.0.0.1 --port TAKEN", "TAKEN is in use", "another --port"),
+    ("noloco-bootstrap --manifest large.toml", "of which bytes would use 256", "set model.vocab_size = 256"),
+    ("noloco-bootstrap --dir /proc/x --preset tiny", "Cannot use the directory /proc/x", "--dir"),
+    ("noloco-bootstrap --dir altered", "altered/manifest.noloco cannot be used", "Restore it from a copy"),
+    (
+        "noloco-bootstrap invite --dir keyed",
+        "keyed/run.key is the key of another run",
+        "put its run.key back",
+    ),
+    ("noloco-bootstrap revoke --dir keyed x", "keyed/run.key is the key of another run", "--dir"),
+    ("noloco-bootstrap invite --dir folder", "Cannot read folder/manifest.noloco", "--dir"),
+    ("noloco-bootstrap invite --uses 0", "Invalid value for '--uses'", "for help"),
+    (
+        "noloco-bootstrap init new.toml --yes --layers -1",
+        "model.layers cannot be used",
+        "greater than or equal to 1",
+    ),
+    ("noloco-bootstrap init new.toml --yes --stages 99", "stages 99 exceeds model.layers", "lower it"),
+    ("noloco-bootstrap init none/new.toml --yes", "Cannot write none/new.toml", "Choose another file"),
+    ("noloco swarm --steps -4", "Invalid value for '--steps'", "for help"),
+    ("noloco manifest check --preset tiny --uplink 20", "'20' is not a bandwidth", "write it as 20Mbit"),
+    ("noloco manifest check --preset tiny --replicas -1", "Invalid value for '--replicas'", "for help"),
+    ("noloco export --join x --out model", "Cannot use the address 'x'", "A right one looks like"),
+    (f"noloco export --join {PEER} --out typo.toml", "typo.toml is a file", "with --out"),
+    (f"noloco export --join {PEER} --out /proc/x", "Cannot write to /proc/x", "Choose another --out"),
+    ("noloco generate Once --model folder", "folder holds no model", "Give --model"),
+    ("noloco trace folder", "Cannot read the trace folder (Is a directory)", "Check the path"),
+    ("noloco node pause --state-dir none", "no daemon runs with the state directory none", "--state-dir"),
     ("noloco stauts", "No such command 'stauts'", "--help"),
 ]
 
 
-@pytest.mark.parametrize(("line", "said", "step"), WRONG, ids=[line for line, _, _ in WRONG])
+@pytest.mark.parametrize(
+    ("line", "said", "step"), WRONG, ids=[line.replace(TOKEN, "TOKEN") for line, _, _ in WRONG]
+)
 def test_a_mistake_is_one_sentence_with_the_next_step(
     line: str, said: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,14 +218,21 @@ def test_a_mistake_is_one_sentence_with_the_next_step(
         ("torn.toml", "stage = = 1\n"),
         ("wrong.toml", text.replace("gamma =", "gama =")),
         ("named.toml", text.replace('name = "tiny"', 'name = "my run"')),
+        ("large.toml", preset("llama-125m")),
     ):
         (tmp_path / name).write_text(contents, encoding="utf-8")
     (tmp_path / "empty.json").touch()
     (tmp_path / "latin.toml").write_bytes("# größer\n".encode("latin-1"))
-    words = line.split()
+    run_folders(tmp_path)
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = str(taken.getsockname()[1])
+    words, said = line.replace("TAKEN", port).split(), said.replace("TAKEN", port)
     if "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("=", 1))
     answer = CliRunner().invoke(APPS[words[0]], words[1:], env={"COLUMNS": "200"})
+    taken.close()
     told = " ".join(answer.output.split())
     assert answer.exit_code, told
     assert said in told
@@ -159,7 +241,18 @@ def test_a_mistake_is_one_sentence_with_the_next_step(
     assert answer.exception is None or isinstance(answer.exception, SystemExit)
 
 
-def preset() -> str:
-    from protocol.manifest import preset_text
+def run_folders(folder: Path) -> None:
+    """Two directories of founded runs: one whose manifest was altered, one with the key of another run."""
+    manifest = load_preset("tiny")
+    manifest = manifest.model_copy(update={"access": manifest.access.model_copy(update={"private": True})})
+    signed = SignedManifest.sign(manifest, Identity.from_seed("a run")).to_bytes()
+    altered = bytearray(signed)
+    altered[len(altered) // 2] ^= 1
+    for name, contents in (("altered", bytes(altered)), ("keyed", signed)):
+        (folder / name).mkdir()
+        (folder / name / "manifest.noloco").write_bytes(contents)
+    Identity.load_or_create(folder / "keyed" / "run.key")
 
-    return preset_text("tiny")
+
+def preset(name: str = "tiny") -> str:
+    return preset_text(name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from bootstrap.creating import init_cli, run
+from bootstrap.creating import init_cli, invitation, run
 from bootstrap.creating.choosing import RunOptions
 from bootstrap.creating.newcomers import Roll
 from bootstrap.creating.run import found
@@ -17,7 +18,7 @@ from node.model.stage import described_parameters
 from protocol.announcement import Announcement, State
 from protocol.errors import ManifestError
 from protocol.identity import Identity
-from protocol.manifest import load_preset, load_toml
+from protocol.manifest import PRESETS, load_preset, load_toml
 
 
 def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -33,6 +34,21 @@ def test_a_vocabulary_of_which_bytes_would_use_nothing_is_refused_with_the_way_o
 def test_a_name_that_counts_the_blocks_alone_is_told_with_the_vocabulary() -> None:
     told = described_parameters(load_preset("llama-125m"))
     assert told == "309.9M parameters (113.3M in its blocks, 196.6M for its vocabulary of 128,002)"
+
+
+def test_a_written_manifest_is_told_with_its_true_size_and_what_founding_it_takes(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["init", str(tmp_path / "run.toml"), "--size", "llama-1.3b", "--yes"])
+    assert "a model of 2.1B parameters, 524M of them for its vocabulary" in answer.output
+    assert "--tokenizer tokenizer.json (or hub:NAME)" in answer.output
+    assert "who is to serve stage 0 adds --data FILE" in answer.output
+    small = CliRunner().invoke(app, ["init", str(tmp_path / "small.toml"), "--yes"])
+    assert "--tokenizer" not in small.output
+    assert "--data" not in small.output
+
+
+def test_only_tiny_trains_on_text_that_everybody_has() -> None:
+    sources = {name: load_preset(name).data.source for name in PRESETS}
+    assert sources == dict.fromkeys(PRESETS, "local") | {"tiny": "python-stdlib"}
 
 
 class Terminal:
@@ -107,3 +123,48 @@ def test_what_a_founder_reads(
     assert ("█" in text or "▀" in text) == is_terminal  # a code for cameras
     run.introduce(found(tmp_path / "run", None), [address], None)
     assert "is the run's key" not in capsys.readouterr().out
+
+
+FAR, NEAR, HERE = (f"/ip4/{host}/tcp/31337/p2p/P" for host in ("1.2.3.4", "192.168.1.7", "127.0.0.1"))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "named"),
+    [([HERE, NEAR, FAR], FAR), ([HERE, NEAR], NEAR), ([HERE], HERE), ([], "ADDRESS")],
+)
+def test_an_invitation_names_the_address_that_most_can_reach(addresses: list[str], named: str) -> None:
+    assert invitation.in_a_line(addresses) == f"noloco-node --join {named}"
+    assert invitation.in_a_line(addresses, "noloco-x") == f"noloco-node --join {named} --token noloco-x"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("address", "is_drawn"), [(FAR, True), (NEAR, True), (HERE, False), ("ADDRESS", False)]
+)
+def test_a_code_is_drawn_of_what_others_can_join_with(address: str, is_drawn: bool) -> None:
+    screen, file = Screen(), io.StringIO()
+    for where in (screen, file):
+        invitation.show_code(f"noloco-node --join {address} --token {'x' * 200}", where)
+    assert bool(screen.getvalue()) == is_drawn
+    assert not file.getvalue()
+
+
+@pytest.mark.parametrize("is_private", [True, False])
+def test_an_invitation_is_one_line(tmp_path: Path, is_private: bool) -> None:
+    """For whom tokens are made, that comes on standard error: what is printed is the token alone, for scripts."""
+    manifest = load_preset("tiny")
+    access = manifest.access.model_copy(update={"private": is_private})
+    founded = found(tmp_path / "run", manifest.model_copy(update={"access": access}))
+    invitation.keep_addresses(founded.seed_key.parent, [HERE, FAR])
+    answer = CliRunner().invoke(app, ["invite", "--dir", str(tmp_path / "run")])
+    assert answer.exit_code == 0, answer.output
+    printed = answer.stdout.strip()
+    if is_private:
+        assert printed.startswith("noloco-")
+        assert f"In one line: noloco-node --join {FAR} --token {printed}" in answer.stderr
+    else:
+        assert printed == f"noloco-node --join {FAR}"

@@ -16,10 +16,9 @@ import torch
 from node.config import NodeConfig, build_config
 from node.giving import sensors
 from node.giving.bandwidth import most_by_bandwidth
-from node.giving.keeper import Month
+from node.giving.line import Line as NodeLine
 from node.giving.policy import COOL, Conditions, Policy, VolunteerLimits
 from node.machine.duty import Duty
-from node.machine.hours import Hours
 from node.machine.limits import parse_rate
 from node.serving import config_of
 from node.storage.state_directory import StateDirectory
@@ -60,27 +59,13 @@ def test_bandwidths(text: str, rate: float) -> None:
         ("hours", "25-07"),
         ("hours", "22-07:61"),
         ("max_temperature", 500),
+        ("hours", "mon-fr"),
+        ("network_hours", "22-07,"),
     ],
 )
 def test_nonsense_is_refused_by_its_flag(flag: str, value: object) -> None:
     with pytest.raises(UserError, match="--" + flag.replace("_", "-")):
         build_config({flag: value}, {})
-
-
-@pytest.mark.parametrize(
-    ("hours", "moment", "covered"),
-    [
-        ("22-07", "23:30", True),
-        ("22-07", "06:59", True),
-        ("22-07", "07:00", False),
-        ("22-07", "21:59", False),
-        ("09:30-17", "09:30", True),
-        ("09:30-17", "17:00", False),
-        ("00-24", "13:00", True),
-    ],
-)
-def test_hours_go_over_midnight(hours: str, moment: str, covered: bool) -> None:
-    assert Hours.parse(hours).covers(datetime.fromisoformat(f"2026-11-24T{moment}")) is covered
 
 
 def test_several_nodes_of_one_command_share_the_network() -> None:
@@ -105,7 +90,23 @@ def test_outside_of_its_hours_it_rests_and_says_when_it_goes_on() -> None:
     assert policy.judge(Conditions(NIGHT)).share == 1.0
     verdict = policy.judge(Conditions(NOON))
     assert verdict.share == 0.0
-    assert verdict.reason == "It is 12:00; this node trains from 22:00 to 07:00."
+    assert verdict.reason == "It is Tue 12:00, outside of --hours 22-07; they begin on Tue at 22:00."
+
+
+def test_it_says_by_which_limits_it_rests_and_whether_the_network_is_to_be_left_alone() -> None:
+    policy = Policy(limits(hours="22-07", network_hours="mon-fri 20-23, sat-sun"))
+    assert policy.judge(Conditions(datetime(2026, 11, 24, 22, 30))).share == 1.0
+    late = policy.judge(Conditions(NIGHT))
+    assert (late.share, late.is_quiet) == (0.0, True)
+    assert late.reason == (
+        "It is Tue 23:30, outside of --network-hours mon-fri 20-23, sat-sun; they begin on Wed at 20:00."
+    )
+    early = policy.judge(Conditions(datetime(2026, 11, 24, 20, 30)))
+    assert (early.share, early.is_quiet) == (0.0, False)
+    both = policy.judge(Conditions(NOON, others="ann is at the machine."))
+    assert "--hours" in both.reason
+    assert "--network-hours" in both.reason
+    assert "ann" in both.reason
 
 
 def test_a_month_that_is_used_up_ends_with_the_month(tmp_path: Path) -> None:
@@ -117,12 +118,12 @@ def test_a_month_that_is_used_up_ends_with_the_month(tmp_path: Path) -> None:
 
     Line.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     line, state, policy = Line(), StateDirectory(tmp_path), Policy(limits(monthly_cap="5GB"))  # type: ignore[abstract]
-    month = Month(state, line, NOON)
+    month = NodeLine(state, line, NOON)
     line.sent = 3 * 10**9
     assert policy.judge(Conditions(NOON, month.moved(NOON))).share == 1.0
     month.save(NOON)
     later = Line()  # type: ignore[abstract]
-    month = Month(state, later, NOON)  # the node was started again
+    month = NodeLine(state, later, NOON)  # the node was started again
     later.sent = 2 * 10**9 + 1
     verdict = policy.judge(Conditions(NOON, month.moved(NOON)))
     assert verdict.share == 0.0
@@ -159,6 +160,19 @@ def test_while_others_use_the_machine_it_rests() -> None:
     assert policy.judge(Conditions(NOON)).share == 1.0
 
 
+def test_changed_limits_hold_at_the_next_look_and_a_hot_device_stays_hot() -> None:
+    policy = Policy(limits(hours="22-07", max_temperature=85, gpu_percent=50))
+    assert policy.judge(Conditions(NIGHT, temperature=90.0)).share == pytest.approx(0.35)
+    policy.change(limits(max_temperature=80, gpu_percent=100))
+    assert policy.judge(Conditions(NOON, temperature=79.0)).share == pytest.approx(0.7)
+    for _ in range(8):
+        assert policy.judge(Conditions(NOON, temperature=95.0)).share < 0.6
+    policy.change(limits(max_temperature=90))
+    assert policy.judge(Conditions(NOON, temperature=85.0)).share == 0.0
+    policy.change(limits(gpu_percent=30))
+    assert policy.judge(Conditions(NOON, temperature=None)).share == 0.3
+
+
 # --- the share of the time -------------------------------------------------------------------------
 
 
@@ -167,6 +181,22 @@ def test_time_without_work_counts_as_rest() -> None:
     assert duty.rest(10.0, 10.1) < 0.1
     assert duty.rest(20.0, 20.1) == 0.0  # nothing was to be done for ten seconds
     assert duty.rest(20.1, 21.1) == pytest.approx(1.0, abs=0.21)
+
+
+def test_a_larger_share_ends_the_rest_for_a_smaller_one() -> None:
+    duty = Duty(0.01)
+    assert duty.rest(10.0, 12.0) == pytest.approx(198.0, abs=1)
+    assert not duty.has_risen()
+    duty.share = 0.5
+    assert duty.has_risen()
+    assert duty.rest(13.0, 14.0) == pytest.approx(1.0, abs=0.21)
+    duty.share = 0.25
+    assert not duty.has_risen()
+    assert duty.rest(15.0, 16.0) == pytest.approx(3.0, abs=0.21)
+    duty.share = 1.0
+    assert duty.rest(17.0, 18.0) == 0.0
+    duty.share = 0.5
+    assert duty.rest(18.0, 19.0) == pytest.approx(1.0, abs=0.21)
 
 
 def test_bandwidth_limits_are_told_as_a_lower_capacity() -> None:
@@ -223,6 +253,47 @@ def test_a_graphical_session_is_idle_only_if_the_system_says_so(monkeypatch: pyt
 
     monkeypatch.setattr("subprocess.run", missing)
     assert sensors.somebody(NOW) == "ann is at the machine."  # it cannot be told
+
+
+@pytest.mark.parametrize(
+    ("supplies", "on_battery"),
+    [
+        ({}, False),  # a desktop, a container
+        ({"AC": "Mains online=1", "BAT0": "Battery status=Full"}, False),
+        ({"AC": "Mains online=1", "BAT0": "Battery status=Discharging"}, False),  # too weak a charger
+        ({"AC": "Mains online=0", "BAT0": "Battery status=Discharging"}, True),
+        ({"BAT0": "Battery status=Discharging"}, True),
+        ({"BAT0": "Battery status=Charging", "ucsi": "USB online=1"}, False),
+        ({"ucsi1": "USB online=0", "ucsi2": "USB online=1", "BAT0": "Battery status=Discharging"}, False),
+        ({"mouse": "Battery scope=Device status=Discharging"}, False),
+        ({"ups": "UPS status=Discharging"}, True),
+    ],
+)
+def test_a_machine_on_its_battery_is_not_idle(
+    supplies: dict[str, str], on_battery: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, told in supplies.items():
+        kind, *facts = told.split()
+        (tmp_path / name).mkdir()
+        for fact, value in [("type", kind), *(fact.split("=") for fact in facts)]:
+            (tmp_path / name / fact).write_text(f"{value}\n")
+    monkeypatch.setattr(sensors, "POWER", tmp_path)
+    users(monkeypatch)
+    assert sensors.others(torch.device("cpu")) == ("The machine runs on its battery." if on_battery else "")
+
+
+@pytest.mark.parametrize(("source", "on_battery"), [("Battery", True), ("AC", False)])
+def test_a_mac_on_its_battery_is_not_idle(
+    source: str, on_battery: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: tuple[str, ...], **_: object) -> SimpleNamespace:
+        told = f"Now drawing from '{source} Power'\n -InternalBattery-0 (id=1) 80%; charging\n"
+        idle = '  "HIDIdleTime" = 900000000000\n'
+        return SimpleNamespace(returncode=0, stdout=told if command[0] == "pmset" else idle, stderr="")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr("subprocess.run", run)
+    assert bool(sensors.others(torch.device("cpu"))) is on_battery
 
 
 def test_programs_on_the_gpu_are_told_apart_from_this_one_also_in_a_container() -> None:

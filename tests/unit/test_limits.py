@@ -15,7 +15,13 @@ MIB, GIB = 2**20, 2**30
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("4GiB", 4 * GIB), ("800 MiB", 800 * MIB), ("1.5g", 1_500_000_000), ("6GB", 6 * 10**9), ("4096", 4096)],
+    [
+        ("4GiB", 4 * GIB),
+        ("800 MiB", 800 * MIB),
+        ("1.5g", 1_500_000_000),
+        ("6GB", 6 * 10**9),
+        ("4294967296", 4 * GIB),
+    ],
 )
 def test_sizes_as_people_write_them(text: str, count: int) -> None:
     assert parse_size(text) == count
@@ -24,6 +30,12 @@ def test_sizes_as_people_write_them(text: str, count: int) -> None:
 @pytest.mark.parametrize("text", ["", "much", "-1GiB", "4 apples", "0", "GiB", "1e9", "0.1"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="write it as 4GiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["20", "4096"])
+def test_a_number_that_lacks_its_unit_is_not_taken_for_bytes(text: str) -> None:
+    with pytest.raises(ValueError, match=f"as {text}GiB"):
         parse_size(text)
 
 

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+from protocol.ground import PeerId
+from protocol.transport.libp2p_session import Libp2pStream
 from protocol.transport.metering import AIM, HEADERS, Meter
 from protocol.transport.tcp_counts import TcpCounts
 
@@ -41,6 +43,48 @@ def test_streams_take_turns_and_share_one_limit() -> None:
     waits = [meter.sending(100_000) for _ in range(10)]
     assert waits == sorted(waits)
     assert waits[-1] == pytest.approx(10 * 100_000 * HEADERS / (RATE * AIM))
+
+
+def test_a_limit_that_is_changed_holds_at_once_also_for_what_is_owed() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    assert meter.sending(50 << 20) == 0.0
+    meter.limit(RATE, 0.0)
+    waited = meter.sending(500_000)
+    assert waited == pytest.approx(500_000 * HEADERS / (RATE * AIM), rel=0.01)
+    meter.limit(RATE / 4, 0.0)
+    assert meter.sending(1_000) == pytest.approx(4 * (waited + 1_000 * HEADERS / (RATE * AIM)), rel=0.01)
+    meter.limit(0.0, 0.0)
+    assert meter.sending(50 << 20) == 0.0
+
+
+@pytest.mark.parametrize("rates", [(0.0, RATE), (RATE, 0.0), (RATE, RATE / 50)])
+async def test_a_limit_that_changes_while_a_message_goes_loses_none_of_it(
+    rates: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter, parts = Meter(rates[0], clock=Clock()), list[bytes]()
+
+    class Socket:
+        meter: Meter
+
+        def is_closing(self) -> bool:
+            return False
+
+        def write(self, data: memoryview) -> None:
+            parts.append(bytes(data))
+            meter.limit(rates[len(parts) % 2], 0.0)
+
+        async def drain(self) -> None: ...
+
+    async def no_wait(_: float) -> None: ...
+
+    monkeypatch.setattr("protocol.transport.libp2p_session.asyncio.sleep", no_wait)
+    socket = Socket()
+    socket.meter = meter
+    sent = random.Random(1).randbytes(9 << 20)
+    await Libp2pStream(PeerId("somebody"), socket).write(sent)  # type: ignore[arg-type]
+    assert b"".join(parts) == sent
+    assert len({len(part) for part in parts}) > 1
 
 
 def test_without_a_limit_nothing_waits_and_everything_is_counted() -> None:

@@ -1,0 +1,61 @@
+"""An invitation to a run: the line that a volunteer types, or has a camera read, and the addresses for it."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TextIO
+
+from bootstrap.display import write_whole
+
+ADDRESSES = "addresses.txt"  # of the seed peer, beside its key: as it was last started
+NEAREST_LAST = ("everywhere", "this network", "this machine")
+NO_ADDRESS = "ADDRESS"  # where none is known, for people to fill in
+
+
+def reach_of(address: str) -> str:
+    """Say from where an address can be reached: "this machine", "this network" or "everywhere"."""
+    parts = address.split("/")
+    if len(parts) > 2 and parts[1] in ("ip4", "ip6"):
+        host = ipaddress.ip_address(parts[2])
+        if host.is_loopback:
+            return "this machine"
+        if host.is_private or host.is_link_local:
+            return "this network"
+    return "everywhere"
+
+
+def keep_addresses(directory: Path, addresses: Sequence[str]) -> None:
+    """Write the seed peer's addresses beside its key, for `noloco-bootstrap invite`. Raises `UserError`."""
+    listed = "".join(f"{address}\n" for address in addresses)
+    write_whole(directory / ADDRESSES, listed, "Choose another --dir.")
+
+
+def kept_addresses(directory: Path) -> list[str]:
+    """Return the addresses at which the seed peer of `directory` was last up; none if they cannot be read."""
+    try:
+        return (directory / ADDRESSES).read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def in_a_line(addresses: Sequence[str], token: str = "") -> str:
+    """Return the command to join with, through the address that most can reach."""
+    nearest_last = sorted(addresses, key=lambda address: NEAREST_LAST.index(reach_of(address)))
+    command = f"noloco-node --join {next(iter(nearest_last), NO_ADDRESS)}"
+    return f"{command} --token {token}" if token else command
+
+
+def show_code(line: str, where: TextIO) -> None:
+    """Draw the line for a camera, on a terminal and with segno installed: pip install 'noloco-node[qr]'.
+
+    Nothing is drawn of an address that is to be filled in, or that only this machine can reach.
+    """
+    address = line.split()[2]
+    if address == NO_ADDRESS or reach_of(address) == "this machine":
+        return
+    if where.isatty() and find_spec("segno"):
+        import_module("segno").make(line, micro=False).terminal(out=where, compact=True)

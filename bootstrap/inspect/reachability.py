@@ -1,0 +1,117 @@
+"""Whether others can dial this machine, and whether its clock is theirs, by what several members answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from node.machine.checkup import CheckResult, Interface
+from node.machine.limits import tcp_port
+from node.membership.joining import HELLO_DEADLINE
+from protocol.addresses import host_of
+from protocol.errors import NolocoError
+from protocol.ground import PeerId
+from protocol.messages.peers import Hello
+from protocol.rpc import Rpc
+from protocol.supervision import all_of
+from protocol.transport.base import Transport
+
+MOST_DIALLING_BACK = 8
+RELAY_SECONDS = 30.0  # p2pd had a relay's address after 10 to 20 s
+LOOK_SECONDS = 1.0
+# of a relayed connection, after which libp2p ends it (circuit v2's default): 120 kB of ours passed, 130 kB did not
+RELAYED = "128 KiB"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A member's answer: the address at which it dialled this machine, "" for none; seconds that we are ahead."""
+
+    reached: str
+    ahead: float
+
+
+async def ask_members(rpc: Rpc, members: Sequence[PeerId]) -> list[Answered | None]:
+    """Ask members for their time, and to dial this machine back; None for no answer within `HELLO_DEADLINE`."""
+    transport = rpc.transport
+    port = tcp_port(transport.addresses())
+
+    async def ask(peer: PeerId) -> Answered | None:
+        asked = transport.now()
+        try:
+            welcome, _ = await rpc.call(peer, Hello(port=port), deadline=HELLO_DEADLINE)
+        except NolocoError:
+            return None
+        return Answered(welcome.reached, (asked + transport.now()) / 2 - welcome.time)
+
+    return await all_of(*(ask(peer) for peer in members[:MOST_DIALLING_BACK]))
+
+
+async def has_relay(transport: Transport) -> bool:
+    """Return whether others reach this peer through a relay; waits `RELAY_SECONDS` for that at most."""
+    ends = asyncio.get_running_loop().time() + RELAY_SECONDS
+    while not (found := any("p2p-circuit" in address for address in transport.addresses())):
+        if asyncio.get_running_loop().time() >= ends:
+            break
+        await asyncio.sleep(LOOK_SECONDS)
+    return found
+
+
+def clock(answers: Sequence[Answered | None], first: float, limit: float) -> CheckResult:
+    """Judge the clock by how far it is ahead of members', or was of the `first`; `limit` is what the run allows."""
+    ahead = [answer.ahead for answer in answers if answer is not None] or [first]
+    middle = median(ahead)
+    beside = f"{len(ahead)} members'" if len(ahead) > 1 else "a member's"
+    told = f"{middle:+.2f} s beside {beside}; {limit:g} s are allowed."
+    if abs(middle) > limit:
+        return CheckResult("clock", False, f"{told} Switch on time synchronisation: timedatectl set-ntp true")
+    if wrong := sum(abs(one - middle) > limit for one in ahead):
+        told += f" {wrong} of them differ{'s' * (wrong == 1)} by more, which is theirs to mend."
+    return CheckResult("clock", True, told)
+
+
+def reachability(
+    answers: Sequence[str | None], port: int, by_relay: bool, near: Interface | None = None
+) -> CheckResult:
+    """Judge the port by answers: the address at which this machine was dialled, "" for none, None for no answer."""
+    tried = [answer for answer in answers if answer is not None]
+    at = sorted({answer for answer in tried if answer})
+    if at:
+        told = f"{sum(map(bool, tried))} of {len(tried)} peers dialled this machine directly, at {', '.join(at)}."
+        if not any(_is_local(address) for address in at):
+            return CheckResult("port", True, told)
+        return CheckResult(
+            "port", None, f"{told} They are in its own network; for others: {_opened(port, near)}"
+        )
+    if not tried:
+        return CheckResult("port", None, "Nobody tried to dial this machine back.")
+    only = "A node here trains over connections that it opens itself, not with others whom nobody can dial either."
+    if by_relay:
+        told = (
+            f"Only by relay: none of {len(tried)} peers could dial this machine. No bulk data goes through relays, "
+            f"which end a connection after {RELAYED}. {only} {_opened(port, near)}"
+        )
+        return CheckResult("port", None, told)
+    told = f"None of {len(tried)} peers could dial this machine, and none relays to it. {only} {_opened(port, near)}"
+    return CheckResult("port", False, told)
+
+
+def _opened(port: int, near: Interface | None) -> str:
+    if near is not None and not near.is_private:
+        return (
+            f"Open TCP port {port} in this machine's firewall (ufw allow {port}/tcp), and in its provider's; choose "
+            "the port with --port."
+        )
+    to = f"{near.address}, this machine" if near is not None else "this machine"
+    return (
+        f"Forward TCP port {port} of the router to {to}, open it in the firewall, or name the outside address with "
+        "--announce; choose the port with --port."
+    )
+
+
+def _is_local(address: str) -> bool:
+    """Return whether an address leads to this machine within a private network alone, as a loopback one does not."""
+    host = host_of(address)
+    return host is not None and host.is_private and not host.is_loopback
