@@ -40,11 +40,15 @@ async def main(host: str, count: int, relays: bool) -> None:
     signed = SignedManifest.sign(load_preset("tiny"), Identity.from_seed("owner"))
     with TemporaryDirectory() as directory:
         members = [await member(Path(directory) / f"{number}.key", signed, relays) for number in range(count)]
-        for one in members[1:]:
-            await one.connect(members[0].addresses()[:1], 15.0)
-        for one in members:
-            print(*(a for a in one.addresses() if a.startswith(f"/ip4/{host}/")), flush=True)
-        await asyncio.Event().wait()
+        try:
+            for one in members[1:]:
+                await one.connect(members[0].addresses()[:1], 15.0)
+            for one in members:
+                print(*(a for a in one.addresses() if a.startswith(f"/ip4/{host}/")), flush=True)
+            await asyncio.Event().wait()
+        finally:
+            for one in members:
+                await one.close()
 
 
 if __name__ == "__main__":
