@@ -106,7 +106,7 @@ class P2pd:
 
             @staticmethod
             def _make_process_args(*arguments: object, **flags: object) -> list[str]:
-                flags |= {"noise": False, "relayService": config.relay}  # which has a switch of its own
+                flags |= _own_flags(config)
                 return [*_OWN_SESSION, *P2P._make_process_args(*arguments, **flags)]
 
         try:
@@ -187,6 +187,14 @@ async def _end(p2p: P2P) -> None:
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()
+
+
+def _own_flags(config: Libp2pConfig) -> dict[str, object]:
+    """The settings of p2pd that are not hivemind's."""
+    if config.relay:
+        return {"noise": False}
+    # told relay=0, p2pd of hivemind 1.1.12 carries others' traffic all the same; with no places for them it refuses
+    return {"noise": False, "relay": True, "relayService": True, "relayMaxReservations": 0}
 
 
 def _listen_address(config: Libp2pConfig) -> str:

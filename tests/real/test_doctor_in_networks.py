@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.daemons import Daemon, run_tool
+from tests.real.daemons import Daemon, end, run_tool
 from tests.real.mapped_network import INSIDE, OUTSIDE, ROUTER, MappedNetwork, why_unavailable
 
 PORT = 31337
@@ -65,7 +65,7 @@ def way(tmp_path: Path, mapped: bool, relays: bool) -> Iterator[Way]:
             found = members.wait_for(rf"(?m)(^/ip4/\S+\n){{{MEMBERS}}}")
             yield Way(network, found.group(0).split())
         finally:
-            members.leave()
+            end(members.process.pid)
 
 
 def in_namespace(prefix: tuple[str, ...], *command: str, text: str | None = None) -> None:
