@@ -7,6 +7,7 @@ vanish.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from node.context import Context
 from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
+from protocol.codec import Encoded
 from protocol.errors import CodecError, NonFinite, Unrepeatable
 from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
@@ -60,16 +62,20 @@ class Norms:
 class Repeats:
     """Knows the last answers of each peer by a sample, and which of them are the same again.
 
-    Honest answers to different microbatches point in different directions. Mutable state: samples of the last
-    answers, and how alike two successive ones of a peer lately were.
+    Honest answers to different texts point in different directions; of the same text, sent again after something
+    failed, they are the same. Mutable state: samples of the last answers with the text of each, and how alike two
+    successive ones of a peer lately were.
     """
 
     def __init__(self) -> None:
-        self._samples = PeerTable[deque[torch.Tensor]](SAMPLED_PEERS)
+        self._samples = PeerTable[deque[tuple[bytes, torch.Tensor]]](SAMPLED_PEERS)
         self._likeness: deque[float] = deque(maxlen=HISTORY)
 
-    def is_repeated(self, peer: PeerId, gradient: torch.Tensor) -> bool:
-        """Return whether the peer gave the same before, but for its length and some noise. Remembers it."""
+    def is_repeated(self, peer: PeerId, text: bytes, gradient: torch.Tensor) -> bool:
+        """Return whether the peer gave the same for another text, but for its length and some noise. Remembers it.
+
+        `text` tells texts apart, such as a digest of the labels.
+        """
         flat = gradient.flatten()
         sample = flat[:: max(1, flat.numel() // SAMPLE)].float().cpu()
         norm = float(torch.linalg.vector_norm(sample))
@@ -77,8 +83,9 @@ class Repeats:
             return False
         sample = sample / norm
         known = self._samples.get(peer) or deque(maxlen=SAMPLES)
-        likeness = max((float(torch.dot(sample, other)) for other in known), default=0.0)
-        known.append(sample)
+        others = [other for known_text, other in known if known_text != text]
+        likeness = max((float(torch.dot(sample, other)) for other in others), default=0.0)
+        known.append((text, sample))
         self._samples[peer] = known
         self._likeness.append(likeness)
         return likeness > SAME and median(self._likeness) < UNLIKE
@@ -101,13 +108,15 @@ class GradientScreen:
         now = self._now()
         return [peer for peer in peers if not self._ledger.holds(peer, now)] or list(peers)
 
-    def checked(self, peer: PeerId, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient that the peer gave, as it is or shortened to `USUAL` earlier ones.
+    def checked(self, peer: PeerId, labels: Encoded, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient that the peer gave for the text with these labels, or shortened to `USUAL` earlier ones.
 
-        Raises `CodecError` for one that is not finite, far out of proportion to them, or the peer's last one again.
+        Raises `CodecError` for one that is not finite, far out of proportion to them, or what the peer gave for
+        another text.
         """
         kept = self._in_proportion(gradient)
-        if self._repeats.is_repeated(peer, gradient):
+        text = hashlib.blake2b(b"".join(labels.buffers), digest_size=16).digest()
+        if self._repeats.is_repeated(peer, text, gradient):
             raise CodecError("the gradient is that of another microbatch")
         return kept
 

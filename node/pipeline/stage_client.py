@@ -207,7 +207,7 @@ class StageClient:
         try:
             if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
                 raise CodecError("the gradient does not have the shape of the activations")
-            gradient = self._screen.checked(peer, tensors[0])
+            gradient = self._screen.checked(peer, parcel[1], tensors[0])
         except CodecError:
             context.rpc.strike(peer)
             raise

@@ -83,22 +83,33 @@ def gradient(seed: int, common: float = 0.0) -> torch.Tensor:
     return torch.randn(2, 32, 64, generator=generator) + common * shared
 
 
+def text(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
 def test_an_answer_given_before_is_recognised_also_with_noise_or_another_length() -> None:
     repeats = Repeats()
     for seed in range(5):
-        assert not repeats.is_repeated(HONEST, gradient(seed))
-    assert not repeats.is_repeated(FREE_RIDER, gradient(50))
-    assert repeats.is_repeated(FREE_RIDER, gradient(50))
-    assert repeats.is_repeated(FREE_RIDER, 7.0 * gradient(50) + 0.1 * gradient(51))
-    assert not repeats.is_repeated(HONEST, gradient(50))  # of another peer that is no sign
+        assert not repeats.is_repeated(HONEST, text(seed), gradient(seed))
+    assert not repeats.is_repeated(FREE_RIDER, text(50), gradient(50))
+    assert repeats.is_repeated(FREE_RIDER, text(51), gradient(50))
+    assert repeats.is_repeated(FREE_RIDER, text(52), 7.0 * gradient(50) + 0.1 * gradient(51))
+    assert not repeats.is_repeated(HONEST, text(53), gradient(50))  # of another peer that is no sign
+
+
+def test_a_text_that_is_sent_again_may_have_the_same_answer_again() -> None:
+    repeats = Repeats()
+    for seed in range(5):
+        repeats.is_repeated(HONEST, text(seed), gradient(seed))
+    assert not any(repeats.is_repeated(HONEST, text(4), gradient(4)) for _ in range(5))
 
 
 def test_where_all_answers_are_alike_nobody_is_blamed_for_it() -> None:
     repeats = Repeats()
-    judged = [repeats.is_repeated(HONEST, gradient(seed, common=10.0)) for seed in range(40)]
+    judged = [repeats.is_repeated(HONEST, text(seed), gradient(seed, common=10.0)) for seed in range(40)]
     assert not any(judged[2:])
 
 
 def test_zeros_are_no_answer_that_comes_again() -> None:
     repeats = Repeats()
-    assert not any(repeats.is_repeated(HONEST, torch.zeros(4, 4)) for _ in range(3))
+    assert not any(repeats.is_repeated(HONEST, text(n), torch.zeros(4, 4)) for n in range(3))
