@@ -31,6 +31,7 @@ from protocol.errors import ClockError, NolocoError, UserError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.rpc import Rpc
+from protocol.supervision import all_of
 from protocol.transport.libp2p import Libp2pConfig
 
 CONNECT_SECONDS = 5.0
@@ -69,19 +70,18 @@ def _driver() -> str:
 
 async def network(join: Sequence[str], host: str, port: int) -> AsyncIterator[CheckResult]:
     """Check each step to the run, as a node takes them; ends after the first that fails, whose name is the hop."""
-    reachable = []
+    answering, reachable = [], []
     for address in join:
         finding = await _tcp(address)
         yield finding
-        if not finding.is_well:
-            continue
-        way = await large_packets(
-            _host_in(address), tcp_port([address]), interface_towards(towards([address]))
-        )
-        if way is not None:
-            yield way
+        if finding.is_well:
+            answering.append(address)
+    ways = await all_of(*(_way(address) for address in answering))
+    for address, way in zip(answering, ways, strict=True):
         if way is None or way.is_well:
             reachable.append(address)
+        if way is not None:
+            yield way
     if not reachable:
         return
     try:
@@ -106,6 +106,11 @@ async def network(join: Sequence[str], host: str, port: int) -> AsyncIterator[Ch
     except OSError as error:
         told = f"{gettempdir()} cannot be written ({error.strerror}). Free some space there, or set TMPDIR."
         yield CheckResult("disk", False, told)
+
+
+async def _way(address: str) -> CheckResult | None:
+    near = interface_towards(towards([address]))
+    return await large_packets(_host_in(address), tcp_port([address]), near)
 
 
 def _host_in(address: str) -> str:
@@ -183,9 +188,9 @@ async def examine_machine(join: Sequence[str], directory: Path, host: str, port:
         print(line(finding), flush=True)
     if not join:
         print("With --join ADDRESS the way to a run is checked as well: clock, port, uplink.")
-    hops = [finding for finding in found if finding.is_well is False]
-    for finding in hops:
-        print(f"Not well: {finding.what}.")
+    hops = dict.fromkeys(finding.what for finding in found if finding.is_well is False)
+    for what in hops:
+        print(f"Not well: {what}.")
     return not hops
 
 

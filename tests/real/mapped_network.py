@@ -30,6 +30,11 @@ class MappedNetwork:
         return ("nsenter", f"--net=/run/netns/{self._inside}")
 
     @property
+    def router(self) -> tuple[str, ...]:
+        """A machine with a public address of its own."""
+        return ("nsenter", f"--net=/run/netns/{self._router}")
+
+    @property
     def outside(self) -> tuple[str, ...]:
         return ("nsenter", f"--net=/run/netns/{self._outside}")
 

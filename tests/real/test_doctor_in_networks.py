@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.daemons import Daemon, run_tool
+from tests.real.daemons import Daemon, end, run_tool
 from tests.real.mapped_network import INSIDE, OUTSIDE, ROUTER, MappedNetwork, why_unavailable
 
 PORT = 31337
@@ -65,7 +65,7 @@ def way(tmp_path: Path, mapped: bool, relays: bool) -> Iterator[Way]:
             found = members.wait_for(rf"(?m)(^/ip4/\S+\n){{{MEMBERS}}}")
             yield Way(network, found.group(0).split())
         finally:
-            members.leave()
+            end(members.process.pid)
 
 
 def in_namespace(prefix: tuple[str, ...], *command: str, text: str | None = None) -> None:
@@ -87,9 +87,10 @@ def test_an_open_port_is_well(tmp_path: Path) -> None:
 def test_a_port_that_the_firewall_closes(tmp_path: Path) -> None:
     with way(tmp_path, mapped=False, relays=False) as here:
         hook = "type filter hook input priority 0;"
-        closed = f"table ip fw {{\nchain input {{ {hook}\ntcp dport {PORT} drop;\n}}\n}}\n"
-        in_namespace(here.network.outside, "nft", "-f", "-", text=closed)
-        told = here.doctor(prefix=here.network.outside)
+        closed = f"table ip fw {{\nchain input {{ {hook}\ntcp dport {PORT} ct state new drop;\n}}\n}}\n"
+        in_namespace(here.network.router, "nft", "-f", "-", text=closed)
+        told = here.doctor(prefix=here.network.router)
+        assert told["interface"].endswith(f", {ROUTER}.")  # a public address
         assert told["port"].startswith(f"NO None of {MEMBERS} peers could dial this machine")
         assert f"Open TCP port {PORT} in this machine's firewall (ufw allow {PORT}/tcp)" in told["port"]
         assert told["uplink"].startswith("ok")
