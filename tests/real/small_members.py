@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from hivemind.p2p import P2P
+
 from node.links.probing import probe_digest
 from node.membership.joining import serve_greeting
 from protocol.identity import Identity
@@ -18,6 +20,17 @@ from protocol.messages.peers import Probe, Probed
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
+
+
+def relay_for_nobody() -> None:
+    """Start p2pd so that it is no relay: told relay=0 it is one, see docs/decisions.md."""
+    plain = P2P._make_process_args
+
+    def without(*arguments: object, **flags: object) -> list[str]:
+        command: list[str] = plain(*arguments, forceReachabilityPrivate=True, **flags)
+        return command
+
+    P2P._make_process_args = staticmethod(without)
 
 
 async def on_probe(request: Request[Probe]) -> Answer[Probed]:
@@ -37,6 +50,8 @@ async def member(path: Path, signed: SignedManifest, relays: bool) -> Libp2pTran
 
 
 async def main(host: str, count: int, relays: bool) -> None:
+    if not relays:
+        relay_for_nobody()
     signed = SignedManifest.sign(load_preset("tiny"), Identity.from_seed("owner"))
     with TemporaryDirectory() as directory:
         members = [await member(Path(directory) / f"{number}.key", signed, relays) for number in range(count)]
