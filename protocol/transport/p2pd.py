@@ -106,8 +106,8 @@ class P2pd:
 
             @staticmethod
             def _make_process_args(*arguments: object, **flags: object) -> list[str]:
-                flags |= _own_flags(config)
-                return [*_OWN_SESSION, *P2P._make_process_args(*arguments, **flags)]
+                command: list[str] = P2P._make_process_args(*arguments, noise=False, **flags)
+                return [*_OWN_SESSION, *command]
 
         try:
             async with asyncio.timeout(config.startup_timeout):
@@ -187,14 +187,6 @@ async def _end(p2p: P2P) -> None:
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()
-
-
-def _own_flags(config: Libp2pConfig) -> dict[str, object]:
-    """The settings of p2pd that are not hivemind's."""
-    if config.relay:
-        return {"noise": False}
-    # told relay=0, p2pd of hivemind 1.1.12 carries others' traffic all the same; with no places for them it refuses
-    return {"noise": False, "relay": True, "relayService": True, "relayMaxReservations": 0}
 
 
 def _listen_address(config: Libp2pConfig) -> str:

@@ -66,6 +66,7 @@ def way(tmp_path: Path, mapped: bool, relays: bool) -> Iterator[Way]:
             yield Way(network, found.group(0).split())
         finally:
             end(members.process.pid)
+            members.process.wait(10)
 
 
 def in_namespace(prefix: tuple[str, ...], *command: str, text: str | None = None) -> None:
