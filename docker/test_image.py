@@ -2,6 +2,11 @@
 
 Every container is a chroot of the image (`buildah run --isolation chroot`) with its own volume, in a network
 namespace: a seed peer and a node outside, and a node behind a router that maps a port to it.
+
+Without Docker: BUILD_IMAGE="buildah bud --isolation chroot --pull-never --layers". Where no registry of images is
+reached the base is made first: `debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm
+tree`, then `buildah from scratch`, `buildah add CONTAINER tree /` and `buildah commit CONTAINER
+docker.io/library/debian:bookworm-slim`; what pip needs to know of an index goes into tree/etc/pip.conf.
 """
 
 from __future__ import annotations
