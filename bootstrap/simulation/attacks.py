@@ -75,7 +75,7 @@ def attack_rows(outcomes: Sequence[LearningResult]) -> list[dict[str, object]]:
 
 def _table_of(rows: Sequence[dict[str, object]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("attack")
+    table.add_column("attack", no_wrap=True)
     for name in (
         "of a stage", "loss", "harm", "worst", "found", "after\nmicrobatches", "honest\nset aside", "seeds"
     ):  # fmt: skip
