@@ -41,6 +41,7 @@ from shaping.links import LinksUnavailable, Shape, ShapedLinks
 
 from bootstrap.checking.costs import Limit
 from protocol.codec import nbytes_of
+from protocol.manifest import Manifest
 
 PEERS = 3  # the seed peer and two stages
 MBIT = (1000.0, 300.0, 100.0, 30.0)
@@ -83,16 +84,14 @@ def on_links(chain: Chain, links: ShapedLinks, latency: float, arguments: argpar
     return found
 
 
+def manifest_with(codec: str, arguments: argparse.Namespace) -> Manifest:
+    sizes = arguments.hidden, arguments.microbatches, arguments.staleness, arguments.sequences
+    return manifest_of(*sizes, activations=codec, gradients=codec)
+
+
 def measure(codec: str, arguments: argparse.Namespace, report: Report) -> list[dict[str, Any]]:
     """All latencies and bandwidths with one codec, in one swarm."""
-    manifest = manifest_of(
-        arguments.hidden,
-        arguments.microbatches,
-        arguments.staleness,
-        arguments.sequences,
-        activations=codec,
-        gradients=codec,
-    )
+    manifest = manifest_with(codec, arguments)
     results = []
     with ShapedLinks(PEERS, UNSHAPED, arguments.packet_bytes) as links:
         places = [(links.address(peer), links.prefix(peer)) for peer in range(PEERS)]
@@ -153,14 +152,7 @@ def _ratio(shaped: list[float], unshaped: list[float]) -> float | None:
 def hold_to_promise(arguments: argparse.Namespace, report: Report) -> None:
     """Four links with the first codec: promised, measured and the parts that limit."""
     codec = arguments.codec[0]
-    manifest = manifest_of(
-        arguments.hidden,
-        arguments.microbatches,
-        arguments.staleness,
-        arguments.sequences,
-        activations=codec,
-        gradients=codec,
-    )
+    manifest = manifest_with(codec, arguments)
     rows = []
     for shape in FOUR:
         rows.append(compared(manifest, shape, arguments.repeats))

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from statistics import fmean, median
 
+from node.watch.loss_history import centre_and_deviation
 from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
 from protocol.windows import counted, window
@@ -31,7 +31,6 @@ ODD = 5.0  # deviations of a sender's mean that is not like others'
 AGAIN = 2.0  # deviations within which the mean of a doubted sender is like others' again
 ALIKE = 1.0  # deviations within which a microbatch of a doubted sender counts
 LEAST_DEVIATION = 0.02  # of the level: below that nobody is told apart
-QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
 
 
 class LossScreen:
@@ -41,7 +40,7 @@ class LossScreen:
         self._losses: deque[float] = deque(maxlen=LEVEL)
         self._excesses: deque[float] = deque(maxlen=HISTORY)
         self._each = PeerTable[deque[float]](SENDERS)
-        self._doubted = PeerTable[float](SENDERS)  # the mean excess when that began
+        self._doubted = PeerTable[float](SENDERS)  # their mean excess
 
     @window
     def __repr__(self) -> str:
@@ -81,7 +80,7 @@ class LossScreen:
         if len(self._excesses) < ENOUGH or len(means) < FEWEST_SENDERS or sender not in means:
             return False
         within = self._deviation() / math.sqrt(len(self._each[sender]))
-        centre, between = _centre_and_deviation(list(means.values()))
+        centre, between = centre_and_deviation(list(means.values()))
         bound = AGAIN if self.is_doubted(sender) else ODD
         return means[sender] - centre > bound * math.hypot(within, between)
 
@@ -89,11 +88,4 @@ class LossScreen:
         return median(self._losses)
 
     def _deviation(self) -> float:
-        return max(_centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))
-
-
-def _centre_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """The median, and the standard deviation that the lower half would have come from."""
-    ordered = sorted(values)
-    centre = median(ordered)
-    return centre, (centre - ordered[len(ordered) // 4]) / QUARTILE
+        return max(centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))

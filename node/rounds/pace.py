@@ -20,6 +20,7 @@ from typing import Literal
 
 from node.membership.view import Member
 from node.rounds.meeting import Bounds, RoundProgress
+from node.watch.loss_history import centre_and_deviation
 from protocol.ground import PeerId
 
 TIMED_STEPS = 16
@@ -38,7 +39,6 @@ LEAST_AWAY = 60.0  # seconds; a shorter stop is an exchange or a resend that too
 # gave, or that a machine spoilt. The deviation comes from the others that are below their median; 3 % at least.
 FAR_LOSS = 8.0
 LEAST_LOSS_DEVIATION = 0.03
-QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
 TELLING = 3  # replicas that must tell theirs
 ODD_SECONDS = 60.0
 LOSS_AGAIN_SECONDS = 600.0  # after a download
@@ -191,13 +191,12 @@ class Standing:
 
     def note_loss(self, now: float, loss: float | None, others: Sequence[Other]) -> None:
         """Note the loss of the last steps: with one far above the others' for long, its weights are to blame."""
-        known = sorted(other.loss for other in others if other.loss is not None)
+        known = [other.loss for other in others if other.loss is not None]
         if loss is None or len(known) < TELLING or now < self._loss_counts_at:
             self._odd = None
             return
-        centre = median(known)
-        deviation = max((centre - known[len(known) // 4]) / QUARTILE, LEAST_LOSS_DEVIATION * abs(centre))
-        if loss > centre + FAR_LOSS * deviation:
+        centre, deviation = centre_and_deviation(known)
+        if loss > centre + FAR_LOSS * max(deviation, LEAST_LOSS_DEVIATION * abs(centre)):
             self._odd = self._odd[0] if self._odd is not None else now, loss, centre
         else:
             self._odd = None

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean, median, variance
 
 from protocol.messages.peers import LossTrend
 
@@ -14,6 +14,7 @@ HOUR = 3600.0
 BUCKETS = 64
 LEAST = 8  # buckets before there is a trend
 CERTAIN = 3.0  # standard errors of the difference
+QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
 RECENT_STEPS = 30  # whose mean people are shown: that of one step, of few sequences, is mostly chance
 
 
@@ -87,3 +88,10 @@ def _together(one: _Bucket, other: _Bucket | None = None) -> _Bucket:
         return one
     steps = one.steps + other.steps
     return _Bucket(other.time, (one.loss * one.steps + other.loss * other.steps) / steps, steps)
+
+
+def centre_and_deviation(losses: Sequence[float]) -> tuple[float, float]:
+    """The median, and the deviation by those below it alone: who does wrong is above. At least one loss."""
+    ordered = sorted(losses)
+    centre = median(ordered)
+    return centre, (centre - ordered[len(ordered) // 4]) / QUARTILE

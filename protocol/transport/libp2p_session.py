@@ -172,6 +172,7 @@ class Session:
         self.dht.refuse_by(self._refuse)
 
     async def _refuse(self, peer: PeerId) -> bool:
+        """Return whether the peer is refused; of one that comes often, its connection is ended."""
         is_refused = self._refuses(peer)
         if is_refused and not self._held.comes_slowly(peer):
             await self._shut_out(peer)
