@@ -14,7 +14,8 @@ import torch.nn.functional as F
 
 from protocol.windows import counted, window
 
-KEPT = 2  # sequences, of different microbatches
+KEPT = 8  # sequences, of different microbatches
+TOKENS = 256  # of a sequence, from its beginning, at most: what comes later does not change what they give
 
 
 class Probes:
@@ -29,27 +30,30 @@ class Probes:
 
     @torch.no_grad()
     def keep(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
-        """Keep the first sequence of a microbatch.
+        """Keep the first sequence of a microbatch, or what of it is within `TOKENS`.
 
         `target` is its labels, int64 [sequences, tokens], or the gradient of its mean loss by the stage's outputs,
         [sequences, tokens, hidden].
         """
-        scale = 1 if target.dtype == torch.int64 else len(target)
-        self._kept.append((inputs[:1].detach().clone(), target[:1].detach().clone() * scale))
+        scale = 1 if target.dtype == torch.int64 else len(target) * target.shape[1]
+        self._kept.append(
+            (inputs[:1, :TOKENS].detach().clone(), target[:1, :TOKENS].detach().clone() * scale)
+        )
 
     @torch.no_grad()
-    def loss(self, run: Callable[[torch.Tensor], torch.Tensor]) -> float | None:
-        """The mean loss in nats per token, where `run` gives the stage's outputs under the weights in question.
+    def losses(self, run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+        """The loss of each token in nats, [tokens], where `run` gives the stage's outputs under weights in question.
 
-        Before the last stage but for a constant, which is the same for all weights. None when nothing is kept.
+        Before the last stage but for a constant, which is the same for all weights, and only to first order. None
+        when nothing is kept.
         """
         if not self._kept:
             return None
-        return sum(_loss(run(inputs), target) for inputs, target in self._kept) / len(self._kept)
+        return torch.cat([_losses(run(inputs), target) for inputs, target in self._kept])
 
 
-def _loss(outputs: torch.Tensor, target: torch.Tensor) -> float:
-    target = target.to(outputs.device)
+def _losses(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    outputs, target = outputs.flatten(0, 1).float(), target.to(outputs.device).flatten(0, 1)
     if target.dtype == torch.int64:
-        return F.cross_entropy(outputs.flatten(0, 1).float(), target.flatten()).item()
-    return torch.dot(outputs.flatten().float(), target.flatten().float()).item()
+        return F.cross_entropy(outputs, target, reduction="none")
+    return (outputs * target.float()).sum(-1)

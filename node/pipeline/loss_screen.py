@@ -3,9 +3,9 @@
 A stage's own losses say how far apart honest ones are. Their level is the median of the last ones of all senders, and
 their deviation comes from what is below it, since who does wrong is above. Fewer than half of the senders may.
 
-A microbatch far above the level does not count. One sender's mean is compared with the other senders': whoever is
-odd is doubted, and of what it sends only that counts which looks like the others', until its mean does again. So who
-was merely behind is believed as soon as it has caught up, and no time is served.
+A microbatch far above the level does not count. One sender's mean is compared with the other senders': of whoever
+stands out only that counts which looks like the others', until its mean does again, and whoever is odd beyond chance is
+doubted and told of. So who was merely behind is believed as soon as it has caught up, and no time is served.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ HISTORY = 128  # last excesses over the level, of which the deviation comes
 EACH = 16  # last excesses of one sender
 ENOUGH = 24  # excesses before anything is judged, and of one sender:
 ENOUGH_OF_ONE = 5
+ENOUGH_TO_WONDER = 3
 SENDERS = 64  # that are compared, the latest
 FEWEST_SENDERS = 3
 FAR = 8.0  # deviations of one microbatch that does not count
+STANDS_OUT = 2.5  # deviations of a sender's mean: of the honest one in a hundred, at times
 ODD = 5.0  # deviations of a sender's mean that is not like others'
 AGAIN = 2.0  # deviations within which the mean of a doubted sender is like others' again
-ALIKE = 1.0  # deviations within which a microbatch of a doubted sender counts
+ALIKE = 1.0  # deviations within which a microbatch of such a sender counts
+NOTHING = 1e-9  # nats
 LEAST_DEVIATION = 0.02  # of the level: below that nobody is told apart
 
 
@@ -57,7 +60,8 @@ class LossScreen:
         """
         if sender is None or len(self._excesses) < ENOUGH:
             return math.inf
-        return self._level() + (ALIKE if self.is_doubted(sender) else FAR) * self._deviation()
+        is_trusted = not self.is_doubted(sender) and self._distance(sender, ENOUGH_TO_WONDER) < STANDS_OUT
+        return self._level() + (FAR if is_trusted else ALIKE) * self._deviation()
 
     def note(self, sender: PeerId, loss: float) -> bool:
         """Note a loss, also of what did not count; return whether the sender is doubted from now on."""
@@ -76,13 +80,17 @@ class LossScreen:
         return is_odd and not was_doubted
 
     def _is_odd(self, sender: PeerId) -> bool:
-        means = {peer: fmean(own) for peer, own in self._each.items() if len(own) >= ENOUGH_OF_ONE}
-        if len(self._excesses) < ENOUGH or len(means) < FEWEST_SENDERS or sender not in means:
-            return False
+        bound = AGAIN if self.is_doubted(sender) else ODD
+        return len(self._excesses) >= ENOUGH and self._distance(sender, ENOUGH_OF_ONE) > bound
+
+    def _distance(self, sender: PeerId, enough: int) -> float:
+        """How far the sender's mean is above the others', in deviations; 0 where one has not sent `enough`."""
+        means = {peer: fmean(own) for peer, own in self._each.items() if len(own) >= enough}
+        if len(means) < FEWEST_SENDERS or sender not in means:
+            return 0.0
         within = self._deviation() / math.sqrt(len(self._each[sender]))
         centre, between = centre_and_deviation(list(means.values()))
-        bound = AGAIN if self.is_doubted(sender) else ODD
-        return means[sender] - centre > bound * math.hypot(within, between)
+        return (means[sender] - centre) / max(math.hypot(within, between), NOTHING)
 
     def _level(self) -> float:
         return median(self._losses)

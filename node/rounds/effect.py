@@ -2,12 +2,14 @@
 
 Averaging with an honest partner changes the loss by little, up or down; what undoes progress raises it, from
 whichever direction and however near it comes. How much is little the partners themselves say: the median of what
-they change. Until three are known, it is a part of what this round's own progress has done.
+they change. Until three are known, it is a part of what this round's own progress has done. One meeting says little, so
+the last ones with the same partner count together.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from functools import partial
 from statistics import median
 
@@ -21,20 +23,32 @@ from protocol.windows import counted, window
 
 VOTES = 9  # last partners, one vote each
 LEAST_VOTES = 3
-# A pull may raise the loss by so many times what the median partner changes it by, up or down; by more, less of it
-# counts: what is kept falls with the square, as of what is too far away.
-USUAL = 1.5
+MEETINGS = 5  # last ones with one partner that count together
+PARTNERS = 256  # whose meetings are remembered
 LEAST = 0.005  # nats per token that everybody may
-UNDONE = 0.25  # of what it would do to undo the round, as long as too few partners are known
+UNDONE = 1 / 6  # of what it would do to undo the round, as long as too few partners are known
 OFFENCE = 4.0  # times the most that is kept whole
 
 
+def bounded_mean(changes: torch.Tensor) -> float:
+    """The mean of the tokens' changes, each bounded softly by the usual size of one: a few wild ones do not decide.
+
+    What first order says of a token is far off where the change is large.
+    """
+    usual = changes.abs().median().clamp_min(1e-9)
+    return (torch.tanh(changes / usual) * usual).mean().item()
+
+
 class Effect:
-    """Knows what partners' pulls usually do to the loss. Mutable state: the last changes, by partner."""
+    """Knows what partners' pulls usually do to the loss.
+
+    Mutable state: the last changes by partner, and those of its last meetings by what was allowed then.
+    """
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._changes = PeerTable[float](VOTES)
+        self._excesses = PeerTable[deque[float]](PARTNERS)
 
     @window
     def __repr__(self) -> str:
@@ -48,7 +62,7 @@ class Effect:
         """
         replica, passes = self._replica, self._replica.passes
         fast = replica.named(replica.flat.values)
-        before = passes.probes.loss(partial(passes.run_under, fast))
+        before = passes.probes.losses(partial(passes.run_under, fast))
         if before is None:
             return None
         is_free = not passes.has_run and not passes.is_spoiled
@@ -56,7 +70,7 @@ class Effect:
             room = replica.flat.gradients if is_free else torch.empty_like(pull)
             try:
                 tried = replica.named(torch.add(replica.flat.values, pull, out=room))
-                after = passes.probes.loss(partial(passes.run_under, tried))
+                after = passes.probes.losses(partial(passes.run_under, tried))
             finally:
                 if is_free:
                     room.zero_()
@@ -64,22 +78,29 @@ class Effect:
             if not is_out_of_memory(error):
                 raise
             return None
-        return None if after is None else after - before
+        return None if after is None else bounded_mean(after - before)
 
     @torch.no_grad()
     def _undone(self) -> float:
         """What it would change the loss by to undo the round, in nats per token."""
         passes = self._replica.passes
         fast, slow = (self._replica.named(w) for w in (self._replica.flat.values, self._replica.phi))
-        now, before = (passes.probes.loss(partial(passes.run_under, weights)) for weights in (fast, slow))
-        return before - now if before is not None and now is not None else 0.0
+        now, before = (passes.probes.losses(partial(passes.run_under, weights)) for weights in (fast, slow))
+        return bounded_mean(before - now) if before is not None and now is not None else 0.0
 
     def kept(self, peer: PeerId, change: float) -> tuple[float, bool]:
-        """The part of a pull with this change that counts, and whether it is an offence. Remembers it."""
+        """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
+
+        With e the changes of the last n meetings, each by the most that was allowed then, (√n / Σe)² counts where
+        Σe / √n is above 1: by chance it is as often below 0.
+        """
         known = [abs(other) for name, other in self._changes.items() if name != peer]
-        usual = USUAL * median(known) if len(known) >= LEAST_VOTES else UNDONE * self._undone()
-        most = max(usual, LEAST)
-        self._changes[peer] = change if math.isfinite(change) else 2 * most
+        most = max(LEAST, median(known) if len(known) >= LEAST_VOTES else UNDONE * self._undone())
         if not math.isfinite(change):
+            self._changes[peer] = 2 * most
             return 0.0, True
-        return (most / change) ** 2 if change > most else 1.0, change > OFFENCE * most
+        self._changes[peer] = change
+        excesses = self._excesses[peer] = self._excesses.get(peer) or deque(maxlen=MEETINGS)
+        excesses.append(change / most)
+        together = sum(excesses) / math.sqrt(len(excesses))
+        return together**-2 if together > 1 else 1.0, together > OFFENCE

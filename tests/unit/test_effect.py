@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from node.model.probes import KEPT, TOKENS, Probes
 from node.model.replica import Replica
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
-from node.rounds.effect import LEAST, LEAST_VOTES, Effect
+from node.rounds.effect import LEAST, LEAST_VOTES, Effect, bounded_mean
 from protocol.codec import as_read
 from protocol.ground import PeerId
 from tests.swarm.micro import micro_batch, micro_manifest
@@ -81,12 +82,39 @@ def test_what_partners_usually_change_is_kept_and_what_is_far_above_is_not() -> 
     effect = Trained(1).effect
     for number in range(LEAST_VOTES + 3):
         effect.kept(PeerId(f"honest {number}"), 0.02 * (-1) ** number)
-    assert effect.kept(PeerId("honest 9"), 0.025) == (1.0, False)
+    assert effect.kept(PeerId("honest 9"), 0.02) == (1.0, False)
     assert effect.kept(PeerId("honest 8"), -3.0) == (1.0, False)
     kept, is_offence = effect.kept(PeerId("liar"), 0.3)
-    assert kept == pytest.approx(0.01, rel=0.01)
+    assert kept == pytest.approx((0.02 / 0.3) ** 2)
     assert is_offence
     assert effect.kept(PeerId("liar"), float("nan")) == (0.0, True)
+
+
+def test_a_partner_that_undoes_a_little_each_time_counts_less_and_less() -> None:
+    effect = Trained(1).effect
+    for number in range(LEAST_VOTES + 3):
+        effect.kept(PeerId(f"honest {number}"), 0.02 * (-1) ** number)
+    kept = [effect.kept(PeerId("liar"), 0.018)[0] for _ in range(4)]
+    assert kept[0] == 1.0
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] < 0.5
+    assert [effect.kept(PeerId("honest 9"), 0.018 * (-1) ** turn)[0] for turn in range(8)] == [1.0] * 8
+
+
+def test_a_few_tokens_that_first_order_knows_nothing_about_do_not_decide() -> None:
+    changes = torch.full((100,), 0.01)
+    changes[:3] = -10.0
+    assert bounded_mean(changes) > 0.005
+
+
+def test_of_long_sequences_the_beginning_is_kept() -> None:
+    probes = Probes()
+    for _ in range(KEPT + 2):
+        probes.keep(torch.zeros(2, 2 * TOKENS, 3), torch.ones(2, 2 * TOKENS, 3))
+    losses = probes.losses(lambda inputs: inputs + 1)
+    assert losses is not None
+    assert losses.shape == (KEPT * TOKENS,)
+    assert losses[0] == 3 * 2 * 2 * TOKENS  # the gradient of the mean, as one of a token
 
 
 def test_a_minority_of_liars_does_not_move_what_is_usual() -> None:

@@ -32,6 +32,8 @@ def test_rounding_is_no_problem() -> None:
     check = SelfCheck(1)
     check.compare(outputs(), lambda: outputs() * (1 + 1e-6))
     check.compare(outputs(), lambda: outputs().bfloat16())
+    up, down = (outputs() * (1 + sign * 1e-3) for sign in (1, -1))
+    check.compare(up.bfloat16(), lambda: down.bfloat16())  # some are neighbours
     assert check.failed == 0
 
 
