@@ -96,6 +96,7 @@ class Course:
     processor_seconds: float = 0.0
     events: dict[str, int] = field(default_factory=dict)
     set_aside: list[tuple[int, int, str, float]] = field(default_factory=list)
+    offences: dict[str, int] = field(default_factory=dict)
     still_aside: int = 0
 
 
@@ -138,6 +139,8 @@ async def train(course: Course, steps: int, seed: int, directory: Path) -> None:
     events = Counter(event["event"] for event in swarm.events)
     course.events = dict(events.most_common())
     course.rounds, course.steps = events["round"], events["step"]
+    offences = Counter(event["offence"] for event in swarm.events if event.get("offence"))
+    course.offences = dict(offences)
     course.set_aside = [
         (names[event[SET_ASIDE[event["event"]]]], event["node"], event["event"], round(event["time"], 1))
         for event in swarm.events
@@ -160,7 +163,7 @@ def add(swarm: SimulatedSwarm, number: int) -> None:
 async def kill_some(swarm: SimulatedSwarm, course: Course, rng: Random) -> None:
     while True:
         await asyncio.sleep(BETWEEN_KILLS)
-        training = sorted(n for n, node in swarm.nodes.items() if node.public_state == "training")
+        training = sorted(n for n, node in swarm.nodes.items() if node.public_state == "serving")
         if not training:
             continue
         number = rng.choice(training)

@@ -110,10 +110,12 @@ class NonFinite(Refused):
 class OddLoss(Refused):
     """A microbatch whose loss is far above that of others: it does not count."""
 
+    CODE = "odd-loss"
+
     def __init__(self, loss: float, most: float) -> None:
         """Say the loss, and the most with which it would have counted, in nats per token."""
         super().__init__(
-            "odd-loss", f"its loss of {loss:.3g} is far above those of others, {most:.3g} at most"
+            self.CODE, f"its loss of {loss:.3g} is far above those of others, {most:.3g} at most"
         )
         self.loss = loss
 

@@ -4,8 +4,8 @@ A stage's own losses say how far apart honest ones are. Their level is the media
 their deviation comes from what is below it, since who does wrong is above. Fewer than half of the senders may.
 
 A microbatch far above the level does not count. One sender's mean is compared with the other senders': of whoever
-stands out only that counts which looks like the others', until its mean does again, and whoever is odd beyond chance is
-doubted and told of. So who was merely behind is believed as soon as it has caught up, and no time is served.
+stands out only that counts which looks like the others', until its mean does again, and whoever is odd beyond chance
+is doubted and told of. So who was merely behind is believed as soon as it has caught up, and no time is served.
 """
 
 from __future__ import annotations

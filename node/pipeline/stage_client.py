@@ -24,6 +24,7 @@ from protocol.errors import (
     CodecError,
     DeadlineExceeded,
     NolocoError,
+    OddLoss,
     PeerUnreachable,
     Refused,
     TransportDown,
@@ -116,8 +117,11 @@ class StageClient:
                 await asyncio.sleep(PAUSE_SECONDS)
             else:
                 self._screen.record_good(peer)
-                for overruled in refusals:
-                    self._screen.record_bad(overruled)
+                for overruled, refusal in refusals.items():
+                    if (
+                        refusal.code != OddLoss.CODE
+                    ):  # of which each judges by what it has seen of this sender
+                        self._screen.record_bad(overruled)
                 self._tell_served_again()
                 self._compare(microbatch, parcel, peer, answer[1], peers)
                 return answer

@@ -2,8 +2,8 @@
 
 Averaging with an honest partner changes the loss by little, up or down; what undoes progress raises it, from
 whichever direction and however near it comes. How much is little the partners themselves say: the median of what
-they change. Until three are known, it is a part of what this round's own progress has done. One meeting says little, so
-the last ones with the same partner count together.
+they change. Until three are known, it is a part of what this round's own progress has done. One meeting says little,
+so the last ones with the same partner count together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MEETINGS = 5  # last ones with one partner that count together
 PARTNERS = 256  # whose meetings are remembered
 LEAST = 0.005  # nats per token that everybody may
 UNDONE = 1 / 6  # of what it would do to undo the round, as long as too few partners are known
-OFFENCE = 4.0  # times the most that is kept whole
+OFFENCE = 4.0  # times the most that is kept whole, by the last meetings together
+CREDIT = 2.0  # of a meeting that lowered the loss, at most
 
 
 def bounded_mean(changes: torch.Tensor) -> float:
@@ -92,7 +93,7 @@ class Effect:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
 
         With e the changes of the last n meetings, each by the most that was allowed then, (√n / Σe)² counts where
-        Σe / √n is above 1: by chance it is as often below 0.
+        Σe / √n is above 1: by chance it is as often below 0. Earlier ones are bounded.
         """
         known = [abs(other) for name, other in self._changes.items() if name != peer]
         most = max(LEAST, median(known) if len(known) >= LEAST_VOTES else UNDONE * self._undone())
@@ -100,7 +101,8 @@ class Effect:
             self._changes[peer] = 2 * most
             return 0.0, True
         self._changes[peer] = change
-        excesses = self._excesses[peer] = self._excesses.get(peer) or deque(maxlen=MEETINGS)
-        excesses.append(change / most)
-        together = sum(excesses) / math.sqrt(len(excesses))
+        now, earlier = change / most, self._excesses.get(peer) or deque(maxlen=MEETINGS - 1)
+        together = (now + sum(earlier)) / math.sqrt(1 + len(earlier))
+        earlier.append(min(max(now, -CREDIT), OFFENCE))  # one meeting alone decides no later one
+        self._excesses[peer] = earlier
         return together**-2 if together > 1 else 1.0, together > OFFENCE
