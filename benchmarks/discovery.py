@@ -23,7 +23,7 @@ import psutil
 import uvloop
 from reporting.report import Report, arguments_of, parser_of, run
 
-from node.membership.buckets import level_of
+from node.membership.buckets import BUCKET_EVERY, level_of
 from node.membership.discovery import read_stage
 from node.membership.view import View
 from protocol.announcement import (
@@ -45,7 +45,7 @@ PEERS = 10
 REPLICAS_OF_A_KEY = 5  # hivemind's default
 LIFETIME = 3_000.0
 DEADLINE = 20.0
-LOOKS_PER_MINUTE, ANNOUNCEMENTS_PER_MINUTE = 8, 4  # at a record's lifetime of 45 s
+TURNS_PER_MINUTE, ANNOUNCEMENTS_PER_MINUTE = 8, 4  # at a record's lifetime of 45 s
 
 moved = Counter[str]()  # bytes of requests and answers, by kind
 
@@ -142,7 +142,7 @@ def fill(swarm: Swarm, run_id: str, identities: list[Identity], level: int) -> N
 
 
 async def cost_of(swarm: Swarm, identities: list[Identity], level: int, looks: int) -> Cost:
-    run_id, members = f"{len(identities)}-{level}", len(identities)
+    run_id, members, turns = f"{len(identities)}-{level}", len(identities), BUCKET_EVERY if level else 1
     fill(swarm, run_id, identities, level)
     reader, view = swarm.peers[-1], View()
     seconds, processor, nbytes = [], [], []
@@ -150,7 +150,8 @@ async def cost_of(swarm: Swarm, identities: list[Identity], level: int, looks: i
         # records are renewed meanwhile
         reader._session.dht._node.protocol.record_validator._authenticate.cache_clear()
         began, used, before = time.perf_counter(), processor_seconds(), moved.total()
-        await read_stage(reader, run_id, 0, view)
+        for _ in range(turns):  # at one of which it reads
+            await read_stage(reader, run_id, 0, view)
         seconds.append(time.perf_counter() - began)
         processor.append(processor_seconds() - used)
         nbytes.append(moved.total() - before)
@@ -167,7 +168,7 @@ async def cost_of(swarm: Swarm, identities: list[Identity], level: int, looks: i
             record.subkey for record in await reader.get(bucket_key(run_id, 0, level, bucket), DEADLINE)
         }
     look, announce = sum(nbytes) / looks, sum(announced) / looks
-    minute = LOOKS_PER_MINUTE * look + ANNOUNCEMENTS_PER_MINUTE * announce
+    minute = TURNS_PER_MINUTE / turns * look + ANNOUNCEMENTS_PER_MINUTE * announce
     known = len(view.members(0, reader.now()))
     share = len(found & {identity.peer_id for identity in identities}) / members
     return Cost(

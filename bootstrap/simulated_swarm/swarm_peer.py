@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -194,15 +195,14 @@ class SwarmPeer:
     def look(self, stage: int, view: View | None = None) -> int:
         """Look up a stage as `read_stage` does; returns the bytes that it took."""
         look, nbytes = look_at(view or self.view, RUN_ID, stage, self.peer), 0
-        key = next(look)
-        while True:
-            found = self.world.dht.get(self, key)
-            nbytes += look_bytes(len(found))
-            try:
+        with contextlib.suppress(StopIteration):
+            key = next(look)
+            while True:
+                found = self.world.dht.get(self, key)
+                nbytes += look_bytes(len(found))
                 key = look.send(found)
-            except StopIteration:
-                self.world.measures.looked_up(nbytes)
-                return nbytes
+        self.world.measures.looked_up(nbytes)
+        return nbytes
 
     def discover(self) -> Iterator[float]:
         """Discover others as `Discovery.run` does: yields the seconds to wait."""

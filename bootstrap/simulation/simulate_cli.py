@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typer import Argument, Option
 from bootstrap.model_options import OwnManifest, PresetToTrain
 from node.command import App, fail
 from node.machine.cores import cores
+from node.watch.events import set_up_logging
 from protocol.errors import ManifestError, NolocoError
 from protocol.manifest import BoundaryCodec
 
@@ -32,6 +34,7 @@ def simulate() -> None:
 
     Example: noloco simulate learning --method noloco,diloco
     """
+    set_up_logging(verbose=False, least=logging.ERROR)  # the nodes' lines would hide the outcomes
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ from protocol.announcement import MOST_LEVEL
 WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
 GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
-SAMPLE_EVERY = 4  # looks; the others read a bucket alone
+SAMPLE_EVERY = 4  # looks at a bucket; the others read it alone
+BUCKET_EVERY = (
+    2  # looks: a bucket has enough for two, and all that a node knows is new within a record's lifetime
+)
 
 
 def level_of(replicas: float, level: int) -> int:
@@ -37,7 +40,8 @@ class StageSize:
     shares: dict[int, float] = field(
         default_factory=dict
     )  # replicas by the level at which they announce themselves
-    looks: int = 0
+    looks: int = 0  # at the stage's own key or a bucket
+    turns: int = 0  # to look, also those that were left out
 
     def sampled(self, levels: Iterable[int]) -> None:
         """The levels of all records under the stage's own key."""
@@ -46,6 +50,11 @@ class StageSize:
             self.shares[level] = self.shares.get(level, 0.0) + 2.0**level
         self.estimate = sum(self.shares.values())
         self.level = level_of(self.estimate, self.level)
+
+    def is_turn_left_out(self) -> bool:
+        """Return whether to read nothing at this turn: a large stage is looked at less often, for as many records."""
+        self.turns += 1
+        return bool(self._levels) and self.turns % BUCKET_EVERY > 0
 
     @property
     def is_sample_due(self) -> bool:

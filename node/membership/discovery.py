@@ -40,11 +40,13 @@ RENEWALS_PER_LIFETIME = 3
 def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, list[Member], None]:
     """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
 
-    It reads all of a small stage, of a large one another bucket at each look. Who is in the sample of a large one is
-    found in its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the same
-    few.
+    It reads all of a small stage, of a large one another bucket at every second turn. Who is in the sample of a large
+    one is found in its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the
+    same few.
     """
     size = view.sizes.setdefault(stage, StageSize())
+    if size.is_turn_left_out():
+        return
     if size.is_sample_due:
         found = yield stage_key(run_id, stage)
         view.take(member for member in found if not member.announcement.level)

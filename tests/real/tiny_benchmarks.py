@@ -14,7 +14,9 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 PATIENCE = 240.0  # seconds, on a busy machine; on two idle cores the slowest takes half a minute
 VIRTUAL = (
     "choices",
+    "false_alarms",
     "front",
+    "growth",
     "hours",
     "levels",
     "placed_swarm",
@@ -30,8 +32,10 @@ PROMISED: dict[str, tuple[str, ...]] = {
     "codecs": ("bf16_encode_vs_clone", "int8_encode_vs_clone", "eden4_decode_vs_clone"),
     "data": ("data_wait", "tokenising_by_training"),
     "discovery": ("bytes_of_a_look", "bytes_per_minute", "found", "bytes_of_one_key"),
+    "false_alarms": ("set_aside", "still_aside", "harm", "processor"),
     "front": ("loss_gap_at_a_tenth",),
     "gossip": ("plain_vs_hivemind", "overlapped_vs_hivemind", "plain_vs_socket"),
+    "growth": ("discovery", "pairing_median", "imbalance", "useful_after", "useful_after_from_20"),
     "gpu": (
         "whole_tiny",
         "two_stages",

@@ -143,3 +143,11 @@ def test_a_record_of_a_bucket_is_no_record_of_another() -> None:
     assert open_record(key_digest(key), identity.peer_id, sealed, expires, 0.0)
     with pytest.raises(RecordError):
         open_record(key_digest(stage_key(RUN, 0)), identity.peer_id, sealed, expires, 0.0)
+
+
+def test_a_large_stage_is_read_at_every_second_turn_and_a_small_one_at_each() -> None:
+    small, large = StageSize(), StageSize()
+    small.sampled([0] * 20)
+    large.sampled([4] * 64)
+    assert [small.is_turn_left_out() for _ in range(4)] == [False] * 4
+    assert [large.is_turn_left_out() for _ in range(4)] == [True, False, True, False]
