@@ -117,10 +117,8 @@ class StageClient:
                 await asyncio.sleep(PAUSE_SECONDS)
             else:
                 self._screen.record_good(peer)
-                for overruled, refusal in refusals.items():
-                    if (
-                        refusal.code != OddLoss.CODE
-                    ):  # of which each judges by what it has seen of this sender
+                for overruled, said in refusals.items():
+                    if said.code != OddLoss.CODE:  # of which each judges by what it has seen of this sender
                         self._screen.record_bad(overruled)
                 self._tell_served_again()
                 self._compare(microbatch, parcel, peer, answer[1], peers)
