@@ -27,7 +27,9 @@ MEETINGS = 5  # last ones with one partner that count together
 PARTNERS = 256  # whose meetings are remembered
 LEAST = 0.005  # nats per token that everybody may
 UNDONE = 1 / 6  # of what it would do to undo the round, as long as too few partners are known
-OFFENCE = 4.0  # times the most that is kept whole, by the last meetings together
+OFFENCE = (
+    4.0  # times the most that is kept whole, by the last meetings together; and more than all of this round
+)
 CREDIT = 2.0  # of a meeting that lowered the loss, at most
 
 
@@ -93,7 +95,8 @@ class Effect:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
 
         With e the changes of the last n meetings, each by the most that was allowed then, (√n / Σe)² counts where
-        Σe / √n is above 1: by chance it is as often below 0. Earlier ones are bounded.
+        Σe / √n is above 1: by chance it is as often below 0. Earlier ones are bounded. Who is merely slow has gone a
+        part of the way and no further back than this replica began: that is no offence.
         """
         known = [abs(other) for name, other in self._changes.items() if name != peer]
         most = max(LEAST, median(known) if len(known) >= LEAST_VOTES else UNDONE * self._undone())
@@ -105,4 +108,4 @@ class Effect:
         together = (now + sum(earlier)) / math.sqrt(1 + len(earlier))
         earlier.append(min(max(now, -CREDIT), OFFENCE))  # one meeting alone decides no later one
         self._excesses[peer] = earlier
-        return together**-2 if together > 1 else 1.0, together > OFFENCE
+        return together**-2 if together > 1 else 1.0, together > OFFENCE and change > self._undone()

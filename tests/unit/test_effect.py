@@ -84,8 +84,8 @@ def test_what_partners_usually_change_is_kept_and_what_is_far_above_is_not() -> 
         effect.kept(PeerId(f"honest {number}"), 0.02 * (-1) ** number)
     assert effect.kept(PeerId("honest 9"), 0.02) == (1.0, False)
     assert effect.kept(PeerId("honest 8"), -3.0) == (1.0, False)
-    kept, is_offence = effect.kept(PeerId("liar"), 0.3)
-    assert kept == pytest.approx((0.02 / 0.3) ** 2)
+    kept, is_offence = effect.kept(PeerId("liar"), 3.0)
+    assert kept == pytest.approx((0.02 / 3.0) ** 2)
     assert is_offence
     assert effect.kept(PeerId("liar"), float("nan")) == (0.0, True)
 
@@ -99,6 +99,19 @@ def test_a_partner_that_undoes_a_little_each_time_counts_less_and_less() -> None
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] < 0.5
     assert [effect.kept(PeerId("honest 9"), 0.018 * (-1) ** turn)[0] for turn in range(8)] == [1.0] * 8
+
+
+def test_who_is_merely_slow_counts_less_and_is_not_accused() -> None:
+    trained = Trained(1)
+    for number in range(LEAST_VOTES + 3):
+        trained.effect.kept(PeerId(f"honest {number}"), 0.001 * (-1) ** number)
+    half_way = trained.effect.change(trained.undo(0.5))
+    assert half_way is not None
+    assert half_way > 10 * LEAST
+    for _ in range(5):
+        kept, is_offence = trained.effect.kept(PeerId("slow"), half_way)
+        assert kept < 0.1
+        assert not is_offence
 
 
 def test_a_few_tokens_that_first_order_knows_nothing_about_do_not_decide() -> None:
