@@ -2,8 +2,9 @@
 
 Averaging with an honest partner changes the loss by little, up or down; what undoes progress raises it, from
 whichever direction and however near it comes. How much is little the partners themselves say: the median of what
-they change. Until three are known, it is a part of what this round's own progress has done. One meeting says little,
-so the last ones with the same partner count together.
+they change, which is above 0 where a stage knows its own last sequences by heart, and how far they usually are from
+it. Until three are known, it is a part of what this round's own progress has done. One meeting says little, so the
+last ones with the same partner count together.
 """
 
 from __future__ import annotations
@@ -94,17 +95,21 @@ class Effect:
     def kept(self, peer: PeerId, change: float) -> tuple[float, bool]:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
 
-        With e the changes of the last n meetings, each by the most that was allowed then, (√n / Σe)² counts where
-        Σe / √n is above 1: by chance it is as often below 0. Earlier ones are bounded. Who is merely slow has gone a
+        With e how far the last n meetings were above what is usual, in units of how far others were from it then,
+        (√n / Σe)² counts where Σe / √n is above 1: by chance it is as often below 0. Earlier ones are bounded. Who is merely slow has gone a
         part of the way and no further back than this replica began: that is no offence.
         """
-        known = [abs(other) for name, other in self._changes.items() if name != peer]
-        most = max(LEAST, median(known) if len(known) >= LEAST_VOTES else UNDONE * self._undone())
+        known = [other for name, other in self._changes.items() if name != peer]
+        if len(known) >= LEAST_VOTES:
+            usual = max(0.0, median(known))
+            most = max(LEAST, median(abs(other - usual) for other in known))
+        else:
+            usual, most = 0.0, max(LEAST, UNDONE * self._undone())
         if not math.isfinite(change):
-            self._changes[peer] = 2 * most
+            self._changes[peer] = usual + 2 * most
             return 0.0, True
         self._changes[peer] = change
-        now, earlier = change / most, self._excesses.get(peer) or deque(maxlen=MEETINGS - 1)
+        now, earlier = (change - usual) / most, self._excesses.get(peer) or deque(maxlen=MEETINGS - 1)
         together = (now + sum(earlier)) / math.sqrt(1 + len(earlier))
         earlier.append(min(max(now, -CREDIT), OFFENCE))  # one meeting alone decides no later one
         self._excesses[peer] = earlier
