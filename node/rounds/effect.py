@@ -96,8 +96,9 @@ class Effect:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
 
         With e how far the last n meetings were above what is usual, in units of how far others were from it then,
-        (√n / Σe)² counts where Σe / √n is above 1: by chance it is as often below 0. Earlier ones are bounded. Who is merely slow has gone a
-        part of the way and no further back than this replica began: that is no offence.
+        (√n / Σe)² counts where Σe / √n is above 1: by chance e is as often below 0. Earlier meetings are bounded.
+        Who is merely slow has gone a part of the way and no further back than this replica began: that is no
+        offence.
         """
         known = [other for name, other in self._changes.items() if name != peer]
         if len(known) >= LEAST_VOTES:

@@ -101,6 +101,15 @@ def test_a_partner_that_undoes_a_little_each_time_counts_less_and_less() -> None
     assert [effect.kept(PeerId("honest 9"), 0.018 * (-1) ** turn)[0] for turn in range(8)] == [1.0] * 8
 
 
+def test_what_all_partners_do_alike_is_usual() -> None:
+    effect = Trained(1).effect
+    for turn in range(10):
+        for number in range(7):
+            wave = 0.01 * (-1) ** (turn + number)
+            kept, is_offence = effect.kept(PeerId(f"honest {number}"), 0.05 + wave)
+            assert turn < 2 or (kept, is_offence) == (1.0, False)
+
+
 def test_who_is_merely_slow_counts_less_and_is_not_accused() -> None:
     trained = Trained(1)
     for number in range(LEAST_VOTES + 3):
