@@ -27,10 +27,9 @@ LEAST_VOTES = 3
 MEETINGS = 5  # last ones with one partner that count together
 PARTNERS = 256  # whose meetings are remembered
 LEAST = 0.005  # nats per token that everybody may
-UNDONE = 1 / 6  # of what it would do to undo the round, as long as too few partners are known
-OFFENCE = (
-    4.0  # times the most that is kept whole, by the last meetings together; and more than all of this round
-)
+UNDONE = 1 / 6  # of what it would do to undo the round: the unit as long as too few partners are known
+WHOLE = 1.5  # units above what is usual, by the last meetings together, up to which all of a pull counts
+OFFENCE = 4.0  # of these units; and more than all of this round undone
 CREDIT = 2.0  # of a meeting that lowered the loss, at most
 
 
@@ -96,9 +95,9 @@ class Effect:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
 
         With e how far the last n meetings were above what is usual, in units of how far others were from it then,
-        (√n / Σe)² counts where Σe / √n is above 1: by chance e is as often below 0. Earlier meetings are bounded.
-        Who is merely slow has gone a part of the way and no further back than this replica began: that is no
-        offence.
+        (WHOLE √n / Σe)² counts where Σe / √n is above WHOLE: by chance e is as often below 0. Earlier meetings are
+        bounded. Who is merely slow has gone a part of the way and no further back than this replica began: that is
+        no offence.
         """
         known = [other for name, other in self._changes.items() if name != peer]
         if len(known) >= LEAST_VOTES:
@@ -114,4 +113,5 @@ class Effect:
         together = (now + sum(earlier)) / math.sqrt(1 + len(earlier))
         earlier.append(min(max(now, -CREDIT), OFFENCE))  # one meeting alone decides no later one
         self._excesses[peer] = earlier
-        return together**-2 if together > 1 else 1.0, together > OFFENCE and change > self._undone()
+        kept = (WHOLE / together) ** 2 if together > WHOLE else 1.0
+        return kept, together > OFFENCE and change > self._undone()

@@ -85,7 +85,7 @@ def test_what_partners_usually_change_is_kept_and_what_is_far_above_is_not() -> 
     assert effect.kept(PeerId("honest 9"), 0.02) == (1.0, False)
     assert effect.kept(PeerId("honest 8"), -3.0) == (1.0, False)
     kept, is_offence = effect.kept(PeerId("liar"), 3.0)
-    assert kept == pytest.approx((0.02 / 3.0) ** 2)
+    assert kept == pytest.approx((1.5 * 0.02 / 3.0) ** 2)
     assert is_offence
     assert effect.kept(PeerId("liar"), float("nan")) == (0.0, True)
 
@@ -94,7 +94,7 @@ def test_a_partner_that_undoes_a_little_each_time_counts_less_and_less() -> None
     effect = Trained(1).effect
     for number in range(LEAST_VOTES + 3):
         effect.kept(PeerId(f"honest {number}"), 0.02 * (-1) ** number)
-    kept = [effect.kept(PeerId("liar"), 0.018)[0] for _ in range(4)]
+    kept = [effect.kept(PeerId("liar"), 0.027)[0] for _ in range(4)]
     assert kept[0] == 1.0
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] < 0.5
