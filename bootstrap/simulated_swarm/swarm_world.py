@@ -6,6 +6,7 @@ a newcomer measures of its links; whoever is behind does not download again.
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator
 
@@ -198,7 +199,16 @@ class SwarmWorld:
 def simulate_swarm(
     scenario: SwarmScenario, keeps_events: bool = False, tell: Callable[[float], None] | None = None
 ) -> SwarmWorld:
-    """Run a simulated swarm to its end."""
-    world = SwarmWorld(scenario, keeps_events)
-    world.run(tell or (lambda minutes: None))
+    """Run a simulated swarm to its end.
+
+    Meanwhile nothing looks for cycles: a simulation leaves next to none, and going through its millions of objects
+    took a seventh of the time.
+    """
+    world, collects = SwarmWorld(scenario, keeps_events), gc.isenabled()
+    gc.disable()
+    try:
+        world.run(tell or (lambda minutes: None))
+    finally:
+        if collects:
+            gc.enable()
     return world

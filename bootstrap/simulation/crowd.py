@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ SET_ASIDE: Mapping[str, str] = {
     "left-alone": "peer",
     "odd-losses": "peer",
 }
-ENOUGH = 0.5  # of the honest peers that deal with an attacker
+ENOUGH = 0.5  # of the honest peers of a stage that deals with an attacker
 
 
 @dataclass(frozen=True)
@@ -83,21 +84,21 @@ class Crowd:
         )
 
     def _found_after(self, attacker: int, accusers: Mapping[int, float]) -> float | None:
-        """Microbatches that the attacker had in its inner steps when enough knew; None when they never did."""
-        stages = self._swarm.manifest.stages
-        dealing = {
-            number % stages: len(self._honest(number % stages)) for number in self._swarm.nodes
-        }  # honest peers of each stage
-        times = sorted(accusers.values())
-        fewest = min(
-            (count for stage, count in dealing.items() if any(a % stages == stage for a in accusers)),
-            default=0,
-        )
-        needed = max(1, round(ENOUGH * fewest))
-        if len(times) < needed:
+        """Microbatches that the attacker had in its inner steps when enough of a stage knew; None when never."""
+        known = [self._known_to(stage, accusers) for stage in range(self._swarm.manifest.stages)]
+        since = min(known)
+        if math.isinf(since):
             return None
         steps = sum(
-            event["event"] == "step" and event["node"] == attacker and event["time"] <= times[needed - 1]
+            event["event"] == "step" and event["node"] == attacker and event["time"] <= since
             for event in self._swarm.events
         )
         return float(steps * self._swarm.manifest.inner.microbatches)
+
+    def _known_to(self, stage: int, accusers: Mapping[int, float]) -> float:
+        """When enough of the honest of a stage had accused; infinite when they never did."""
+        enough = max(1, round(ENOUGH * len(self._honest(stage))))
+        times = sorted(
+            time for number, time in accusers.items() if number % self._swarm.manifest.stages == stage
+        )
+        return times[enough - 1] if len(times) >= enough else math.inf

@@ -45,13 +45,15 @@ def bounded_mean(changes: torch.Tensor) -> float:
 class Effect:
     """Knows what partners' pulls usually do to the loss.
 
-    Mutable state: the last changes by partner, and those of its last meetings by what was allowed then.
+    Mutable state: the last changes by partner, those of its last meetings in units of what was usual then, and what
+    the own round that was last looked at had done.
     """
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._changes = PeerTable[float](VOTES)
         self._excesses = PeerTable[deque[float]](PARTNERS)
+        self._progress = 0.0  # nats per token
 
     @window
     def __repr__(self) -> str:
@@ -85,11 +87,13 @@ class Effect:
 
     @torch.no_grad()
     def _undone(self) -> float:
-        """What it would change the loss by to undo the round, in nats per token."""
+        """What it would change the loss by to undo the round, in nats per token; without progress, an earlier one."""
         passes = self._replica.passes
         fast, slow = (self._replica.named(w) for w in (self._replica.flat.values, self._replica.phi))
         now, before = (passes.probes.losses(partial(passes.run_under, weights)) for weights in (fast, slow))
-        return bounded_mean(before - now) if before is not None and now is not None else 0.0
+        if before is not None and now is not None:
+            self._progress = max(0.0, bounded_mean(before - now)) or self._progress
+        return self._progress
 
     def kept(self, peer: PeerId, change: float) -> tuple[float, bool]:
         """The part of a pull with this change that counts, and whether it is an offence. Remembers it.
@@ -97,10 +101,11 @@ class Effect:
         With e how far the last n meetings were above what is usual, in units of how far others were from it then,
         (WHOLE √n / Σe)² counts where Σe / √n is above WHOLE: by chance e is as often below 0. Earlier meetings are
         bounded. Who is merely slow has gone a part of the way and no further back than this replica began: that is
-        no offence.
+        no offence, and of too few others nothing is one.
         """
         known = [other for name, other in self._changes.items() if name != peer]
-        if len(known) >= LEAST_VOTES:
+        are_enough = len(known) >= LEAST_VOTES
+        if are_enough:
             usual = max(0.0, median(known))
             most = max(LEAST, median(abs(other - usual) for other in known))
         else:
@@ -114,4 +119,4 @@ class Effect:
         earlier.append(min(max(now, -CREDIT), OFFENCE))  # one meeting alone decides no later one
         self._excesses[peer] = earlier
         kept = (WHOLE / together) ** 2 if together > WHOLE else 1.0
-        return kept, together > OFFENCE and change > self._undone()
+        return kept, are_enough and together > OFFENCE and change > self._undone()
