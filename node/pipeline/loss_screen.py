@@ -23,7 +23,8 @@ LEVEL = (
     16  # latest senders, the median of whose last losses is the level: one vote each, however much one sends
 )
 RECENT = 128  # losses, among which a sender's last one is, to count where there are a few such
-EACH = 16  # last excesses of one sender over the level, of which the deviation comes
+HISTORY = 128  # last excesses over the level, of which the deviation comes
+EACH = 16  # last excesses of one sender
 ENOUGH = 24  # excesses before anything is judged, and of one sender:
 ENOUGH_OF_ONE = 5
 ENOUGH_TO_WONDER = 3
@@ -44,13 +45,14 @@ class LossScreen:
     def __init__(self) -> None:
         self._latest = PeerTable[tuple[int, float]](LEVEL)  # loss by sender, and its number
         self._noted = 0
+        self._excesses: deque[float] = deque(maxlen=HISTORY)
         self._each = PeerTable[deque[float]](SENDERS)
         self._doubted = PeerTable[float](SENDERS)  # their mean excess
 
     @window
     def __repr__(self) -> str:
         senders, doubted = counted(len(self._each), "sender"), len(self._doubted)
-        return f"Losses: {self._noted:,} of {senders} | Doubted: {doubted}"
+        return f"Losses: {len(self._excesses)} of {senders} | Doubted: {doubted}"
 
     def is_doubted(self, sender: PeerId) -> bool:
         return sender in self._doubted
@@ -60,7 +62,7 @@ class LossScreen:
 
         Infinite also for what this node has drawn itself, with None.
         """
-        if sender is None or self._noted <= ENOUGH:
+        if sender is None or len(self._excesses) < ENOUGH:
             return math.inf
         is_trusted = not self.is_doubted(sender) and self._distance(sender, ENOUGH_TO_WONDER) < STANDS_OUT
         return self._level() + (FAR if is_trusted else ALIKE) * self._deviation()
@@ -69,6 +71,7 @@ class LossScreen:
         """Note a loss, also of what did not count; return whether the sender is doubted from now on."""
         if self._latest:
             excess = loss - self._level()
+            self._excesses.append(excess)
             own = self._each.get(sender) or deque(maxlen=EACH)
             self._each[sender] = own
             own.append(excess)
@@ -83,7 +86,7 @@ class LossScreen:
 
     def _is_odd(self, sender: PeerId) -> bool:
         bound = AGAIN if self.is_doubted(sender) else ODD
-        return self._noted > ENOUGH and self._distance(sender, ENOUGH_OF_ONE) > bound
+        return len(self._excesses) >= ENOUGH and self._distance(sender, ENOUGH_OF_ONE) > bound
 
     def _distance(self, sender: PeerId, enough: int) -> float:
         """How far the sender's mean is above the others', in deviations; 0 where one has not sent `enough`."""
@@ -101,5 +104,4 @@ class LossScreen:
         )
 
     def _deviation(self) -> float:
-        excesses = [excess for own in self._each.values() for excess in own]
-        return max(centre_and_deviation(excesses)[1], LEAST_DEVIATION * abs(self._level()))
+        return max(centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))
