@@ -94,13 +94,3 @@ def test_losses_that_never_differ_refuse_nobody() -> None:
         sender = SENDERS[number % 3]
         assert screen.most(sender) > 1.0
         assert not screen.note(sender, 1.0)
-
-
-def test_who_sends_most_does_not_say_what_is_usual() -> None:
-    senders = Senders({})
-    senders.send(200)
-    for _ in range(300):  # refused elsewhere, all of it comes here, and the model has begun to learn it
-        senders.screen.note(SENDERS[0], LEVEL - 1.0)
-    assert senders.screen.most(SENDERS[1]) > LEVEL + 2 * DEVIATION
-    senders.send(100)
-    assert sum(senders.refused.values()) < 10
