@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,9 +174,9 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
         crowd.add(number, replicas, speed=1 / slowed, device=setting.device, compile="off")
     outcome = LearningResult(setting.key, setting.facts())
     watching = asyncio.get_running_loop().create_task(_watch(swarm, crowd, data, outcome))
-    began, ended = await _to_the_end(swarm)
+    began, ended = await _to_the_end(swarm, crowd.attackers)
     watching.cancel()
-    await swarm.finish()
+    await swarm.leave()
     _measure(swarm, crowd, setting, data, outcome)
     findings = crowd.findings()
     outcome.found, outcome.found_after = findings.found, findings.found_after
@@ -188,14 +188,14 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
     return outcome
 
 
-async def _to_the_end(swarm: SimulatedSwarm) -> tuple[float, dict[int, float]]:
-    """Return when the last node began to train and when each node finished, in virtual time.
+async def _to_the_end(swarm: SimulatedSwarm, without: Mapping[int, int]) -> tuple[float, dict[int, float]]:
+    """Return when the last node began to train and when each but those `without` finished, in virtual time.
 
-    Raises what ended a node before its time.
+    Attackers of whom nobody takes anything finish no step. Raises what ended a node before its time.
     """
     clock = asyncio.get_running_loop().time
     began, ended = clock(), dict[int, float]()
-    while len(ended) < len(swarm.nodes):
+    while not swarm.nodes.keys() <= ended.keys() | without.keys():
         await asyncio.sleep(OBSERVED_SECONDS)
         for number, node in swarm.nodes.items():
             if swarm.tasks[number].done():
