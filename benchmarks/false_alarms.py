@@ -28,6 +28,7 @@ from reporting.report import Report, arguments_of, parser_of, run
 
 from bootstrap.simulation.crowd import SET_ASIDE
 from bootstrap.simulation.learning import loss_along, routes_of, text_of
+from bootstrap.simulation.liars import replica_with
 from bootstrap.simulation.study import one_setting
 from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.passes import Learned, Passes
@@ -75,12 +76,6 @@ class Unsteady(Passes):
     def _rounding(self, values: torch.Tensor) -> torch.Tensor:
         drawn = torch.rand(values.shape, generator=self._generator)
         return (1 + ROUNDING * (2 * drawn - 1)).to(values.dtype)
-
-
-def unsteady(manifest: Manifest, stage: int, device: str) -> Replica:
-    made = Replica(manifest, stage, device)
-    made.passes = Unsteady(made.stage, made.device, made.slow_weights())
-    return made
 
 
 @dataclass
@@ -156,7 +151,7 @@ def add(swarm: SimulatedSwarm, number: int) -> None:
         speed=1 / SLOWER if number == SLOWED else 1.0,
         precision="bf16" if row % 2 else "fp32",
         compile="off",
-        replica=unsteady if row // 2 % 2 else Replica,
+        replica=replica_with(Unsteady) if row // 2 % 2 else Replica,
     )
 
 

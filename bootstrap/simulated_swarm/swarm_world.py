@@ -201,8 +201,7 @@ def simulate_swarm(
 ) -> SwarmWorld:
     """Run a simulated swarm to its end.
 
-    Meanwhile nothing looks for cycles: a simulation leaves next to none, and going through its millions of objects
-    took a seventh of the time.
+    Meanwhile nothing looks for cycles of objects: a simulation leaves next to none among its millions.
     """
     world, collects = SwarmWorld(scenario, keeps_events), gc.isenabled()
     gc.disable()

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,14 +188,14 @@ async def _train(setting: LearningSetting, data: TrainingData) -> LearningResult
     return outcome
 
 
-async def _to_the_end(swarm: SimulatedSwarm, without: Mapping[int, int]) -> tuple[float, dict[int, float]]:
+async def _to_the_end(swarm: SimulatedSwarm, without: Collection[int]) -> tuple[float, dict[int, float]]:
     """Return when the last node began to train and when each but those `without` finished, in virtual time.
 
     Attackers of whom nobody takes anything finish no step. Raises what ended a node before its time.
     """
     clock = asyncio.get_running_loop().time
     began, ended = clock(), dict[int, float]()
-    while not swarm.nodes.keys() <= ended.keys() | without.keys():
+    while swarm.nodes.keys() - without - ended.keys():
         await asyncio.sleep(OBSERVED_SECONDS)
         for number, node in swarm.nodes.items():
             if swarm.tasks[number].done():

@@ -98,16 +98,18 @@ class Lie:
             return lambda manifest, stage, device: Attacker(
                 manifest, stage, device, attack=attack, honest=_of(honest, stage), number=number
             )
-        if self.passes is not None:
-            passes = self.passes
+        return Replica if self.passes is None else replica_with(self.passes)
 
-            def lying(manifest: Manifest, stage: int, device: str) -> Replica:
-                made = Replica(manifest, stage, device)
-                made.passes = passes(made.stage, made.device, made.slow_weights())
-                return made
 
-            return lying
-        return Replica
+def replica_with(passes: type[Passes]) -> MakeReplica:
+    """What makes replicas that compute with these passes."""
+
+    def made(manifest: Manifest, stage: int, device: str) -> Replica:
+        replica = Replica(manifest, stage, device)
+        replica.passes = passes(replica.stage, replica.device, replica.slow_weights())
+        return replica
+
+    return made
 
 
 def _of(honest: Callable[[int], list[Replica]], stage: int) -> Honest:

@@ -19,9 +19,7 @@ WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
 GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
 SAMPLE_EVERY = 4  # looks at a bucket; the others read it alone
-BUCKET_EVERY = (
-    2  # looks: a bucket has enough for two, and all that a node knows is new within a record's lifetime
-)
+BUCKET_EVERY = 2  # turns: what a node knows is still new within a record's lifetime
 
 
 def level_of(replicas: float, level: int) -> int:

@@ -107,14 +107,14 @@ class Effect:
         are_enough = len(known) >= LEAST_VOTES
         if are_enough:
             usual = max(0.0, median(known))
-            most = max(LEAST, median(abs(other - usual) for other in known))
+            unit = max(LEAST, median(abs(other - usual) for other in known))
         else:
-            usual, most = 0.0, max(LEAST, UNDONE * self._undone())
+            usual, unit = 0.0, max(LEAST, UNDONE * self._undone())
         if not math.isfinite(change):
-            self._changes[peer] = usual + 2 * most
+            self._changes[peer] = usual + 2 * unit
             return 0.0, True
         self._changes[peer] = change
-        now, earlier = (change - usual) / most, self._excesses.get(peer) or deque(maxlen=MEETINGS - 1)
+        now, earlier = (change - usual) / unit, self._excesses.get(peer) or deque(maxlen=MEETINGS - 1)
         together = (now + sum(earlier)) / math.sqrt(1 + len(earlier))
         earlier.append(min(max(now, -CREDIT), OFFENCE))  # one meeting alone decides no later one
         self._excesses[peer] = earlier

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from bootstrap.simulation.liars import replica_with
 from node.model.passes import Passes
 from node.model.replica import Replica
 from node.model.self_check import SelfCheck
-from protocol.manifest import Manifest
 from tests.swarm.micro import FOREVER, events_of, everyone_reaches, micro_swarm, peer_of, run_swarm, until
 
 BITS = 32
@@ -52,15 +52,6 @@ class StaleMemory(Passes):
         return leaf, outputs + (before - outputs.detach())
 
 
-def broken_by(passes: type[Passes]) -> Any:
-    def made(manifest: Manifest, stage: int, device: str) -> Replica:
-        replica = Replica(manifest, stage, device)
-        replica.passes = passes(replica.stage, replica.device, replica.slow_weights())
-        return replica
-
-    return made
-
-
 @pytest.mark.parametrize("passes", [FlippedBits, StaleMemory])
 def test_a_broken_machine_is_named_to_its_own_volunteer_before_others_leave_it_alone(
     passes: type[Passes], monkeypatch: pytest.MonkeyPatch
@@ -72,7 +63,7 @@ def test_a_broken_machine_is_named_to_its_own_volunteer_before_others_leave_it_a
         await swarm.seed_peer.start()
         for number in range(6):
             broken = number == 0
-            swarm.add(number, stage=number % 2, replica=broken_by(passes) if broken else Replica)
+            swarm.add(number, stage=number % 2, replica=replica_with(passes) if broken else Replica)
         await everyone_reaches(swarm, 2)
         await until(lambda: bool(events_of(swarm, "damaged-machine")), 600, 1.0)
         assert {event["node"] for event in events_of(swarm, "damaged-machine")} == {0}
