@@ -14,6 +14,7 @@ from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
 from node.state.healing import Healing
+from protocol.announcement import State
 from protocol.errors import NolocoError, TransportDown
 from protocol.ground import PeerId
 from protocol.supervision import cancelled
@@ -22,12 +23,14 @@ from protocol.windows import window
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_SECONDS = 0.25
+BUSY_POLL_SECONDS = 5.0  # while own microbatches are under way
 LOOK_SECONDS = 5.0  # between two looks whether the weights are finite, when microbatches turn out as NaN
 LAST_ROUND_SECONDS = 3.0  # a replica that has finished looks this long for a partner for its last round
 CLOSING_ROUNDS = 3  # after that one: each takes half of the square distance to the stage's mean away
 CLOSING_SECONDS = 1.0  # and this long for a partner in each; longer for those that still train:
 WAITED = 0.05  # of the time that this replica trained,
 LONGEST_WAIT = 600.0  # but no longer than this, in seconds
+LEAST_HUNGER = 30.0  # seconds, and as long as above, without work from a stage of which most have finished
 
 
 class Trainer:
@@ -116,7 +119,7 @@ class Trainer:
         try:
             while True:
                 waiting = [complete, doubt, *pending] if microbatches else [complete, doubt, stopping]
-                timeout = None if microbatches else IDLE_POLL_SECONDS
+                timeout = BUSY_POLL_SECONDS if microbatches else IDLE_POLL_SECONDS
                 await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in pending if task.done()]:
                     pending.remove(task)
@@ -126,7 +129,11 @@ class Trainer:
                 if doubt.done():
                     await self._healing.is_well()
                     doubt = self._tasks.start(self._in_doubt())
-                if not microbatches and (stopping.done() or self._finished_here() or self._rounds.behind):
+                if microbatches:
+                    if self._nobody_takes_more():
+                        await cancelled(pending)
+                        return False
+                elif stopping.done() or self._finished_here() or self._rounds.behind:
                     await self._catch_up()
                     return False
         finally:
@@ -235,14 +242,32 @@ class Trainer:
     # --- the end ------------------------------------------------------------------------------
 
     def _finished_here(self) -> bool:
-        """Return whether the run ends here: stage 0 by its steps or time, others once the stage before has ended."""
-        context = self._context
+        """Return whether the run ends here: stage 0 by its steps or time, others once the stage before has ended.
+
+        It has also ended once most there have finished and the others have sent nothing for long that counts, since
+        whoever merely says that it trains keeps nobody; and at any stage once all of the next one have finished.
+        """
         if self._source is not None:
-            return self._source.out_of_time or self._replica.step >= context.manifest.inner.total_steps
-        if self._pipeline.is_busy:
-            return False
-        before = context.view.members(context.stage - 1, context.transport.now())
-        return bool(before) and all(member.announcement.state == "finished" for member in before)
+            is_done = self._replica.step >= self._context.manifest.inner.total_steps
+            return self._source.out_of_time or is_done or self._nobody_takes_more()
+        before = self._states_of(self._context.stage - 1)
+        finished = before.count("finished")
+        if before and finished == len(before) and not self._pipeline.is_busy:
+            return True
+        return (2 * finished > len(before) and self._is_hungry()) or self._nobody_takes_more()
+
+    def _nobody_takes_more(self) -> bool:
+        after = [] if self._context.is_last else self._states_of(self._context.stage + 1)
+        return bool(after) and all(state == "finished" for state in after)
+
+    def _states_of(self, stage: int) -> list[State]:
+        members = self._context.view.members(stage, self._context.transport.now())
+        return [member.announcement.state for member in members]
+
+    def _is_hungry(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        patience = min(LONGEST_WAIT, WAITED * (now - self._began))
+        return now - max(self._began, self._pipeline.fed) > max(LEAST_HUNGER, patience)
 
     async def _last_rounds(self) -> None:
         """Take one more outer step, with a partner if one is found soon, so that θ and φ are one again.

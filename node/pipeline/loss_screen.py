@@ -1,6 +1,6 @@
 """Screens what the stage before sends by the losses that come of it: wrong labels and activations show there.
 
-A stage's own losses say how far apart honest ones are. Their level is the median of the last ones of all senders, and
+A stage's own losses say how far apart honest ones are. Their level is the median of the last ones of the senders, and
 their deviation comes from what is below it, since who does wrong is above. Fewer than half of the senders may.
 
 A microbatch far above the level does not count. One sender's mean is compared with the other senders': of whoever
@@ -19,7 +19,10 @@ from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
 from protocol.windows import counted, window
 
-LEVEL = 16  # last losses of all senders, whose median is the level
+LEVEL = (
+    16  # latest senders, the median of whose last losses is the level: one vote each, however much one sends
+)
+RECENT = 128  # losses, among which a sender's last one is, to count where there are a few such
 HISTORY = 128  # last excesses over the level, of which the deviation comes
 EACH = 16  # last excesses of one sender
 ENOUGH = 24  # excesses before anything is judged, and of one sender:
@@ -40,7 +43,8 @@ class LossScreen:
     """Knows the usual losses of what peers send, and who is odd. Mutable state: last losses, of all and of each."""
 
     def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=LEVEL)
+        self._latest = PeerTable[tuple[int, float]](LEVEL)  # loss by sender, and its number
+        self._noted = 0
         self._excesses: deque[float] = deque(maxlen=HISTORY)
         self._each = PeerTable[deque[float]](SENDERS)
         self._doubted = PeerTable[float](SENDERS)  # their mean excess
@@ -65,13 +69,14 @@ class LossScreen:
 
     def note(self, sender: PeerId, loss: float) -> bool:
         """Note a loss, also of what did not count; return whether the sender is doubted from now on."""
-        if self._losses:
+        if self._latest:
             excess = loss - self._level()
             self._excesses.append(excess)
             own = self._each.get(sender) or deque(maxlen=EACH)
             self._each[sender] = own
             own.append(excess)
-        self._losses.append(loss)
+        self._noted += 1
+        self._latest[sender] = self._noted, loss
         was_doubted, is_odd = self.is_doubted(sender), self._is_odd(sender)
         if is_odd:
             self._doubted[sender] = fmean(self._each[sender])
@@ -93,7 +98,10 @@ class LossScreen:
         return (means[sender] - centre) / max(math.hypot(within, between), NOTHING)
 
     def _level(self) -> float:
-        return median(self._losses)
+        lately = [loss for number, loss in self._latest.values() if number > self._noted - RECENT]
+        return median(
+            lately if len(lately) >= FEWEST_SENDERS else [loss for _, loss in self._latest.values()]
+        )
 
     def _deviation(self) -> float:
         return max(centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))

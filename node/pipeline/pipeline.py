@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 
 from node.context import Context
@@ -59,6 +60,7 @@ class Pipeline:
         self._own: dict[str, Microbatch] = {}  # in a ring, those drawn here that are under way
         self.serving = True  # peers, too
         self.doubt = asyncio.Event()  # something computed here was NaN: the weights may be
+        self.fed = -math.inf  # when one of a sender that is not doubted counted last, by the loop's clock
 
     # --- one inner step -----------------------------------------------------------------------
 
@@ -200,6 +202,8 @@ class Pipeline:
                 self._screen_loss(microbatch, loss)
             context.counters.tokens += context.manifest.tokens_per_microbatch
             context.throughput.tokens += context.manifest.tokens_per_microbatch
+            if microbatch.sender is None or not self._loss_screen.is_doubted(microbatch.sender):
+                self.fed = asyncio.get_running_loop().time()
         finally:
             context.counters.received += 1
             context.throughput.microbatches += 1
