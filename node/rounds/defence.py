@@ -41,9 +41,13 @@ CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
 EXPECTED_RATIO = 2.0
-# Who is further away than this many radii, over the whole stage, is reproached with it. Honest replicas were beyond 2
-# in a percent of their meetings, all while distances grew in the first rounds; an attack ten times Δ is at about 2.7.
+# Who is further away than this many radii, over the whole stage, is reproached with it, unless it is merely behind, as
+# one that is slow or was away: then it is far in all directions, not along or against this replica's progress. An
+# honest replica three times slower was at up to 4.5, with a cosine within 0.14; attacks ten times Δ at up to 5.3, with
+# more than 0.4 in most meetings. Beyond the gross distance nothing is an excuse.
 FAR = 2.5
+BEHIND = 0.25
+GROSSLY_FAR = 6.0
 # A round in which this replica got nowhere must not shut everybody out: the scale falls to no less than this part of
 # itself, which is still faster than a learning-rate schedule. And with far less progress than the scale there is no
 # direction to oppose.
@@ -137,7 +141,8 @@ class Defence:
         kept = np.zeros(len(self._blocks)) if opposed else np.maximum(1.0, excess[:-1]) ** -2.0
         self._shrink(pull, kept)
         self._history.note(peer, _excess(distances, scale), limits, agreement)
-        offence: Offence | None = "opposed" if opposed else "far" if excess[-1] > FAR else None
+        is_far = excess[-1] > (FAR if abs(agreement) > BEHIND else GROSSLY_FAR)
+        offence: Offence | None = "opposed" if opposed else "far" if is_far else None
         return Examination(
             distance=float(distances[-1]),
             radius=float(limits[-1] * scale[-1]),
