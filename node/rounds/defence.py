@@ -41,10 +41,10 @@ CHUNK = 2**16  # entries worked on at once, so that they stay in the cache
 # d/s between replicas that learn nothing in common, α = 0.5, β = γ: √(2(1 + Var φ/s²)) = 2.15 (covariance_recursion).
 # What a replica believes in until it has met enough partners.
 EXPECTED_RATIO = 2.0
-# Who is further away than this many radii, over the whole stage, is reproached with it, unless it is merely behind, as
-# one that is slow or was away: then it is far in all directions, not along or against this replica's progress. An
-# honest replica three times slower was at up to 4.5, with a cosine within 0.14; attacks ten times Δ at up to 5.3, with
-# more than 0.4 in most meetings. Beyond the gross distance nothing is an excuse.
+# Who is further away than this many radii, over the whole stage, is reproached with it, unless it is merely behind,
+# as one that is slow or was away: then it is far in all directions, not along or against this replica's progress. An
+# honest replica three times slower was at up to 4.5, with a cosine within 0.14; attacks ten times Δ at up to 5.3,
+# with more than 0.4 in most meetings. Beyond the gross distance nothing is an excuse.
 FAR = 2.5
 BEHIND = 0.25
 GROSSLY_FAR = 6.0

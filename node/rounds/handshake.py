@@ -33,8 +33,7 @@ class Handshake:
         try:
             return meeting_in(await self._call(pair.partner, message))
         except Refused as refusal:
-            engaged_with = PeerId(refusal.reason) if refusal.code == "engaged" and refusal.reason else None
-            return Refusal(refusal.code, engaged_with)
+            return Refusal.told(refusal.code, refusal.reason)
 
     async def ready(self, pair: Pair) -> bool:
         """Tell the partner that the round ends; False when it knows of no such pair.

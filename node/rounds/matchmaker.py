@@ -315,7 +315,7 @@ class Matchmaker:
         answer = self._pairing.on_proposal(pair, meeting_in(message), self._here())
         self._seek_when_due()  # it may have been a pair of ours
         if isinstance(answer, Refusal):
-            raise Refused(answer.code, answer.engaged_with or "")
+            raise Refused(answer.code, answer.reason)
         self._note_agreement()
         return Answer(Accept(round=self._replica.round, **asdict(answer)))
 

@@ -10,7 +10,8 @@ random one of those who had no room to be left over in its turn, so that this is
 
 Towards the end of a search next to all are engaged, and those who are not have a proposal under way to one that is.
 So whoever several have refused takes the first that asks, and gives its own proposal up: else the last ones of a
-large stage would find each other busy again and again.
+large stage would find each other busy again and again. And whoever is engaged tells the next that it refuses of the
+last one that it refused before.
 
 The round ends together at a time that both computed from the same four numbers each. The one with the longer
 inner steps ends it, at the end of its step nearest to that time, and says so; the other follows at the end of
@@ -26,6 +27,7 @@ from enum import IntEnum
 
 from node.rounds.meeting import (
     LONGEST,
+    RECENT,
     Agreement,
     Bounds,
     Meeting,
@@ -34,6 +36,7 @@ from node.rounds.meeting import (
     Proposal,
     Refusal,
     RoundProgress,
+    Seekers,
 )
 from protocol.ground import PeerId
 
@@ -65,6 +68,7 @@ class Pairing:
         # by slot:
         self._agreed: list[Agreement | None] = [None, None]
         self._search = [PartnerSearch(), PartnerSearch()]
+        self._seekers = Seekers()
         self._asking: Proposal | None = None
         self._sought = Slot.CURRENT  # what for
         self._in_step = True  # somebody's round could end when this one can
@@ -198,7 +202,7 @@ class Pairing:
             self._in_step = self._in_step or slot is Slot.CURRENT
             agreement = self._agreed[slot]
             if agreement is not None and slot is not known:
-                refusal = Refusal("engaged", agreement.pair.partner)
+                refusal = Refusal("engaged", agreement.pair.partner, self._referral(pair.partner, here.now))
             elif agreement is None and self._search[slot].sits_out:
                 refusal = Refusal("engaged")
             elif not self._yields(slot, pair.partner):
@@ -208,6 +212,9 @@ class Pairing:
                 return mine
         self.drop(pair)
         return refusal
+
+    def _referral(self, proposer: PeerId, now: float) -> PeerId | None:
+        return self._seekers.refuse(proposer, now, RECENT * self.handshake)
 
     def successor(self, here: RoundProgress) -> tuple[PeerId, Meeting] | None:
         """Pick who is left over in the next round, when this one is alone among others; and when that may end."""

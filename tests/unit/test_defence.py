@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 import node.rounds.defence
 from node.membership.ledger import OFFENCES, QUARANTINE_SECONDS
 from node.model.flat import layout
-from node.rounds.defence import FAR, GROSSLY_FAR, GROWTH, VOTES, Defence, Examination, PartnerHistory, blocks_of
+from node.rounds.defence import (
+    FAR,
+    GROSSLY_FAR,
+    GROWTH,
+    VOTES,
+    Defence,
+    Examination,
+    PartnerHistory,
+    blocks_of,
+)
 from protocol.ground import PeerId
 
 GAMMA = BETA = 0.7
@@ -145,7 +154,9 @@ def test_an_outlier_is_drawn_inside_the_radius_the_more_the_further_it_is(excess
     assert finding.clipped == 1.0
     assert 2 * pull.norm().item() == pytest.approx(radius / excess, rel=0.3)  # blocks have radii of their own
     assert torch.nn.functional.cosine_similarity(pull, push, dim=0) > 0.9
-    assert (finding.offence == "far") == (excess > GROSSLY_FAR)  # no direction of this replica's: merely behind
+    assert (finding.offence == "far") == (
+        excess > GROSSLY_FAR
+    )  # no direction of this replica's: merely behind
 
 
 @pytest.mark.parametrize("times", [-1.0, 1.0])

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rounds.meeting import LONGEST, Bounds, Meeting, PartnerSearch, RoundProgress
+from node.rounds.meeting import (
+    LONGEST,
+    Bounds,
+    Meeting,
+    PartnerSearch,
+    Refusal,
+    RoundProgress,
+    Seekers,
+)
 from protocol.ground import PeerId
 
 K20 = Bounds.of(20, 0.25)
@@ -125,3 +133,42 @@ def test_each_that_may_agree_is_as_likely_to_be_asked() -> None:
     search.bar(peers[7], 3)
     assert search.choose(peers, peers[0], 2, rng) is None
     assert search.choose(peers, peers[0], 3, rng) == peers[7]
+
+
+def test_late_in_a_search_one_that_the_engaged_told_of_comes_first() -> None:
+    search, rng = PartnerSearch(), random.Random(0)
+    peers = [PeerId(name) for name in "abcdefghijklmnop"]
+    told, stranger = peers[15], PeerId("nobody that is known")
+    for number in range(3):
+        search.note(peers[2 * number + 1], Refusal("engaged", peers[2 * number + 2], told), 0)
+        if number < 2:
+            assert [search.choose(peers, peers[0], 0, rng) for _ in range(50)].count(told) < 25
+    search.note(peers[7], Refusal("engaged", peers[8], stranger), 0)
+    assert search.choose(peers, peers[0], 0, rng) == told
+
+
+def test_whoever_is_refused_hears_of_the_last_other_one_that_was_a_moment_ago() -> None:
+    seekers, (a, b, c) = Seekers(), map(PeerId, "abc")
+    assert seekers.refuse(a, 0.0, recent=1.0) is None
+    assert seekers.refuse(a, 0.1, recent=1.0) is None
+    assert seekers.refuse(b, 0.2, recent=1.0) == a
+    assert seekers.refuse(c, 0.3, recent=1.0) == b
+    assert seekers.refuse(a, 5.0, recent=1.0) is None
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal("engaged"),
+        Refusal("engaged", PeerId("a")),
+        Refusal("engaged", PeerId("a"), PeerId("b")),
+        Refusal("busy"),
+    ],
+)
+def test_a_refusal_is_the_same_on_the_other_side(refusal: Refusal) -> None:
+    assert Refusal.told(refusal.code, refusal.reason) == refusal
+
+
+def test_more_names_than_there_are_do_no_harm() -> None:
+    assert Refusal.told("engaged", "a b c d") == Refusal("engaged", PeerId("a"), PeerId("b"))
+    assert Refusal.told("unwanted", "many replicas of one network") == Refusal("unwanted")
