@@ -44,10 +44,11 @@ EXPECTED_RATIO = 2.0
 # Who is further away than this many radii, over the whole stage, is reproached with it, unless it is merely behind,
 # as one that is slow or was away: then it is far in all directions, not along or against this replica's progress. An
 # honest replica three times slower was at up to 4.5, with a cosine within 0.14; attacks ten times Δ at up to 5.3,
-# with more than 0.4 in most meetings. Beyond the gross distance nothing is an excuse.
+# with more than 0.4 in most meetings. That is no excuse twice in a row, nor beyond the gross distance.
 FAR = 2.5
 BEHIND = 0.25
 GROSSLY_FAR = 6.0
+EXCUSED = 256  # peers that were far lately, of which that is remembered
 # A round in which this replica got nowhere must not shut everybody out: the scale falls to no less than this part of
 # itself, which is still faster than a learning-rate schedule. And with far less progress than the scale there is no
 # direction to oppose.
@@ -119,6 +120,7 @@ class Defence:
         self._clip = clip
         self._history = PartnerHistory(np.full(len(self._blocks) + 1, EXPECTED_RATIO))
         self._scale: Blocks = np.zeros(len(self._blocks) + 1)  # s of each block and of the whole
+        self._far = PeerTable[bool](EXCUSED)  # at the last meeting
         self.ledger = ledger or Ledger()
 
     @torch.no_grad()
@@ -141,7 +143,7 @@ class Defence:
         kept = np.zeros(len(self._blocks)) if opposed else np.maximum(1.0, excess[:-1]) ** -2.0
         self._shrink(pull, kept)
         self._history.note(peer, _excess(distances, scale), limits, agreement)
-        is_far = excess[-1] > (FAR if abs(agreement) > BEHIND else GROSSLY_FAR)
+        is_far = self._is_far(peer, excess[-1], agreement)
         offence: Offence | None = "opposed" if opposed else "far" if is_far else None
         return Examination(
             distance=float(distances[-1]),
@@ -151,6 +153,14 @@ class Defence:
             offence=offence,
             quarantined=self.ledger.note(peer, offence is not None, now),
         )
+
+    def _is_far(self, peer: PeerId, excess: float, agreement: float) -> bool:
+        """Return whether to reproach `peer` with its distance: not when it is far for once and merely behind."""
+        was_far = self._far.pop(peer, False)
+        if excess <= FAR:
+            return False
+        self._far[peer] = True
+        return was_far or abs(agreement) > BEHIND or excess > GROSSLY_FAR
 
     def _sums(self, pull: torch.Tensor, progress_of: Callable[[slice], torch.Tensor]) -> _Sums:
         sums = np.zeros((3, len(self._blocks)))

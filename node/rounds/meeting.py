@@ -25,6 +25,7 @@ LEAST_SLACK = {2: 1, 3: 2}
 DRAWS = 4  # of candidates, before those that may be asked are listed
 LATE = 3  # engaged replicas asked: with 1 or 2 it is no different
 REFERRED = 8  # replicas that look for a partner, that one remembers who is asked, and one that asks
+REFERRED_AFTER = 8  # engaged replicas asked: before, a random one is as likely to be free
 RECENT = 32.0  # round trips: longer ago, a replica that looked for a partner has one
 ASKED_AT_MOST = 128  # in one round: in a large stage, one that is free still is found long before
 
@@ -218,7 +219,7 @@ class PartnerSearch:
         def may_agree(peer: PeerId) -> bool:
             return peer != me and self._refused.get(peer, -math.inf) <= steps
 
-        while self._referred and self.is_late:
+        while self._referred and len(self.engaged) >= 2 * REFERRED_AFTER:
             if may_agree(peer := self._referred.pop()) and peer in candidates:
                 return peer
         for _ in range(DRAWS):  # in a large stage nearly all may

@@ -82,7 +82,7 @@ def test_uneven_rounds_of_two_steps_find_a_partner() -> None:
 def test_in_a_large_stage_the_last_ones_find_each_other_too(inner_steps: int) -> None:
     """All who are left look for a partner at once, most of them asking one that is engaged at any moment."""
     setting = PairingSetting(speeds(256, 0), inner_steps=inner_steps)
-    outcome = SimulatedStage(setting).run(12)
+    outcome = SimulatedStage(setting).run(25)
     assert outcome.median_seconds_to_agree() < 2 * setting.round_trip
     assert outcome.late_seconds_to_agree() < 20 * setting.round_trip
     assert outcome.alone_fraction() < 0.01
