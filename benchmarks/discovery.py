@@ -23,7 +23,7 @@ import psutil
 import uvloop
 from reporting.report import Report, arguments_of, parser_of, run
 
-from node.membership.buckets import BUCKET_EVERY, level_of
+from node.membership.buckets import StageSize, level_of
 from node.membership.discovery import read_stage
 from node.membership.view import View
 from protocol.announcement import (
@@ -142,7 +142,8 @@ def fill(swarm: Swarm, run_id: str, identities: list[Identity], level: int) -> N
 
 
 async def cost_of(swarm: Swarm, identities: list[Identity], level: int, looks: int) -> Cost:
-    run_id, members, turns = f"{len(identities)}-{level}", len(identities), BUCKET_EVERY if level else 1
+    run_id, members = f"{len(identities)}-{level}", len(identities)
+    turns = StageSize(members, level, {level: members}).every
     fill(swarm, run_id, identities, level)
     reader, view = swarm.peers[-1], View()
     seconds, processor, nbytes = [], [], []
@@ -150,8 +151,7 @@ async def cost_of(swarm: Swarm, identities: list[Identity], level: int, looks: i
         # records are renewed meanwhile
         reader._session.dht._node.protocol.record_validator._authenticate.cache_clear()
         began, used, before = time.perf_counter(), processor_seconds(), moved.total()
-        for _ in range(turns):  # at one of which it reads
-            await read_stage(reader, run_id, 0, view)
+        await read_stage(reader, run_id, 0, view)
         seconds.append(time.perf_counter() - began)
         processor.append(processor_seconds() - used)
         nbytes.append(moved.total() - before)

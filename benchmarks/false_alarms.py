@@ -115,7 +115,8 @@ async def train(course: Course, steps: int, seed: int, directory: Path) -> None:
         add(swarm, number)
     killing = asyncio.get_running_loop().create_task(kill_some(swarm, course, Random(f"kills/{seed}")))
     names: dict[str, int] = {}
-    while not all(node.public_state == "finished" for node in swarm.nodes.values()):
+    count = REPLICAS * STAGES  # fewer while one is dead
+    while len(swarm.nodes) < count or not all(n.public_state == "finished" for n in swarm.nodes.values()):
         names |= {node.context.me: number for number, node in swarm.nodes.items() if hasattr(node, "context")}
         for task in swarm.tasks.values():
             if task.done():

@@ -19,6 +19,7 @@ from node.membership.discovery import (
     ANNOUNCEMENTS_PER_LIFETIME,
     LONELY_SECONDS,
     POLLS_PER_LIFETIME,
+    is_due,
     keys_to_announce,
     look_at,
 )
@@ -212,7 +213,7 @@ class SwarmPeer:
         while self.is_alive and self.serves and self.stage == stage:
             if world.now >= self._announced + lifetime / ANNOUNCEMENTS_PER_LIFETIME:
                 self.announce()
-            nbytes = sum(self.look(neighbour) for neighbour in neighbours)
+            nbytes = sum(self.look(s) for s in neighbours if is_due(self.view, s, world.now))
             self.view.expire(world.now)
             is_lonely = stage + 1 < stages and not self.view.members(stage + 1, world.now)
             pause = LONELY_SECONDS if is_lonely else lifetime / POLLS_PER_LIFETIME

@@ -18,8 +18,11 @@ from protocol.announcement import MOST_LEVEL
 WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
 GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
-SAMPLE_EVERY = 4  # looks at a bucket; the others read it alone
-BUCKET_EVERY = 2  # turns: what a node knows is still new within a record's lifetime
+SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
+# Turns of which one is used, by the records that a look brings, if they are fewer; what a node knows is still new
+# within a record's lifetime. Of a stage's own key every record is to be seen again before it is near its end.
+TURNS = {12: 1, 24: 2, 40: 3, 72: 4}
+MOST_TURNS, MOST_TURNS_OF_KEY = 5, 3
 
 
 def level_of(replicas: float, level: int) -> int:
@@ -50,9 +53,16 @@ class StageSize:
         self.level = level_of(self.estimate, self.level)
 
     def is_turn_left_out(self) -> bool:
-        """Return whether to read nothing at this turn: a large stage is looked at less often, for as many records."""
+        """Return whether to read nothing at this turn: the more records a look brings, the fewer looks it takes."""
         self.turns += 1
-        return bool(self._levels) and self.turns % BUCKET_EVERY > 0
+        return (self.turns - 1) % self.every > 0  # the first one is used
+
+    @property
+    def every(self) -> int:
+        """The turns of which one is used."""
+        records = self.estimate / 2 ** max(self._levels, default=0)
+        turns = next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
+        return turns if self._levels else min(turns, MOST_TURNS_OF_KEY)
 
     @property
     def is_sample_due(self) -> bool:

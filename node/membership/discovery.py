@@ -40,13 +40,10 @@ RENEWALS_PER_LIFETIME = 3
 def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, list[Member], None]:
     """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
 
-    It reads all of a small stage, of a large one another bucket at every second turn. Who is in the sample of a large
-    one is found in its bucket, as all others are: everybody reads the sample, so everybody would ask and send to the
-    same few.
+    It reads all of a small stage, of a large one another bucket each time. Who is in the sample of a large one is
+    found in its bucket, as all others are: everybody reads the sample, and would ask and send to the same few.
     """
     size = view.sizes.setdefault(stage, StageSize())
-    if size.is_turn_left_out():
-        return
     if size.is_sample_due:
         found = yield stage_key(run_id, stage)
         view.take(member for member in found if not member.announcement.level)
@@ -54,6 +51,11 @@ def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, l
     bucket = size.next_bucket(me)
     if bucket is not None:
         view.take((yield bucket_key(run_id, stage, *bucket)))
+
+
+def is_due(view: View, stage: int, now: float) -> bool:
+    """Return whether one that looks turn by turn looks at the stage in this one, see `StageSize.every`."""
+    return not view.sizes.setdefault(stage, StageSize()).is_turn_left_out() or not view.members(stage, now)
 
 
 def keys_to_announce(run_id: str, stage: int, me: PeerId, level: int) -> list[str]:
@@ -160,9 +162,10 @@ class Discovery:
 
         Raises `NodeFailed` when another node, which was there before, runs with this one's key.
         """
-        for stage in self._stages:
+        due = [stage for stage in self._stages if is_due(self._view, stage, self._transport.now())]
+        for stage in due:
             await read_stage(self._transport, self._run_id, stage, self._view)
-        await self._ask_for_hidden()
+        await self._ask_for_hidden(due)
         self._look_for_twin()
         for member in self._view.expire(self._transport.now()):
             if not member.announcement.level:  # else it is only that its bucket was not read again
@@ -170,11 +173,11 @@ class Discovery:
         for peer, addresses in (await self._transport.remotes()).items():
             self._view.met_at(peer, addresses)
 
-    async def _ask_for_hidden(self) -> None:
-        """Ask members whose records the DHT should have shown; and somebody, where it shows nobody of a stage."""
+    async def _ask_for_hidden(self, stages: Sequence[int]) -> None:
+        """Ask members whose records the DHT should have shown now; and somebody, where it shows nobody of a stage."""
         view, me, now = self._view, self._transport.peer_id, self._transport.now()
         late, empty = [], False
-        for stage in self._stages:
+        for stage in stages:
             members = [m for m in view.members(stage, now) if m.peer != me]
             late += overdue(members, now, self._lifetime)
             empty |= not members

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 ASK_DEADLINE = 3.0
 ASKED = 4  # members at a time
+OVERDUE = (
+    0.6  # of a lifetime: renewed as it should be, a record that was just read stands for two thirds of one
+)
 MOST_BYTES = 40 * 1024  # of the records in one answer
 
 
@@ -121,8 +124,9 @@ def spread_out(networks: dict[PeerId, str], rng: random.Random) -> list[PeerId]:
 
 
 def overdue(members: Iterable[Member], now: float, lifetime: float) -> list[PeerId]:
-    """The members that should have renewed their records and were not seen to: they are gone, or hidden."""
-    return [m.peer for m in members if not m.announcement.level and m.expires + m.kept - now < lifetime / 3]
+    """The members that should have renewed their records and were not seen to, just now: they are gone, or hidden."""
+    least = OVERDUE * lifetime
+    return [m.peer for m in members if not m.announcement.level and m.expires + m.kept - now < least]
 
 
 def _own(rpc: Rpc) -> list[SharedRecord]:

@@ -2,9 +2,9 @@
 
 Averaging with an honest partner changes the loss by little, up or down; what undoes progress raises it, from
 whichever direction and however near it comes. How much is little the partners themselves say: the median of what
-they change, which is above 0 where a stage knows its own last sequences by heart, and how far they usually are from
-it. Until three are known, it is a part of what this round's own progress has done. One meeting says little, so the
-last ones with the same partner count together.
+they change, which is above 0 where a stage knows its own last sequences by heart, and how far below it they usually
+are, since who does wrong is above. Until six are known, it is no more than a part of what this round's own progress
+has done. One meeting says little, so the last ones with the same partner count together.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from protocol.windows import counted, window
 
 VOTES = 9  # last partners, one vote each
 LEAST_VOTES = 3
+SURE_VOTES = 6  # with fewer, two that do wrong make the others' deviation
 MEETINGS = 5  # last ones with one partner that count together
 PARTNERS = 256  # whose meetings are remembered
 LEAST = 0.005  # nats per token that everybody may
-UNDONE = 1 / 6  # of what it would do to undo the round: the unit as long as too few partners are known
+UNDONE = 1 / 6  # of what it would do to undo the round: the largest unit as long as few partners are known
 WHOLE = 1.5  # units above what is usual, by the last meetings together, up to which all of a pull counts
 OFFENCE = 4.0  # of these units; and more than all of this round undone
 CREDIT = 2.0  # of a meeting that lowered the loss, at most
@@ -107,9 +108,10 @@ class Effect:
         are_enough = len(known) >= LEAST_VOTES
         if are_enough:
             usual = max(0.0, median(known))
-            unit = max(LEAST, median(abs(other - usual) for other in known))
+            unit = median(usual - other for other in known if other <= usual)
         else:
-            usual, unit = 0.0, max(LEAST, UNDONE * self._undone())
+            usual, unit = 0.0, math.inf
+        unit = max(LEAST, min(unit, UNDONE * self._undone()) if len(known) < SURE_VOTES else unit)
         if not math.isfinite(change):
             self._changes[peer] = usual + 2 * unit
             return 0.0, True

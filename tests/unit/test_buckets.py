@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from node.membership.buckets import LEAST, MOST, WANTED, StageSize, level_of
-from node.membership.discovery import read_stage, read_whole_stage
+from node.membership.discovery import is_due, read_stage, read_whole_stage
 from node.membership.view import View
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import RecordError
@@ -145,9 +145,27 @@ def test_a_record_of_a_bucket_is_no_record_of_another() -> None:
         open_record(key_digest(stage_key(RUN, 0)), identity.peer_id, sealed, expires, 0.0)
 
 
-def test_a_large_stage_is_read_at_every_second_turn_and_a_small_one_at_each() -> None:
-    small, large = StageSize(), StageSize()
-    small.sampled([0] * 20)
-    large.sampled([4] * 64)
-    assert [small.is_turn_left_out() for _ in range(4)] == [False] * 4
-    assert [large.is_turn_left_out() for _ in range(4)] == [True, False, True, False]
+@pytest.mark.parametrize(
+    ("levels", "every"),
+    [
+        ([], 1),
+        ([0] * 5, 1),
+        ([0] * 20, 2),
+        ([0] * 50, 3),
+        ([0] * 120, 3),
+        ([4] * 30, 3),
+        ([4] * 64, 4),
+        ([4] * 100, 5),
+    ],
+)
+def test_the_more_records_a_look_brings_the_fewer_turns_are_used(levels: list[int], every: int) -> None:
+    size = StageSize()
+    size.sampled(levels)
+    assert [size.is_turn_left_out() for _ in range(2 * every)] == ([False] + [True] * (every - 1)) * 2
+
+
+def test_a_stage_of_which_nobody_is_known_is_looked_at_each_turn() -> None:
+    view = View()
+    view.sizes[0] = size = StageSize()
+    size.sampled([4] * 64)
+    assert all(is_due(view, 0, 0.0) for _ in range(6))

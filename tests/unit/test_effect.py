@@ -101,6 +101,15 @@ def test_a_partner_that_undoes_a_little_each_time_counts_less_and_less() -> None
     assert [effect.kept(PeerId("honest 9"), 0.018 * (-1) ** turn)[0] for turn in range(8)] == [1.0] * 8
 
 
+def test_two_liars_of_six_partners_do_not_make_room_for_a_third() -> None:
+    effect = Trained(1).effect
+    for number in range(4):
+        effect.kept(PeerId(f"honest {number}"), 0.01 * (-1) ** number)
+    for number in range(2):
+        effect.kept(PeerId(f"liar {number}"), 0.4)
+    assert effect.kept(PeerId("liar 2"), 0.1)[0] < 0.05
+
+
 def test_what_all_partners_do_alike_is_usual() -> None:
     effect = Trained(1).effect
     for turn in range(10):

@@ -123,8 +123,8 @@ def test_those_that_are_asked_are_of_many_networks() -> None:
 
 def test_whose_record_was_not_renewed_is_overdue() -> None:
     members = [member("a", 100.0), member("b", 115.0), member("c", 130.0)]
-    assert overdue(members, now=90.0, lifetime=60.0) == [members[0].peer]
-    assert overdue(members, now=100.0, lifetime=60.0) == [members[0].peer, members[1].peer]
+    assert overdue(members, now=75.0, lifetime=60.0) == [members[0].peer]
+    assert overdue(members, now=85.0, lifetime=60.0) == [members[0].peer, members[1].peer]
 
 
 @in_virtual_time
