@@ -29,9 +29,8 @@ logger = logging.getLogger(__name__)
 
 ASK_DEADLINE = 3.0
 ASKED = 4  # members at a time
-OVERDUE = (
-    0.6  # of a lifetime: renewed as it should be, a record that was just read stands for two thirds of one
-)
+# of a lifetime: one that is renewed as it should be has two thirds of it left when it was just read
+OVERDUE = 0.6
 MOST_BYTES = 40 * 1024  # of the records in one answer
 
 

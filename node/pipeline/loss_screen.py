@@ -19,10 +19,10 @@ from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
 from protocol.windows import counted, window
 
-LEVEL = (
-    16  # latest senders, the median of whose last losses is the level: one vote each, however much one sends
-)
-RECENT = 128  # losses, among which a sender's last one is, to count where there are a few such
+# The level is the median of the last losses of so many latest senders: one vote each, however much one sends. Where
+# there are enough such, only of senders whose last one is among so many recent ones.
+LEVEL = 16
+RECENT = 128
 HISTORY = 128  # last excesses over the level, of which the deviation comes
 EACH = 16  # last excesses of one sender
 ENOUGH = 24  # excesses before anything is judged, and of one sender:
@@ -98,10 +98,9 @@ class LossScreen:
         return (means[sender] - centre) / max(math.hypot(within, between), NOTHING)
 
     def _level(self) -> float:
-        lately = [loss for number, loss in self._latest.values() if number > self._noted - RECENT]
-        return median(
-            lately if len(lately) >= FEWEST_SENDERS else [loss for _, loss in self._latest.values()]
-        )
+        latest = self._latest.values()
+        lately = [loss for number, loss in latest if number > self._noted - RECENT]
+        return median(lately if len(lately) >= FEWEST_SENDERS else [loss for _, loss in latest])
 
     def _deviation(self) -> float:
         return max(centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))
