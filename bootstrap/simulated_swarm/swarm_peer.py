@@ -195,7 +195,7 @@ class SwarmPeer:
 
     def look(self, stage: int, view: View | None = None) -> int:
         """Look up a stage as `read_stage` does; returns the bytes that it took."""
-        look, nbytes = look_at(view or self.view, RUN_ID, stage, self.peer), 0
+        look, nbytes = look_at(view or self.view, RUN_ID, stage, self.peer, self.world.now), 0
         with contextlib.suppress(StopIteration):
             key = next(look)
             while True:

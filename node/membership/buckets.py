@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from protocol.announcement import MOST_LEVEL
@@ -23,6 +23,8 @@ SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
 # within a record's lifetime. Of a stage's own key every record is to be seen again before it is near its end.
 TURNS = {12: 1, 24: 2, 40: 3, 72: 4}
 MOST_TURNS, MOST_TURNS_OF_KEY = 5, 3
+# Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
+YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 
 
 def level_of(replicas: float, level: int) -> int:
@@ -43,6 +45,7 @@ class StageSize:
     )  # replicas by the level at which they announce themselves
     looks: int = 0  # at the stage's own key or a bucket
     turns: int = 0  # to look, also those that were left out
+    is_restless: bool = False  # many of those that the last look showed were new
 
     def sampled(self, levels: Iterable[int]) -> None:
         """The levels of all records under the stage's own key."""
@@ -52,6 +55,11 @@ class StageSize:
         self.estimate = sum(self.shares.values())
         self.level = level_of(self.estimate, self.level)
 
+    def looked(self, since: Sequence[float], now: float) -> None:
+        """Note since when those serve that one look showed, by the wall clock."""
+        young = sum(began > now - YOUNG_SECONDS for began in since)
+        self.is_restless = young > RESTLESS * len(since)
+
     def is_turn_left_out(self) -> bool:
         """Return whether to read nothing at this turn: the more records a look brings, the fewer looks it takes."""
         self.turns += 1
@@ -60,6 +68,8 @@ class StageSize:
     @property
     def every(self) -> int:
         """The turns of which one is used."""
+        if self.is_restless:
+            return 1
         records = self.estimate / 2 ** max(self._levels, default=0)
         turns = next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
         return turns if self._levels else min(turns, MOST_TURNS_OF_KEY)

@@ -37,20 +37,24 @@ CLOCK_JUMP = CLOCK_SLACK  # seconds at once: more than any clock drifts between 
 RENEWALS_PER_LIFETIME = 3
 
 
-def look_at(view: View, run_id: str, stage: int, me: PeerId) -> Generator[str, list[Member], None]:
+def look_at(
+    view: View, run_id: str, stage: int, me: PeerId, now: float
+) -> Generator[str, list[Member], None]:
     """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
 
     It reads all of a small stage, of a large one another bucket each time. Who is in the sample of a large one is
     found in its bucket, as all others are: everybody reads the sample, and would ask and send to the same few.
     """
-    size = view.sizes.setdefault(stage, StageSize())
+    size, found = view.sizes.setdefault(stage, StageSize()), list[Member]()
     if size.is_sample_due:
         found = yield stage_key(run_id, stage)
         view.take(member for member in found if not member.announcement.level)
         size.sampled(member.announcement.level for member in found)
     bucket = size.next_bucket(me)
     if bucket is not None:
-        view.take((yield bucket_key(run_id, stage, *bucket)))
+        found = yield bucket_key(run_id, stage, *bucket)
+        view.take(found)
+    size.looked([member.announcement.since for member in found], now)
 
 
 def is_due(view: View, stage: int, now: float) -> bool:
@@ -69,7 +73,7 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
 
     Malformed ones are passed over. Takes up to twice `DHT_DEADLINE`; what was not found by then is missing.
     """
-    look = look_at(view, run_id, stage, transport.peer_id)
+    look = look_at(view, run_id, stage, transport.peer_id, transport.now())
     with contextlib.suppress(StopIteration):
         key = next(look)
         while True:

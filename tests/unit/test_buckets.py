@@ -169,3 +169,14 @@ def test_a_stage_of_which_nobody_is_known_is_looked_at_each_turn() -> None:
     view.sizes[0] = size = StageSize()
     size.sampled([4] * 64)
     assert all(is_due(view, 0, 0.0) for _ in range(6))
+
+
+def test_where_many_are_new_each_turn_is_used() -> None:
+    size = StageSize()
+    size.sampled([4] * 64)
+    for young, is_left_out in ((20, False), (2, True), (7, False)):
+        size.looked([100.0] * young + [0.0] * (64 - young), now=120.0)
+        size.turns = 1
+        assert size.is_turn_left_out() == is_left_out
+    size.looked([], now=120.0)
+    assert not size.is_restless
