@@ -20,9 +20,9 @@ LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so
 GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
 SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
 # Turns of which one is used, by the records that a look brings, if they are fewer; what a node knows is still new
-# within a record's lifetime. Of a stage's own key every record is to be seen again before it is near its end.
-TURNS = {12: 1, 24: 2, 40: 3, 72: 4}
-MOST_TURNS, MOST_TURNS_OF_KEY = 5, 3
+# within a record's lifetime, and a record of a stage's own key is seen again before it is near its end.
+TURNS = {12: 1, 24: 2}
+MOST_TURNS = 3
 # Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
 YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 
@@ -71,8 +71,7 @@ class StageSize:
         if self.is_restless:
             return 1
         records = self.estimate / 2 ** max(self._levels, default=0)
-        turns = next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
-        return turns if self._levels else min(turns, MOST_TURNS_OF_KEY)
+        return next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
 
     @property
     def is_sample_due(self) -> bool:
