@@ -30,7 +30,7 @@ CLOSING_ROUNDS = 3  # after that one: each takes half of the square distance to 
 CLOSING_SECONDS = 1.0  # and this long for a partner in each; longer for those that still train:
 WAITED = 0.05  # of the time that this replica trained,
 LONGEST_WAIT = 600.0  # but no longer than this, in seconds
-LEAST_HUNGER = 30.0  # seconds, and as long as above, without work from a stage of which most have finished
+LEAST_HUNGER = 30.0  # seconds, and as long as above, in which nothing counts while neighbours have finished
 
 
 class Trainer:
@@ -244,8 +244,8 @@ class Trainer:
     def _finished_here(self) -> bool:
         """Return whether the run ends here: stage 0 by its steps or time, others once the stage before has ended.
 
-        It has also ended once most there have finished and the others have sent nothing for long that counts, since
-        whoever merely says that it trains keeps nobody; and at any stage once all of the next one have finished.
+        Nobody's word alone keeps a stage or ends it: it has also ended when nothing has counted for long, and most of
+        the one before have finished or all of the next one.
         """
         if self._source is not None:
             is_done = self._replica.step >= self._context.manifest.inner.total_steps
@@ -258,7 +258,7 @@ class Trainer:
 
     def _nobody_takes_more(self) -> bool:
         after = [] if self._context.is_last else self._states_of(self._context.stage + 1)
-        return bool(after) and all(state == "finished" for state in after)
+        return bool(after) and after.count("finished") == len(after) and self._is_hungry()
 
     def _states_of(self, stage: int) -> list[State]:
         members = self._context.view.members(stage, self._context.transport.now())
