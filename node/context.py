@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from node.giving.ledger import ContributionLedger
@@ -123,6 +123,10 @@ class Counters:
         self.tokens = self.tokens_stepped = tokens
 
 
+async def _hear_nothing(asked: PeerId, named: PeerId) -> None:
+    """Ask nobody: whom this node's own looks have not shown stays unknown."""
+
+
 @dataclass(frozen=True)
 class Context:
     """The node's surroundings, handed to each of its parts."""
@@ -144,6 +148,8 @@ class Context:
     name: str = ""  # what the volunteer calls this node
     supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service
     random: Callable[[], random.Random] = random.Random  # another generator at each call
+    # asks a peer for the record of another one of this stage that it has named, see `hearsay.hear_about`
+    hear_about: Callable[[PeerId, PeerId], Awaitable[None]] = _hear_nothing
 
     @window
     def __repr__(self) -> str:

@@ -19,6 +19,7 @@ from node.giving.bandwidth import most_by_bandwidth
 from node.link_probes import LinkProbes
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
+from node.membership.hearsay import hear_about
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
 from node.model.dry_run import dry_run
@@ -115,6 +116,7 @@ def _context_of(member: NodeResources, stage: int, compute: Compute, supervisor:
         name=member.config.name,
         supervisor=supervisor,
         random=member.random,
+        hear_about=partial(hear_about, member.membership, stage),
     )
 
 

@@ -144,6 +144,8 @@ class Door:
                 self._introduced[peer] = self._opened(message, peer)
         except RecordError as error:
             raise Refused("no-record", str(error)) from error
+        for stream in [stream for stream in self._streams if stream.remote == peer and self.knows(peer)]:
+            self.leave(stream)
         return Answer(Done())
 
     def _opened(self, message: Introduce, peer: PeerId) -> _Introduced:

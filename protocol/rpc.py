@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -19,10 +18,9 @@ from protocol.answering import Answering
 from protocol.channel import Channel
 from protocol.codec import Encoded
 from protocol.compatibility import serve_version
-from protocol.door import MOST_INTRODUCED, STRANGER, VISITOR_BYTES, Door
+from protocol.door import STRANGER, VISITOR_BYTES, Door
 from protocol.errors import (
     DeadlineExceeded,
-    NolocoError,
     PeerUnreachable,
     Refused,
     TransportDown,
@@ -31,6 +29,7 @@ from protocol.errors import (
 )
 from protocol.frames import UNWATCHED, Frame, FrameType, FrameWatch
 from protocol.ground import PeerId
+from protocol.introductions import Introductions
 from protocol.messages import KINDS, Asker, Asks, Done, Handler, Message, Status
 from protocol.messages import Answer as Answer
 from protocol.messages import Request as Request
@@ -44,7 +43,6 @@ from protocol.peer_limits import (
     Allowance,
     Bans,
     Inflow,
-    PeerTable,
     RequestLimiter,
     places_for,
 )
@@ -63,8 +61,8 @@ Reply = TypeVar("Reply", bound=Message)
 class Rpc:
     """Both sides of the conversation of one peer with all others.
 
-    Mutable state: one outgoing channel per (peer, traffic), the answers under way, the strikes of peers that broke
-    the protocol, and to whom this one has introduced itself. Without a `door` everybody is answered.
+    Mutable state: one outgoing channel per (peer, traffic), the answers under way, and the strikes of peers that
+    broke the protocol. Without a `door` everybody is answered.
 
     What one peer makes this one hold is bounded, whether or not it reads its answers. For each class of traffic:
     `places_for(payload)` requests with their answers, and one more request for each of its streams, of which
@@ -93,9 +91,7 @@ class Rpc:
         self._inflow = Inflow(INFLOW_FEWEST)
         self._bans = Bans()
         self._fruitless = Allowance(*FRUITLESS)
-        self.introduction: Introduce | None = None  # of this peer, once it has a record
-        self._introducing = WeakValueDictionary[PeerId, asyncio.Lock]()  # as for `_opening`
-        self._shown = PeerTable[Introduce](MOST_INTRODUCED)  # to whom, and what
+        self.introductions = Introductions(transport.now, self._ask, self._supervisor)
         self._door: Door | None = None
 
     @window
@@ -106,6 +102,15 @@ class Rpc:
             f"Peer: {short(self.transport.peer_id)} | Channels: {channels} | Streams: "
             f"of {counted(len(self._streams_from), 'peer')} | Places: {held} | Tasks: {self._supervisor.running()}"
         )
+
+    @property
+    def introduction(self) -> Introduce | None:
+        """What this peer shows of itself, once it has a record."""
+        return self.introductions.own
+
+    @introduction.setter
+    def introduction(self, own: Introduce | None) -> None:
+        self.introductions.own = own
 
     @property
     def channels(self) -> list[Channel]:
@@ -140,7 +145,7 @@ class Rpc:
     def open_door(self, door: Door) -> None:
         """Answer only whom it admits from now on."""
         self._door = door
-        self.handle(Introduce.answered_by(door.on_introduce))
+        self.handle(*(Introduce.answered_by(door.on_introduce, traffic) for traffic in Traffic))
 
     async def start(self) -> None:
         self.transport.refuses = self.is_banned
@@ -177,43 +182,16 @@ class Rpc:
         patience = deadline if isinstance(deadline, Patience) else Patience(deadline)
         # more than a visitor may send, or of what members get more than visitors
         if traffic is Traffic.STATE or sum(tensor.nbytes for tensor in tensors) > VISITOR_BYTES // 2:
-            await self._introduce(peer, patience.seconds)
+            await self.introductions.make(peer, patience.seconds)
+        else:
+            await self.introductions.make_ahead(peer, patience.seconds, request.asker, traffic)
         try:
             return await self._ask(peer, request, tensors, patience, traffic)
         except Refused as refusal:
             if refusal.code != STRANGER or self.introduction is None:
                 raise
-        self._shown.pop(peer, None)
-        await self._introduce(peer, patience.seconds)
+        await self.introductions.make(peer, patience.seconds, again=True)
         return await self._ask(peer, request, tensors, patience, traffic)
-
-    async def _introduce(self, peer: PeerId, deadline: float) -> None:
-        """Show the peer the record of this one, unless it has seen one of this stage that is not over soon."""
-        async with self._introducing.setdefault(peer, asyncio.Lock()):
-            mine, shown, now = self.introduction, self._shown.get(peer), self.transport.now()
-            if mine is None:
-                return
-            is_same = shown is not None and (shown.stage, bool(shown.record)) == (
-                mine.stage,
-                bool(mine.record),
-            )
-            left = shown.expires - now if shown is not None and is_same else 0.0
-            if left <= 0:
-                await self._show(peer, mine, deadline)
-            elif left < (mine.expires - now) / 3:
-                self._shown[peer] = mine
-                self._supervisor.spawn(self._show_again(peer, mine, deadline), "introducing this node")
-
-    async def _show(self, peer: PeerId, mine: Introduce, deadline: float) -> None:
-        try:
-            await self._ask(peer, mine, (), Patience(deadline), Traffic.CONTROL)
-        except Refused as refusal:
-            logger.debug("%s does not take this node's record: %s", peer[-8:], refusal)
-        self._shown[peer] = mine
-
-    async def _show_again(self, peer: PeerId, mine: Introduce, deadline: float) -> None:
-        with suppress(NolocoError):  # a refusal comes in time
-            await self._show(peer, mine, deadline)
 
     async def _ask(
         self,
@@ -269,7 +247,7 @@ class Rpc:
         """Drop a channel whose stream ended: keep nothing for a peer that may never come back."""
         if self._channels.get(key) is channel:
             del self._channels[key]
-            self._shown.pop(key[0], None)  # who comes back may have forgotten it
+            self.introductions.forget(key[0])  # who comes back may not know this one any more
 
     async def shut_out(self, peer: PeerId) -> None:
         """End every stream with a peer, and the connection."""
@@ -280,7 +258,7 @@ class Rpc:
 
     def forget(self, peer: PeerId) -> None:
         """Close the channels to a peer that left, so that nothing is kept for it."""
-        self._shown.pop(peer, None)
+        self.introductions.forget(peer)
         for traffic in Traffic:
             channel = self._channels.pop((peer, traffic), None)
             if channel is not None:

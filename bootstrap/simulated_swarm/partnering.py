@@ -9,9 +9,12 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from bootstrap.simulated_swarm.disagreement import Opinion
+from bootstrap.simulated_swarm.modelled_dht import RECORD_BYTES
 from bootstrap.simulated_swarm.modelled_network import MESSAGE
 from node.links.trip_times import TripTimes
+from node.membership.hearsay import ASK_DEADLINE
 from node.membership.turns import Turns
+from node.membership.view import Member
 from node.rounds.matchmaker import BUSY_SECONDS
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import Tempo
@@ -43,6 +46,9 @@ class Partnering:
         self._seeks = False
         self._seeks_since: float | None = None
         self._asked: Proposal | None = None
+        self._hears_about: Proposal | None = (
+            None  # that was refused with another's name, whose record is asked for
+        )
         self._renews = False  # what was asked is whether the pair still holds
         self._known: Pair | None = None
         self._told: Pair | None = None
@@ -130,9 +136,8 @@ class Partnering:
         self._asked = proposal
         self.pairing.handshake = self._times.round_trip
         other = world.peers[proposal.pair.partner]
-        world.network.send(
-            peer, other, "pairing", MESSAGE, other.on_propose, peer, proposal, peer.stage, self
-        )
+        nbytes = MESSAGE if other.view.knows(peer.peer) else MESSAGE + RECORD_BYTES  # the record goes first
+        world.network.send(peer, other, "pairing", nbytes, other.on_propose, peer, proposal, peer.stage, self)
         world.queue.after(self._times.deadline_of(other.peer), self._lost, proposal)
 
     def on_propose(self, asker: SwarmPeer, proposal: Proposal) -> Meeting | Refusal:
@@ -169,6 +174,31 @@ class Partnering:
         elif not renewed and self._seeks_since is not None:
             self._agreed_after(self._world.now - self._seeks_since)
         self._note_agreement()
+        if not renewed and isinstance(answer, Refusal) and self._asks_about(proposal, answer):
+            return
+        self._go_on(proposal, answer, renewed)
+
+    def _asks_about(self, proposal: Proposal, refusal: Refusal) -> bool:
+        """Ask for the record of one that the other has told of, where that is worth it; return whether it is."""
+        world, peer, named = self._world, self._peer, refusal.seeker
+        if named is None or not self.pairing.wants(named) or peer.view.knows(named):
+            return False
+        self._hears_about = proposal
+        other, asked = world.peers[proposal.pair.partner], (peer, named, self, proposal)
+        world.network.send(peer, other, "pairing", MESSAGE, other.on_get_record, *asked)
+        world.queue.after(ASK_DEADLINE, self.heard_about, proposal, None)
+        return True
+
+    def heard_about(self, asked: Proposal, record: Member | None) -> None:
+        if self._hears_about is not asked:
+            return
+        self._hears_about = None
+        if record is not None and record.announcement.stage == self._peer.stage:
+            self._peer.view.take([record])
+        if self._is_here():
+            self._seek()
+
+    def _go_on(self, proposal: Proposal, answer: Meeting | Refusal, renewed: bool) -> None:
         self._seeks = False
         if renewed:
             self._seek_when_due()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bootstrap.simulated_swarm.disagreement import Opinion
 from bootstrap.simulated_swarm.modelled_device import ModelledDevice
-from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, look_bytes
+from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, RECORD_BYTES, look_bytes
 from bootstrap.simulated_swarm.modelled_network import MESSAGE
 from bootstrap.simulated_swarm.modelled_pipeline import ModelledPipeline
 from bootstrap.simulated_swarm.partnering import Partnering
@@ -68,6 +68,7 @@ class SwarmPeer:
         self.partnering: Partnering | None = None
         self._step_began = 0.0
         self._announced = float("-inf")
+        self.record: Member | None = None  # its own
         self._known: tuple[Sequence[PeerId], Shares] | None = None
 
     # --- its stage ----------------------------------------------------------------------------
@@ -184,7 +185,7 @@ class SwarmPeer:
         world, level = self.world, self.view.level(self.stage)
         now = world.now
         said = self.announcement(state).model_copy(update={"level": level})
-        member = Member(self.peer, said, now + world.scenario.run.record_lifetime)
+        member = self.record = Member(self.peer, said, now + world.scenario.run.record_lifetime)
         stored = True
         for key in keys_to_announce(RUN_ID, self.stage, self.peer, level):
             stored &= world.dht.put(self, key, member)
@@ -223,9 +224,22 @@ class SwarmPeer:
 
     def on_propose(self, asker: SwarmPeer, proposal: Proposal, stage: int, theirs: Partnering) -> None:
         answer: Meeting | Refusal = Refusal("other-stage")
+        self._introduced(asker)
         if self.serves and self.stage == stage and self.partnering is not None:
             answer = self.partnering.on_propose(asker, proposal)
         self.world.network.send(self, asker, "pairing", MESSAGE, theirs.answered, proposal, answer)
+
+    def _introduced(self, asker: SwarmPeer) -> None:
+        """Note the record of a member of the stage that this peer did not know, as `protocol.door` does."""
+        record = asker.record
+        if record is not None and record.announcement.stage == self.stage and not self.view.knows(asker.peer):
+            self.view.take([record])
+
+    def on_get_record(self, asker: SwarmPeer, named: PeerId, theirs: Partnering, asked: Proposal) -> None:
+        """Show the record of another one of the stage, if it is known."""
+        known = self.view.record_of(named)
+        nbytes = MESSAGE if known is None else RECORD_BYTES
+        self.world.network.send(self, asker, "pairing", nbytes, theirs.heard_about, asked, known)
 
     def on_sit_out(self, stage: int, meeting: Meeting) -> None:
         if self.serves and self.stage == stage and self.partnering is not None:

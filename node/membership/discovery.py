@@ -169,6 +169,7 @@ class Discovery:
         due = [stage for stage in self._stages if is_due(self._view, stage, self._transport.now())]
         for stage in due:
             await read_stage(self._transport, self._run_id, stage, self._view)
+        self._rpc.introductions.go_first = any(self._view.level(stage) for stage in self._stages)
         await self._ask_for_hidden(due)
         self._look_for_twin()
         for member in self._view.expire(self._transport.now()):

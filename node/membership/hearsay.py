@@ -12,6 +12,8 @@ import logging
 import random
 from collections.abc import Container, Iterable, Sequence
 
+from pydantic import ValidationError
+
 from node.membership.membership import Membership
 from node.membership.view import Member, View
 from protocol.addresses import network_of
@@ -19,7 +21,8 @@ from protocol.admission import Admission
 from protocol.announcement import open_announcement
 from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
-from protocol.messages.peers import MOST_SHARED, GetRecords, Records, SharedRecord
+from protocol.messages import Asks
+from protocol.messages.peers import MOST_SHARED, GetRecord, GetRecords, Records, SharedRecord
 from protocol.rpc import Answer, Request, Rpc
 from protocol.signed_manifest import SignedManifest
 from protocol.supervision import all_of
@@ -79,7 +82,11 @@ def serve_records(rpc: Rpc, signed: SignedManifest, view: View, admission: Admis
         asked = [stage for stage in dict.fromkeys(request.message.stages) if stage in stages]
         return Answer(Records(records=list(_some_of(rpc, view, asked, rng))))
 
-    rpc.handle(GetRecords.answered_by(on_get_records))
+    async def on_get_record(request: Request[GetRecord]) -> Answer[Records]:
+        known = view.record_of(PeerId(request.message.peer))
+        return Answer(Records(records=[] if known is None or not known.sealed else [_shared(known)]))
+
+    rpc.handle(GetRecords.answered_by(on_get_records), GetRecord.answered_by(on_get_record))
 
 
 async def hear_of(membership: Membership, peers: Sequence[PeerId], stages: Sequence[int]) -> None:
@@ -87,8 +94,21 @@ async def hear_of(membership: Membership, peers: Sequence[PeerId], stages: Seque
 
     Takes `ASK_DEADLINE`; who does not answer by then, or answers nonsense, is passed over.
     """
-    for found in await all_of(*(_ask(membership, peer, stages) for peer in peers)):
+    question = GetRecords(stages=list(stages), own=_own(membership.rpc))
+    for found in await all_of(*(_ask(membership, peer, question, stages) for peer in peers)):
         membership.view.take(found)
+
+
+async def hear_about(membership: Membership, stage: int, asked: PeerId, named: PeerId) -> None:
+    """Ask the peer for the record of another member of this stage, which it has named, and take it into the view.
+
+    Takes `ASK_DEADLINE`; without an answer, or with nonsense, the member stays unknown.
+    """
+    try:
+        question = GetRecord(peer=named)
+    except ValidationError:  # the name is no peer id
+        return
+    membership.view.take(await _ask(membership, asked, question, [stage]))
 
 
 async def hear_from_several(membership: Membership) -> None:
@@ -148,14 +168,20 @@ def _some_of(rpc: Rpc, view: View, stages: Sequence[int], rng: random.Random) ->
             room, places = room - len(member.sealed), places - 1
             if room < 0 or places < 0:
                 return
-            yield SharedRecord(peer, stage, member.announcement.level, member.sealed, member.expires)
+            yield _shared(member)
 
 
-async def _ask(membership: Membership, peer: PeerId, stages: Sequence[int]) -> list[Member]:
+def _shared(member: Member) -> SharedRecord:
+    said = member.announcement
+    return SharedRecord(member.peer, said.stage, said.level, member.sealed, member.expires)
+
+
+async def _ask(
+    membership: Membership, peer: PeerId, question: Asks[Records], stages: Container[int]
+) -> list[Member]:
     rpc = membership.rpc
     reader = RecordReader(rpc.transport, membership.run_id, membership.admission)
     try:
-        question = GetRecords(stages=list(stages), own=_own(rpc))
         answer, _ = await rpc.call(peer, question, deadline=ASK_DEADLINE)
     except NolocoError as problem:
         logger.debug("No records from %s: %s", peer[-8:], problem)

@@ -266,6 +266,8 @@ class Matchmaker:
             answer = Refusal("lost")
         if isinstance(answer, Refusal):
             pairing.refused(proposal, answer, self._here())
+            if answer.seeker is not None and pairing.wants(answer.seeker):
+                await context.hear_about(pair.partner, answer.seeker)
             return answer.code
         if not pairing.accepted(proposal, answer, self._here()):
             self._spawn(self._handshake.release(pair))

@@ -27,17 +27,15 @@ from enum import IntEnum
 
 from node.rounds.meeting import (
     LONGEST,
-    RECENT,
     Agreement,
     Bounds,
     Meeting,
     Pair,
-    PartnerSearch,
     Proposal,
     Refusal,
     RoundProgress,
-    Seekers,
 )
+from node.rounds.search import RECENT, PartnerSearch, Seekers
 from protocol.ground import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
@@ -186,6 +184,12 @@ class Pairing:
         self._in_step = self._in_step or refusal.code in ("busy", "engaged")
         retry_at = here.steps + max(1, self.bounds.ends_at - self.bounds.nominal)
         self._search[slot].note(proposal.pair.partner, refusal, retry_at)
+
+    def wants(self, peer: PeerId | None) -> bool:
+        """Return whether it is worth a round trip to get to know a replica that an engaged one has told of."""
+        if peer is None or peer == self.me or self._agreed[self._sought] is not None:
+            return False
+        return self._search[self._sought].wants(peer)
 
     def on_proposal(self, pair: Pair, theirs: Meeting, here: RoundProgress) -> Meeting | Refusal:
         """Answer a replica that proposes, or asks whether a pair still holds: what to accept with, or why not."""

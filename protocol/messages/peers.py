@@ -103,6 +103,12 @@ class GetRecords(Asks[Records], kind="get-records", traffic=Traffic.CONTROL, ask
     stages: Annotated[list[Natural], Field(min_length=1, max_length=MOST_STAGES_ASKED)]
 
 
+class GetRecord(Asks[Records], kind="get-record", traffic=Traffic.CONTROL):
+    """Asks for the record of one member of the asker's stage, if the peer knows it: one that it has told of."""
+
+    peer: PeerIdText
+
+
 class Revoked(Message, kind="revoked"):
     sealed: Sealed
 

@@ -59,6 +59,7 @@ class Member:
         self.came: dict[str, asyncio.Event] = {}
         self.throughput = Throughput()
         self.refused: list[tuple[PeerId, str]] = []
+        self.heard_about: list[tuple[PeerId, PeerId]] = []  # who was asked, about whom
 
     async def join(self) -> None:
         await self.transport.start()
@@ -67,11 +68,17 @@ class Member:
         context: Any = Context(
             self.peer, "run", micro_manifest(**settings), 0, self.transport, self.rpc, self.view,
             SimpleNamespace(), SimpleNamespace(), Counters(), self.throughput,  # type: ignore[arg-type]
+            hear_about=self.hear_about,
         )  # fmt: skip
         replica: Any = self.replica
         self.matchmaker = Matchmaker(context, replica, self.rng, lambda pair: self.agreed.update([pair]))
         self.matchmaker.serve(self.rpc)
         self.rpc.handle(Contribute.answered_by(self.on_contribute))
+
+    async def hear_about(self, asked: PeerId, named: PeerId) -> None:
+        self.heard_about.append((asked, named))
+        announcement = Announcement(stage=0, state="serving", since=0.0)
+        self.view.update(named, announcement, self.network.now() + 1e6)
 
     def meet(self, others: list[Member], forever: float = 1e6) -> None:
         for other in others:

@@ -11,8 +11,10 @@ import pytest
 from scipy.stats import chisquare
 
 from protocol.errors import Refused, TransportDown
+from protocol.messages.training import Accept, Propose
+from protocol.rpc import Answer, Request
 from protocol.transport.memory_link import Link
-from tests.swarm.members import WORLD, K, Stage, all_rounds, pair_names, propose, stage_of
+from tests.swarm.members import WORLD, K, Member, Stage, all_rounds, pair_names, propose, stage_of
 from tests.swarm.micro import run_swarm, until
 
 # --- no faults -------------------------------------------------------------------------------------
@@ -39,6 +41,35 @@ def test_pairs_are_equally_likely_over_the_network_too(count: int) -> None:
         partners = [round_.partner for round_ in member.rounds[5:]]
         assert (None, None) not in pairwise(partners)
         assert set(member.agreed.values()) == {1}  # told once of each pair
+
+
+def test_of_whom_one_does_not_know_the_engaged_tell_and_it_is_asked_next() -> None:
+    """As in a stage of thousands, of which each knows a hundred: the two that are left do not know each other."""
+
+    async def main() -> tuple[Member, Member]:
+        stage = Stage(Link(latency=0.01))
+        seeker, other = (Member(stage.network, number) for number in (0, 1))
+        engaged = [Member(stage.network, number) for number in range(2, 22)]
+        for member in (seeker, other, *engaged):
+            await member.join()
+
+        async def refuse(request: Request[Propose]) -> Answer[Accept]:
+            raise Refused("engaged", " ".join((engaged[0].peer, other.peer)))
+
+        for member in engaged:
+            member.rpc.handle(Propose.answered_by(refuse))
+        seeker.meet(engaged)
+        stage.members = [seeker, other]
+        stage.lives = {m.number: asyncio.get_running_loop().create_task(m.live()) for m in stage.members}
+        await until(lambda: any(round_.partner is not None for round_ in seeker.rounds), 1e4, 0.5)
+        stage.members += engaged
+        await stage.leave()
+        return seeker, other
+
+    seeker, other = run_swarm(main())
+    assert [named for _, named in seeker.heard_about] == [other.peer]
+    assert other.heard_about == []
+    assert other.peer in {round_.partner for round_ in seeker.rounds}
 
 
 @pytest.mark.long

@@ -125,6 +125,25 @@ async def test_who_is_not_known_yet_introduces_itself_and_again_when_it_was_forg
 
 
 @in_virtual_time
+async def test_in_a_crowd_the_record_goes_first_and_costs_no_round_trip() -> None:
+    async with a_door() as two:
+        loop = asyncio.get_running_loop()
+
+        async def seconds() -> float:
+            two.caller.introduction, began = introduction(two), loop.time()
+            await two.ask()
+            return loop.time() - began
+
+        refused_first = await seconds()
+        known = await seconds()
+        await asyncio.sleep(LIFE + 1)
+        two.caller.introductions.go_first = True
+        assert await seconds() == pytest.approx(known)
+        assert await seconds() == pytest.approx(known)
+        assert refused_first > 2 * known
+
+
+@in_virtual_time
 async def test_a_record_of_another_peer_run_or_stage_opens_nothing() -> None:
     async with a_door() as two:
         for bad in (

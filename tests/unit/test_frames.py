@@ -23,6 +23,7 @@ from protocol.messages import Done, Message, Progress, peers, training
 from protocol.messages.peers import (
     GetHistory,
     GetReceipts,
+    GetRecord,
     GetRecords,
     GetRevoked,
     GetStateIndex,
@@ -86,6 +87,7 @@ EXAMPLES: list[Message] = [
     Welcome(run_id="abc", time=1.7e9, role="seed", manifest=b"\x00\xff"),
     Introduce(stage=3, record=b"sealed", expires=1.7e9),
     GetRevoked(issued=1.7e9),
+    GetRecord(peer=PEER),
     GetRecords(stages=[0, 1], own=[SharedRecord(PEER, 1, 0, b"sealed", 1.7e9)]),
     Records(records=[SharedRecord(PEER, 1, 0, b"sealed", 1.7e9)]),
     Revoked(sealed=b"a list"),

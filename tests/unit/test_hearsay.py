@@ -10,7 +10,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from node.membership.buckets import StageSize
-from node.membership.hearsay import ASKED, MOST_BYTES, hear_of, overdue, serve_records, spread_out
+from node.membership.hearsay import (
+    ASKED,
+    MOST_BYTES,
+    hear_about,
+    hear_of,
+    overdue,
+    serve_records,
+    spread_out,
+)
 from node.membership.membership import Membership
 from node.membership.view import Member, View
 from protocol.announcement import Announcement, record_key, stage_key
@@ -138,6 +146,23 @@ async def test_who_asks_shows_its_own_record_and_no_other() -> None:
         named = [SharedRecord(other.peer, 0, 0, other.sealed, other.expires)]
         await a.two.ask(GetRecords(stages=[0], own=named), traffic=None)
         assert a.known.peers() == [caller.peer]
+
+
+@in_virtual_time
+async def test_one_that_a_peer_has_named_is_known_by_its_record_afterwards() -> None:
+    async with asking() as a:
+        now = a.two.network.now()
+        caller, named, other = (member(name, now + LIFE) for name in ("caller", "named", "other"))
+        a.two.caller.introduction = Introduce(stage=0, record=caller.sealed, expires=caller.expires)
+        a.known.take([named, other])
+        await hear_about(a.membership, 0, a.two.address, other.peer)
+        assert a.found.peers() == [other.peer]
+        assert a.found.members(0, now)[0].sealed == other.sealed
+        nobody = member("nobody", now + LIFE).peer
+        for unknown in (nobody, PeerId("no peer id at all"), PeerId("")):
+            await hear_about(a.membership, 0, a.two.address, unknown)
+        await hear_about(a.membership, 1, a.two.address, named.peer)  # not of that stage
+        assert a.found.peers() == [other.peer]
 
 
 @in_virtual_time
