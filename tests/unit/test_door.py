@@ -255,6 +255,22 @@ async def test_the_oldest_of_too_many_strangers_streams_ends_and_no_member_s() -
 
 
 @in_virtual_time
+async def test_the_stream_of_one_that_introduced_itself_is_no_visitors_any_more() -> None:
+    async with a_door() as two:
+        with pytest.raises(Refused, match="stranger"):
+            await two.ask()
+        two.caller.introduction = introduction(two)
+        await two.ask()
+        before = {channel.traffic: channel for channel in two.caller.channels}
+        for number in range(VISITOR_STREAMS + 1):
+            stranger = MemoryTransport(two.network, Identity.from_seed(str(number)))
+            await stranger.start()
+            await stranger.open(two.address, Traffic.GOSSIP.protocol, 5.0)
+        await two.ask()
+        assert {channel.traffic: channel for channel in two.caller.channels} == before
+
+
+@in_virtual_time
 async def test_visitors_who_do_not_read_their_answers_do_not_keep_others_out() -> None:
     async with a_door() as two:
 
