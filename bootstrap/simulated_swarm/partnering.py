@@ -136,8 +136,11 @@ class Partnering:
         self._asked = proposal
         self.pairing.handshake = self._times.round_trip
         other = world.peers[proposal.pair.partner]
-        nbytes = MESSAGE if other.view.knows(peer.peer) else MESSAGE + RECORD_BYTES  # the record goes first
-        world.network.send(peer, other, "pairing", nbytes, other.on_propose, peer, proposal, peer.stage, self)
+        if not other.view.knows(peer.peer):
+            world.measures.sent(peer, other, "discovery", RECORD_BYTES)  # goes ahead on the same stream
+        world.network.send(
+            peer, other, "pairing", MESSAGE, other.on_propose, peer, proposal, peer.stage, self
+        )
         world.queue.after(self._times.deadline_of(other.peer), self._lost, proposal)
 
     def on_propose(self, asker: SwarmPeer, proposal: Proposal) -> Meeting | Refusal:
@@ -185,7 +188,7 @@ class Partnering:
             return False
         self._hears_about = proposal
         other, asked = world.peers[proposal.pair.partner], (peer, named, self, proposal)
-        world.network.send(peer, other, "pairing", MESSAGE, other.on_get_record, *asked)
+        world.network.send(peer, other, "discovery", MESSAGE, other.on_get_record, *asked)
         world.queue.after(ASK_DEADLINE, self.heard_about, proposal, None)
         return True
 

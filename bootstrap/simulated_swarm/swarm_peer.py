@@ -239,7 +239,7 @@ class SwarmPeer:
         """Show the record of another one of the stage, if it is known."""
         known = self.view.record_of(named)
         nbytes = MESSAGE if known is None else RECORD_BYTES
-        self.world.network.send(self, asker, "pairing", nbytes, theirs.heard_about, asked, known)
+        self.world.network.send(self, asker, "discovery", nbytes, theirs.heard_about, asked, known)
 
     def on_sit_out(self, stage: int, meeting: Meeting) -> None:
         if self.serves and self.stage == stage and self.partnering is not None:

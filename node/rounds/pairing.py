@@ -40,6 +40,9 @@ from protocol.ground import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
+MANY = (
+    64  # replicas known, of which the partner of the round before is not asked: it is known better than most
+)
 APART = 0.1  # steps between two rounds' ends, more than what two replicas may make of one moment
 PATIENCE = 2.0  # steps that may be waited at the end for a partner that is late: better than to be alone
 
@@ -82,6 +85,7 @@ class Pairing:
     def begin_round(self, inner_steps: int) -> None:
         """Begin the next round with what was agreed on for it."""
         self._was_alone = self.current is None
+        self._last = self.current.pair.partner if self.current is not None else None
         self.bounds = Bounds.of(inner_steps, self._window)
         self._agreed = [self._agreed[Slot.NEXT], None]
         self._asking = self._asking if self._sought is Slot.NEXT else None
@@ -133,6 +137,8 @@ class Pairing:
         if self._asking is not None or self.current is not None or too_early:
             return None
         too_late = self.is_ending or (not self.at_once and here.until(self.bounds.ends_at) <= self.handshake)
+        if self._last is not None and len(candidates) > MANY:
+            self._search[Slot.CURRENT].bar(self._last)
         now = None if too_late else self._choice(Slot.CURRENT, candidates, here.steps)
         self._exhausted = now is None
         sits_out, self._search[Slot.CURRENT].sits_out = self._search[Slot.CURRENT].sits_out, False

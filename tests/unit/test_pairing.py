@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
-from node.rounds.pairing import Pairing
+from node.rounds.pairing import MANY, Pairing
 from protocol.ground import PeerId
 from tests.unit.pairings import (
     ANY_TIME,
@@ -361,3 +361,18 @@ def test_agreement_is_mutual_unless_an_answer_was_lost_whatever_the_order_of_mes
         for agreement in member.agreements:
             other, name = members[agreement.pair.partner], agreement.pair.name
             assert other.holds(Pair(me, name)) or name in lost | waiting
+
+
+@pytest.mark.parametrize(("known", "again"), [(MANY, True), (MANY + 1, False)])
+def test_among_many_the_partner_of_the_round_before_is_not_asked(known: int, again: bool) -> None:
+    """Who was met is known, as not everybody is in a large stage: it would be met again more often than others."""
+    others = [PeerId(f"p{number}") for number in range(known)]
+    a, before = pairing(A), pairing(others[0])
+    agreed(a, before)
+    next_round(a)
+    asked = set()
+    for _ in range(MANY):
+        proposal = propose(a, *others, steps=15)
+        asked.add(proposal.pair.partner)
+        answer(proposal, a, Refusal("engaged"), steps=15)
+    assert asked == set(others) - (set() if again else {others[0]})
