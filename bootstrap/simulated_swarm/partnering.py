@@ -175,7 +175,7 @@ class Partnering:
         elif not self.pairing.accepted(proposal, answer, self.here()):
             self._release(proposal.pair)
         elif not renewed and self._seeks_since is not None:
-            self._agreed_after(self._world.now - self._seeks_since)
+            self._agreed(self._seeks_since)
         self._note_agreement()
         if not renewed and isinstance(answer, Refusal) and self._asks_about(proposal, answer):
             return
@@ -211,10 +211,11 @@ class Partnering:
         else:
             self._seek()
 
-    def _agreed_after(self, seconds: float) -> None:
-        measures = self._world.measures
-        if measures.counts:
-            measures.pairing_trips.append(seconds / self._world.network.round_trip)
+    def _agreed(self, since: float) -> None:
+        """Note how long a search took, unless it began in the warm-up: of those only the long ones end after it."""
+        world, measures = self._world, self._world.measures
+        if measures.counts and since >= measures.warm_up:
+            measures.pairing_trips.append((world.now - since) / world.network.round_trip)
 
     def _note_agreement(self) -> None:
         agreement = self.pairing.current

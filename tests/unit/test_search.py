@@ -28,7 +28,7 @@ def test_late_in_a_search_one_that_the_engaged_told_of_comes_first() -> None:
     search, rng = PartnerSearch(), random.Random(0)
     peers = [PeerId(str(number)) for number in range(60)]
     told, stranger = peers[59], PeerId("nobody that is known")
-    for number in range(8):
+    for number in range(REFERRED_AFTER):
         assert search.choose(peers, peers[0], 0, random.Random(number)) != told
         search.note(peers[2 * number + 1], Refusal("engaged", peers[2 * number + 2], told), 0)
     search.note(peers[50], Refusal("engaged", peers[51], stranger), 0)
