@@ -157,7 +157,10 @@ class Channel:
         """Answer `request` with a refusal, which is dropped if the peer can no longer be reached."""
         try:
             async with self._turn():
-                await write_frame(self.stream, FrameType.REFUSAL, request.request_id, code, reason[:200])
+                began = self.watch.now()
+                frame = FrameType.REFUSAL, request.request_id, code, reason[:200]
+                nbytes = await write_frame(self.stream, *frame)
+                self.watch.sent(self.traffic, self.stream.remote, code, nbytes, began)
         except (PeerUnreachable, TransportDown):
             logger.debug("A refusal could not be sent")
 
