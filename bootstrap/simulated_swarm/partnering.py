@@ -46,9 +46,8 @@ class Partnering:
         self._seeks = False
         self._seeks_since: float | None = None
         self._asked: Proposal | None = None
-        self._hears_about: Proposal | None = (
-            None  # that was refused with another's name, whose record is asked for
-        )
+        # refused with the name of another one, whose record is asked for
+        self._hears_about: Proposal | None = None
         self._renews = False  # what was asked is whether the pair still holds
         self._known: Pair | None = None
         self._told: Pair | None = None
@@ -175,7 +174,7 @@ class Partnering:
         elif not self.pairing.accepted(proposal, answer, self.here()):
             self._release(proposal.pair)
         elif not renewed and self._seeks_since is not None:
-            self._agreed(self._seeks_since)
+            self._note_search(self._seeks_since)
         self._note_agreement()
         if not renewed and isinstance(answer, Refusal) and self._asks_about(proposal, answer):
             return
@@ -193,6 +192,7 @@ class Partnering:
         return True
 
     def heard_about(self, asked: Proposal, record: Member | None) -> None:
+        """Go on with the search, with that record if it came."""
         if self._hears_about is not asked:
             return
         self._hears_about = None
@@ -211,7 +211,7 @@ class Partnering:
         else:
             self._seek()
 
-    def _agreed(self, since: float) -> None:
+    def _note_search(self, since: float) -> None:
         """Note how long a search took, unless it began in the warm-up: of those only the long ones end after it."""
         world, measures = self._world, self._world.measures
         if measures.counts and since >= measures.warm_up:

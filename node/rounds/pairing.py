@@ -40,9 +40,8 @@ from protocol.ground import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
-MANY = (
-    64  # replicas known, of which the partner of the round before is not asked: it is known better than most
-)
+# Of more replicas that are known than so many, the partner of the round before is not asked: it is known better.
+MANY = 64
 APART = 0.1  # steps between two rounds' ends, more than what two replicas may make of one moment
 PATIENCE = 2.0  # steps that may be waited at the end for a partner that is late: better than to be alone
 
@@ -191,9 +190,9 @@ class Pairing:
         retry_at = here.steps + max(1, self.bounds.ends_at - self.bounds.nominal)
         self._search[slot].note(proposal.pair.partner, refusal, retry_at)
 
-    def wants(self, peer: PeerId | None) -> bool:
+    def wants(self, peer: PeerId) -> bool:
         """Return whether it is worth a round trip to get to know a replica that an engaged one has told of."""
-        if peer is None or peer == self.me or self._agreed[self._sought] is not None:
+        if peer == self.me or self._agreed[self._sought] is not None:
             return False
         return self._search[self._sought].wants(peer)
 

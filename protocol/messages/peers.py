@@ -104,7 +104,7 @@ class GetRecords(Asks[Records], kind="get-records", traffic=Traffic.CONTROL, ask
 
 
 class GetRecord(Asks[Records], kind="get-record", traffic=Traffic.CONTROL):
-    """Asks for the record of one member of the asker's stage, if the peer knows it: one that it has told of."""
+    """Asks for the record of one member that the peer has named, if it knows it still. May be repeated."""
 
     peer: PeerIdText
 
