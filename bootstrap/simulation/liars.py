@@ -29,10 +29,15 @@ MakeReplica = Callable[[Manifest, int, str], Replica]
 class WrongActivations(Passes):
     """Sends noise instead of activations, of the same mean and deviation; trains as if it had not."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._generator = torch.Generator().manual_seed(0)
+
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         leaf, outputs = super().forward(inputs)
         honest = outputs.detach()
-        noise = torch.randn_like(honest) * honest.std() + honest.mean()
+        drawn = torch.randn(honest.shape, generator=self._generator).to(honest)
+        noise = drawn * honest.std() + honest.mean()
         return leaf, outputs + (noise - honest)
 
 
