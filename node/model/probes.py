@@ -7,22 +7,29 @@ gave: ⟨g, f(x; w)⟩ differs from weights to weights as the loss does, to firs
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 
 from protocol.windows import counted, window
 
+Kept = tuple[torch.Tensor, torch.Tensor]  # inputs, and labels or gradients
+
 KEPT = 8  # sequences, of different microbatches
 TOKENS = 256  # of a sequence, from its beginning, at most: what comes later does not change what they give
+MOST_VALUES = 2**22  # outputs at once: 16 MB in float32; a small model's sequences are all tried in one pass
 
 
 class Probes:
-    """Keeps the last sequences, and tries weights on them. Mutable state: these sequences. One thread uses it."""
+    """Keeps the last sequences, and tries weights on them.
+
+    Mutable state: these sequences, and how many tokens go through the stage together. One thread uses it.
+    """
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[torch.Tensor, torch.Tensor]] = deque(maxlen=KEPT)
+        self._kept: deque[Kept] = deque(maxlen=KEPT)
+        self._at_once = 1  # tokens; none but a sequence by itself until it is known how wide outputs are
 
     @window
     def __repr__(self) -> str:
@@ -49,7 +56,26 @@ class Probes:
         """
         if not self._kept:
             return None
-        return torch.cat([_losses(run(inputs), target) for inputs, target in self._kept])
+        losses = []
+        for group in _alike(self._kept, self._at_once):
+            inputs, targets = (torch.cat(values) for values in zip(*group, strict=True))
+            outputs = run(inputs)
+            losses.append(_losses(outputs, targets))
+            self._at_once = MOST_VALUES // outputs.shape[-1]
+        return torch.cat(losses)
+
+
+def _alike(sequences: Iterable[Kept], at_once: int) -> Iterator[list[Kept]]:
+    """Groups of sequences of one length that follow each other, of up to `at_once` tokens or one sequence."""
+    group: list[Kept] = []
+    for inputs, target in sequences:
+        is_full = (len(group) + 1) * inputs.shape[1] > at_once
+        if group and (is_full or inputs.shape != group[0][0].shape):
+            yield group
+            group = []
+        group.append((inputs, target))
+    if group:
+        yield group
 
 
 def _losses(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

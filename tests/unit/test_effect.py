@@ -162,3 +162,27 @@ def test_a_minority_of_liars_does_not_move_what_is_usual() -> None:
 def test_without_anything_trained_nothing_is_tried() -> None:
     replica = Replica(MANIFEST, 1)
     assert Effect(replica).change(torch.zeros(replica.parameters)) is None
+
+
+def test_sequences_go_through_a_small_model_together_and_through_a_large_one_by_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    probes = Probes()
+    for number in range(KEPT):
+        tokens = 2 * TOKENS if number < KEPT - 1 else 5  # the last one is short
+        probes.keep(torch.full((1, tokens, 3), float(number)), torch.ones(1, tokens, 3))
+    passes: list[int] = []
+
+    def run(inputs: torch.Tensor) -> torch.Tensor:
+        passes.append(len(inputs))
+        return inputs + 1
+
+    first, second = probes.losses(run), probes.losses(run)
+    assert first is not None
+    assert second is not None
+    assert passes[KEPT:] == [KEPT - 1, 1]  # how large an output is was seen in the first pass of all
+    assert torch.equal(first, second)
+    monkeypatch.setattr("node.model.probes.MOST_VALUES", 3 * 3 * TOKENS)
+    for _ in range(2):
+        probes.losses(run)
+    assert passes[-4:] == [3, 3, 1, 1]
