@@ -21,8 +21,8 @@ GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
 SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
 # Turns of which one is used, by the records that a look brings, if they are fewer; what a node knows is still new
 # within a record's lifetime, and a record of a stage's own key is seen again before it is near its end.
-TURNS = {12: 1, 24: 2}
-MOST_TURNS = 3
+TURNS = {12: 1, 24: 2, 48: 3}
+MOST_TURNS = 4
 # Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
 YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 

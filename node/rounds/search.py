@@ -14,7 +14,7 @@ from protocol.peer_limits import PeerTable
 DRAWS = 4  # of candidates, before those that may be asked are listed
 LATE = 3  # engaged replicas asked: with 1 or 2 it is no different
 REFERRED = 8  # replicas that look for a partner, that one remembers who is asked, and one that asks
-REFERRED_AFTER = 4  # engaged replicas asked: before, a random one is as likely to be free
+REFERRED_AFTER = 3  # engaged replicas asked: before, a random one is as likely to be free
 RECENT = 32.0  # round trips: longer ago, a replica that looked for a partner has one
 ASKED_AT_MOST = 128  # in one round: in a large stage, one that is free still is found long before
 
