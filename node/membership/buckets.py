@@ -19,10 +19,10 @@ WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
 GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
 SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
-# Turns of which one is used, by the records that a look brings, if they are fewer; what a node knows is still new
-# within a record's lifetime, and a record of a stage's own key is seen again before it is near its end.
+# Turns of which one is used, by the records that a look brings, if they are fewer.
 TURNS = {12: 1, 24: 2, 48: 3}
-MOST_TURNS = 4
+MOST_TURNS = 4  # at a bucket: what a node knows is still new within a record's lifetime
+WHOLE_TURNS = 3  # at a stage's own key, of which no record is missed: it is seen again before it is near its end
 # Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
 YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 
@@ -71,7 +71,8 @@ class StageSize:
         if self.is_restless:
             return 1
         records = self.estimate / 2 ** max(self._levels, default=0)
-        return next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
+        most = MOST_TURNS if self._levels else WHOLE_TURNS
+        return next((turns for fewer, turns in TURNS.items() if records < fewer), most)
 
     @property
     def is_sample_due(self) -> bool:

@@ -154,7 +154,7 @@ def test_a_record_of_a_bucket_is_no_record_of_another() -> None:
         ([0] * 50, 3),
         ([0] * 120, 3),
         ([4] * 30, 3),
-        ([4] * 100, 3),
+        ([4] * 100, 4),
     ],
 )
 def test_the_more_records_a_look_brings_the_fewer_turns_are_used(levels: list[int], every: int) -> None:
