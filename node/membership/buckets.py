@@ -22,7 +22,7 @@ SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
 # Turns of which one is used, by the records that a look brings, if they are fewer.
 TURNS = {12: 1, 24: 2, 48: 3}
 MOST_TURNS = 4  # at a bucket: what a node knows is still new within a record's lifetime
-WHOLE_TURNS = 3  # at a stage's own key, of which no record is missed: it is seen again before it is near its end
+WHOLE_TURNS = 3  # at a stage's own key: each record is seen again before it is near its end
 # Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
 YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 

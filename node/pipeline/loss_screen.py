@@ -1,7 +1,8 @@
 """Screens what the stage before sends by the losses that come of it: wrong labels and activations show there.
 
 A stage's own losses say how far apart honest ones are. Their level is the median of the last ones of the senders, and
-their deviation comes from what is below it, since who does wrong is above. Fewer than half of the senders may.
+their deviation comes from what is below it, since who does wrong is above. Fewer than half of the senders may,
+however much each sends: those of whom nothing counts go on when all others are at the end of the run.
 
 A microbatch far above the level does not count. One sender's mean is compared with the other senders': of whoever
 stands out only that counts which looks like the others', until its mean does again, and whoever is odd beyond chance
@@ -20,11 +21,12 @@ from protocol.peer_limits import PeerTable
 from protocol.windows import counted, window
 
 # The level is the median of the last losses of so many latest senders: one vote each, however much one sends. Where
-# there are enough such, only of senders whose last one is among so many recent ones.
+# there are enough such, only of senders whose last one is among so many recent ones: where these are not most of the
+# senders, if that is lower, since losses fall as a run goes on.
 LEVEL = 16
 RECENT = 128
-HISTORY = 128  # last excesses over the level, of which the deviation comes
-EACH = 16  # last excesses of one sender
+EACH = 16  # last excesses of a sender over the level, of which its mean comes
+HISTORY = 128  # of which the deviation comes, as many of each sender
 ENOUGH = 24  # excesses before anything is judged, and of one sender:
 ENOUGH_OF_ONE = 5
 ENOUGH_TO_WONDER = 3
@@ -45,14 +47,13 @@ class LossScreen:
     def __init__(self) -> None:
         self._latest = PeerTable[tuple[int, float]](LEVEL)  # loss by sender, and its number
         self._noted = 0
-        self._excesses: deque[float] = deque(maxlen=HISTORY)
         self._each = PeerTable[deque[float]](SENDERS)
         self._doubted = PeerTable[float](SENDERS)  # their mean excess
 
     @window
     def __repr__(self) -> str:
         senders, doubted = counted(len(self._each), "sender"), len(self._doubted)
-        return f"Losses: {len(self._excesses)} of {senders} | Doubted: {doubted}"
+        return f"Losses: {self._noted} of {senders} | Doubted: {doubted}"
 
     def is_doubted(self, sender: PeerId) -> bool:
         return sender in self._doubted
@@ -62,7 +63,7 @@ class LossScreen:
 
         Infinite also for what this node has drawn itself, with None.
         """
-        if sender is None or len(self._excesses) < ENOUGH:
+        if sender is None or self._noted <= ENOUGH:
             return math.inf
         is_trusted = not self.is_doubted(sender) and self._distance(sender, ENOUGH_TO_WONDER) < STANDS_OUT
         return self._level() + (FAR if is_trusted else ALIKE) * self._deviation()
@@ -71,36 +72,48 @@ class LossScreen:
         """Note a loss, also of what did not count; return whether the sender is doubted from now on."""
         if self._latest:
             excess = loss - self._level()
-            self._excesses.append(excess)
-            own = self._each.get(sender) or deque(maxlen=EACH)
+            own = self._each.get(sender) or deque(maxlen=HISTORY)
             self._each[sender] = own
             own.append(excess)
         self._noted += 1
         self._latest[sender] = self._noted, loss
         was_doubted, is_odd = self.is_doubted(sender), self._is_odd(sender)
         if is_odd:
-            self._doubted[sender] = fmean(self._each[sender])
+            self._doubted[sender] = _mean(self._each[sender])
         else:
             self._doubted.pop(sender, None)
         return is_odd and not was_doubted
 
     def _is_odd(self, sender: PeerId) -> bool:
         bound = AGAIN if self.is_doubted(sender) else ODD
-        return len(self._excesses) >= ENOUGH and self._distance(sender, ENOUGH_OF_ONE) > bound
+        return self._noted > ENOUGH and self._distance(sender, ENOUGH_OF_ONE) > bound
 
     def _distance(self, sender: PeerId, enough: int) -> float:
         """How far the sender's mean is above the others', in deviations; 0 where one has not sent `enough`."""
-        means = {peer: fmean(own) for peer, own in self._each.items() if len(own) >= enough}
+        means = {peer: _mean(own) for peer, own in self._each.items() if len(own) >= enough}
         if len(means) < FEWEST_SENDERS or sender not in means:
             return 0.0
-        within = self._deviation() / math.sqrt(len(self._each[sender]))
+        within = self._deviation() / math.sqrt(min(len(self._each[sender]), EACH))
         centre, between = centre_and_deviation(list(means.values()))
         return (means[sender] - centre) / max(math.hypot(within, between), NOTHING)
 
     def _level(self) -> float:
-        latest = self._latest.values()
-        lately = [loss for number, loss in latest if number > self._noted - RECENT]
-        return median(lately if len(lately) >= FEWEST_SENDERS else [loss for _, loss in latest])
+        latest = [loss for _, loss in self._latest.values()]
+        recent = [loss for number, loss in self._latest.values() if number > self._noted - RECENT]
+        if len(recent) < FEWEST_SENDERS:
+            return median(latest)
+        are_most = 2 * len(recent) > len(latest)
+        return median(recent) if are_most else min(median(recent), median(latest))
 
     def _deviation(self) -> float:
-        return max(centre_and_deviation(self._excesses)[1], LEAST_DEVIATION * abs(self._level()))
+        of_each = max(1, HISTORY // len(self._each))
+        excesses = [excess for own in self._each.values() for excess in _last(own, of_each)]
+        return max(centre_and_deviation(excesses)[1], LEAST_DEVIATION * abs(self._level()))
+
+
+def _mean(excesses: deque[float]) -> float:
+    return fmean(_last(excesses, EACH))
+
+
+def _last(excesses: deque[float], count: int) -> list[float]:
+    return list(excesses)[-count:]

@@ -12,8 +12,8 @@ Towards the end of a search next to all are engaged, and those who are not have 
 So whoever several have refused takes the first that asks, and gives its own proposal up: else the last ones of a
 large stage would find each other busy again and again. And whoever is engaged tells the next that it refuses of the
 last one that it refused before. In a large stage that one is hardly ever known: its record is wanted first (`wants`),
-and whoever drives this asks for it. There the partner of the round before is not asked either: its record stays known, so
-that it would be met again more often than by chance.
+and whoever drives this asks for it. There the partner of the round before is not asked either: its record stays
+known, and it would be met again more often than by chance.
 
 The round ends together at a time that both computed from the same four numbers each. The one with the longer
 inner steps ends it, at the end of its step nearest to that time, and says so; the other follows at the end of

@@ -37,6 +37,15 @@ class Senders:
         return self.refused[SENDERS[number]] / self.sent[SENDERS[number]]
 
 
+def test_those_of_whom_nothing_counts_may_go_on_when_all_others_have_ended() -> None:
+    senders = Senders({0: 3.8, 1: 3.8})
+    senders.send(400)
+    for number in range(2_000):
+        screen, liar = senders.screen, SENDERS[number % 2]
+        assert screen.most(liar) < LEVEL + 2 * DEVIATION
+        screen.note(liar, senders.rng.gauss(LEVEL + 3.8, DEVIATION))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_of_honest_senders_nobody_is_doubted_and_next_to_nothing_refused(seed: int) -> None:
     senders = Senders({}, seed)
