@@ -123,7 +123,7 @@ class Counters:
         self.tokens = self.tokens_stepped = tokens
 
 
-async def _hear_nothing(asked: PeerId, named: PeerId) -> None:
+async def _hear_nothing(asked: PeerId, named: PeerId, deadline: float) -> None:
     """Ask nobody: whom this node's own looks have not shown stays unknown."""
 
 
@@ -148,8 +148,9 @@ class Context:
     name: str = ""  # what the volunteer calls this node
     supervisor: Supervisor = field(default_factory=Supervisor)  # of this stage's service
     random: Callable[[], random.Random] = random.Random  # another generator at each call
-    # asks a peer for the record of another one of this stage that it has named, see `hearsay.hear_about`
-    hear_about: Callable[[PeerId, PeerId], Awaitable[None]] = _hear_nothing
+    # asks a peer for the record of another one of this stage that it has named, in so many seconds at most, see
+    # `hearsay.hear_about`
+    hear_about: Callable[[PeerId, PeerId, float], Awaitable[None]] = _hear_nothing
 
     @window
     def __repr__(self) -> str:

@@ -99,16 +99,18 @@ async def hear_of(membership: Membership, peers: Sequence[PeerId], stages: Seque
         membership.view.take(found)
 
 
-async def hear_about(membership: Membership, stage: int, asked: PeerId, named: PeerId) -> None:
+async def hear_about(
+    membership: Membership, stage: int, asked: PeerId, named: PeerId, deadline: float = ASK_DEADLINE
+) -> None:
     """Ask the peer for the record of another member of this stage, which it has named, and take it into the view.
 
-    Takes `ASK_DEADLINE`; without an answer, or with nonsense, the member stays unknown.
+    Takes `deadline` seconds; without an answer, or with nonsense, the member stays unknown.
     """
     try:
         question = GetRecord(peer=named)
     except ValidationError:  # the name is no peer id
         return
-    membership.view.take(await _ask(membership, asked, question, [stage]))
+    membership.view.take(await _ask(membership, asked, question, [stage], deadline))
 
 
 async def hear_from_several(membership: Membership) -> None:
@@ -177,12 +179,16 @@ def _shared(member: Member) -> SharedRecord:
 
 
 async def _ask(
-    membership: Membership, peer: PeerId, question: Asks[Records], stages: Container[int]
+    membership: Membership,
+    peer: PeerId,
+    question: Asks[Records],
+    stages: Container[int],
+    deadline: float = ASK_DEADLINE,
 ) -> list[Member]:
     rpc = membership.rpc
     reader = RecordReader(rpc.transport, membership.run_id, membership.admission)
     try:
-        answer, _ = await rpc.call(peer, question, deadline=ASK_DEADLINE)
+        answer, _ = await rpc.call(peer, question, deadline=deadline)
     except NolocoError as problem:
         logger.debug("No records from %s: %s", peer[-8:], problem)
         return []

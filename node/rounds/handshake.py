@@ -26,6 +26,10 @@ class Handshake:
     def round_trip(self) -> float:
         return self._times.round_trip
 
+    def deadline_of(self, peer: PeerId) -> float:
+        """Seconds that the peer's next answer may take."""
+        return self._times.deadline_of(peer)
+
     async def propose(self, proposal: Proposal, stage: int, round_: int) -> Meeting | Refusal:
         """Ask the other and return its answer. Raises `NolocoError` without one; it may have agreed all the same."""
         pair = proposal.pair
@@ -70,7 +74,7 @@ class Handshake:
 
     async def _try(self, peer: PeerId, message: Asks[Reply]) -> Reply:
         loop = asyncio.get_running_loop()
-        began, deadline = loop.time(), self._times.deadline_of(peer)
+        began, deadline = loop.time(), self.deadline_of(peer)
         try:
             answer, _ = await self._rpc.call(peer, message, deadline=deadline)
         except DeadlineExceeded:

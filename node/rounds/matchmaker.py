@@ -267,7 +267,10 @@ class Matchmaker:
         if isinstance(answer, Refusal):
             pairing.refused(proposal, answer, self._here())
             if answer.seeker is not None and pairing.wants(answer.seeker):
-                await context.hear_about(pair.partner, answer.seeker)
+                # no longer than for its answer to a proposal: whoever names somebody could else hold searches up
+                await context.hear_about(
+                    pair.partner, answer.seeker, self._handshake.deadline_of(pair.partner)
+                )
             return answer.code
         if not pairing.accepted(proposal, answer, self._here()):
             self._spawn(self._handshake.release(pair))

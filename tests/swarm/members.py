@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from node.context import Context, Counters, Throughput
+from node.links.trip_times import FIRST_DEADLINE
 from node.membership.view import View
 from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
@@ -75,7 +76,8 @@ class Member:
         self.matchmaker.serve(self.rpc)
         self.rpc.handle(Contribute.answered_by(self.on_contribute))
 
-    async def hear_about(self, asked: PeerId, named: PeerId) -> None:
+    async def hear_about(self, asked: PeerId, named: PeerId, deadline: float) -> None:
+        assert deadline <= FIRST_DEADLINE
         self.heard_about.append((asked, named))
         announcement = Announcement(stage=0, state="serving", since=0.0)
         self.view.update(named, announcement, self.network.now() + 1e6)

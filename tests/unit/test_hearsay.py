@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from node.membership.buckets import StageSize
 from node.membership.hearsay import (
@@ -24,7 +27,7 @@ from node.membership.view import Member, View
 from protocol.announcement import Announcement, record_key, stage_key
 from protocol.ground import PeerId, Record
 from protocol.identity import Identity
-from protocol.messages.peers import GetRecords, Introduce, Records, SharedRecord
+from protocol.messages.peers import GetRecord, GetRecords, Introduce, Records, SharedRecord
 from protocol.records import seal_record
 from protocol.rpc import Answer, Request
 from tests.unit.two_peers import Two, in_virtual_time, two_peers
@@ -163,6 +166,20 @@ async def test_one_that_a_peer_has_named_is_known_by_its_record_afterwards() -> 
             await hear_about(a.membership, 0, a.two.address, unknown)
         await hear_about(a.membership, 1, a.two.address, named.peer)  # not of that stage
         assert a.found.peers() == [other.peer]
+
+
+@in_virtual_time
+async def test_whoever_names_a_peer_and_does_not_show_its_record_is_waited_for_no_longer_than_told() -> None:
+    async with asking() as a:
+
+        async def never(request: Request[GetRecord]) -> Answer[Records]:
+            await asyncio.sleep(LIFE)
+            return Answer(Records(records=[]))
+
+        a.two.server.handle(GetRecord.answered_by(never))
+        before = a.two.network.now()
+        await hear_about(a.membership, 0, a.two.address, member("named", before + LIFE).peer, deadline=0.25)
+        assert a.two.network.now() - before == pytest.approx(0.25, abs=0.01)
 
 
 @in_virtual_time
