@@ -67,14 +67,12 @@ class Introductions:
         if again:
             self.forget(peer)
         async with self._under_way.setdefault(peer, asyncio.Lock()):
-            own, shown, now = self.own, self._shown.get(peer), self._now()
-            if own is None:
+            if (own := self.own) is None:
                 return
-            is_same = shown is not None and (shown.stage, bool(shown.record)) == (own.stage, bool(own.record))
-            left = shown.expires - now if shown is not None and is_same else 0.0
+            left = self._left(peer, own)
             if left <= 0:
                 await self._show(peer, own, deadline)
-            elif left < (own.expires - now) / 3:
+            elif left < (own.expires - self._now()) / 3:
                 self._show_meanwhile(peer, own, deadline)
 
     def forget(self, peer: PeerId) -> None:
@@ -87,12 +85,19 @@ class Introductions:
         Nothing happens but where introductions `go_first`. To be refused as a stranger, and then to be known, takes
         two round trips more.
         """
-        own, shown = self.own, self._shown.get(peer)
+        own = self.own
         if not self.go_first or asker not in FOR_MEMBERS or own is None:
             return
-        if shown is None or shown.expires <= self._now():
+        if self._left(peer, own) <= 0:
             self._show_meanwhile(peer, own, deadline, traffic)
             await asyncio.sleep(0)  # it opens the stream, or waits for it, before the request does
+
+    def _left(self, peer: PeerId, own: Introduce) -> float:
+        """Seconds for which the peer still knows this node in its stage, by a record or as one without."""
+        shown = self._shown.get(peer)
+        if shown is None or (shown.stage, bool(shown.record)) != (own.stage, bool(own.record)):
+            return 0.0
+        return shown.expires - self._now()
 
     def _show_meanwhile(
         self, peer: PeerId, own: Introduce, deadline: float, traffic: Traffic = Traffic.CONTROL

@@ -141,6 +141,10 @@ async def test_in_a_crowd_the_record_goes_first_and_costs_no_round_trip() -> Non
         assert await seconds() == pytest.approx(known)
         assert await seconds() == pytest.approx(known)
         assert refused_first > 2 * known
+        two.caller.introduction = introduction(two, stage=0)
+        with pytest.raises(Refused, match="stranger"):
+            await two.ask()
+        assert await seconds() == pytest.approx(known)  # after a move, too
 
 
 @in_virtual_time
