@@ -55,7 +55,7 @@ SMALL = {
 LOOKED_AT = {"outer.clip": 1.5, "checked": 0.01}
 NOTHING = {"outer.clip": 0.0, "checked": 0.0}
 WIRE = {"activations": "bf16", "gradients": "bf16"}
-SEQUENCES = 64  # held out, for the loss
+SEQUENCES = 512  # held out, for the loss: with 64 a run differs from the next by 0.02 by chance alone
 
 
 class Unsteady(Passes):
