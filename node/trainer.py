@@ -254,7 +254,9 @@ class Trainer:
         finished = before.count("finished")
         if before and finished == len(before) and not self._pipeline.is_busy:
             return True
-        return (2 * finished > len(before) and self._is_hungry()) or self._nobody_takes_more()
+        context = self._context
+        most_finished = context.view.most_have_finished(context.stage - 1, context.transport.now())
+        return (most_finished and self._is_hungry()) or self._nobody_takes_more()
 
     def _nobody_takes_more(self) -> bool:
         after = [] if self._context.is_last else self._states_of(self._context.stage + 1)

@@ -241,6 +241,11 @@ class View:
         """Return whether the peer does not train any more and only serves its stage's model."""
         return peer in self._members and self._members[peer].announcement.state == "finished"
 
+    def most_have_finished(self, stage: int, now: float) -> bool:
+        """Return whether more than half of the replicas of a stage, as they are known, do not train any more."""
+        members = self.members(stage, now)
+        return 2 * sum(member.announcement.state == "finished" for member in members) > len(members)
+
     def suspect(self, peer: PeerId, *, asked: float | None = None) -> None:
         """Leave the peer alone for a while: it did not answer or answered nonsense.
 

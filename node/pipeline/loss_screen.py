@@ -58,14 +58,20 @@ class LossScreen:
     def is_doubted(self, sender: PeerId) -> bool:
         return sender in self._doubted
 
-    def most(self, sender: PeerId | None) -> float:
+    def most(self, sender: PeerId | None, is_ending: bool = False) -> float:
         """The largest loss with which a microbatch of the sender counts, in nats per token; infinite at first.
 
-        Infinite also for what this node has drawn itself, with None.
+        Infinite also for what this node has drawn itself, with None. When the run `is_ending`, that is, most senders
+        have finished, nobody is trusted: whoever does wrong may be most of those that are left, and what the stage learns
+        of them nobody else makes good.
         """
         if sender is None or self._noted <= ENOUGH:
             return math.inf
-        is_trusted = not self.is_doubted(sender) and self._distance(sender, ENOUGH_TO_WONDER) < STANDS_OUT
+        is_trusted = (
+            not is_ending
+            and not self.is_doubted(sender)
+            and self._distance(sender, ENOUGH_TO_WONDER) < STANDS_OUT
+        )
         return self._level() + (FAR if is_trusted else ALIKE) * self._deviation()
 
     def note(self, sender: PeerId, loss: float) -> bool:

@@ -172,7 +172,8 @@ class Pipeline:
         began = asyncio.get_running_loop().time()
         try:
             if context.is_last:
-                microbatch.most_loss = self._loss_screen.most(microbatch.sender)
+                is_ending = context.view.most_have_finished(context.stage - 1, context.transport.now())
+                microbatch.most_loss = self._loss_screen.most(microbatch.sender, is_ending)
                 result = await context.compute.run(Priority.FORWARD, microbatch.last_stage)
             else:
                 result = await self._train_through(microbatch)

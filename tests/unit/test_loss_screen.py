@@ -103,3 +103,12 @@ def test_losses_that_never_differ_refuse_nobody() -> None:
         sender = SENDERS[number % 3]
         assert screen.most(sender) > 1.0
         assert not screen.note(sender, 1.0)
+
+
+def test_when_most_have_finished_only_what_is_like_the_others_counts() -> None:
+    senders = Senders({})
+    senders.send(400)
+    for sender in SENDERS:
+        assert senders.screen.most(sender) > LEVEL + 5 * DEVIATION
+        assert LEVEL < senders.screen.most(sender, is_ending=True) < LEVEL + 2 * DEVIATION
+    assert senders.screen.most(None, is_ending=True) == math.inf
