@@ -62,8 +62,8 @@ class LossScreen:
         """The largest loss with which a microbatch of the sender counts, in nats per token; infinite at first.
 
         Infinite also for what this node has drawn itself, with None. When the run `is_ending`, that is, most senders
-        have finished, nobody is trusted: whoever does wrong may be most of those that are left, and what the stage learns
-        of them nobody else makes good.
+        have finished, nobody is trusted: whoever does wrong may be most of those that are left, and what the stage
+        learns of them nobody else makes good.
         """
         if sender is None or self._noted <= ENOUGH:
             return math.inf

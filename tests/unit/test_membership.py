@@ -213,3 +213,14 @@ def test_of_a_crowded_network_as_many_are_kept_as_twice_the_others() -> None:
     assert len(kept) == 22
     assert kept == sorted(kept)
     assert thinned(peers, lambda peer: "all", random.Random(1)) == peers
+
+
+@pytest.mark.parametrize(("finished", "most"), [(0, False), (2, False), (3, True), (4, True)])
+def test_most_have_finished_when_more_than_half_say_so(finished: int, most: bool) -> None:
+    view = View()
+    for number in range(4):
+        state: State = "finished" if number < finished else "serving"
+        view.update(PeerId(f"peer {number}"), Announcement(stage=0, state=state, since=0.0), 100.0)
+    assert view.most_have_finished(0, 1.0) is most
+    assert not view.most_have_finished(1, 1.0), "nobody is known"
+    assert not view.most_have_finished(0, 101.0), "their records are over"
