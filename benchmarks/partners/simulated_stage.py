@@ -67,6 +67,8 @@ class PairingResult:
     blocked: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     one_sided: int = 0  # rounds that ended alone although a pair had been agreed on
     seconds: float = 0.0
+    proposals: int = 0
+    released: int = 0
 
     def alone_twice_in_vain(self) -> int:
         """How often a replica was alone twice in a row while another, that it could have met, was alone too."""
@@ -164,7 +166,7 @@ class SimulatedReplica:
 
     def _seek_when_due(self) -> None:
         delay = self.pairing.seeks_in(self.here())
-        if self.pairing.current is None and not self.seeking:
+        if self.pairing.current is None and not self.seeking and not self.pairing.is_asking:
             self.seeking = True
             self.swarm.at(self.swarm.now + delay, self.seek)
 
@@ -174,8 +176,9 @@ class SimulatedReplica:
         self._name_successor()
         if proposal is not None:
             self.seeks_since = self.swarm.now if self.seeks_since is None else self.seeks_since
-            self.seeking = True
+            self.swarm.outcome.proposals += 1
             self._ask(proposal)
+            self.seek()
 
     def _ask(self, proposal: Proposal) -> None:
         other = self.swarm.by_peer[proposal.pair.partner]
@@ -195,16 +198,21 @@ class SimulatedReplica:
             self.pairing.refused(proposal, answer, self.here())
         elif not self.pairing.accepted(proposal, answer, self.here()):
             other = self.swarm.by_peer[proposal.pair.partner]
-            self.swarm.send(other.pairing.drop, Pair(self.peer, proposal.pair.name))
+            self.swarm.outcome.released += 1
+            self.swarm.send(other.released, Pair(self.peer, proposal.pair.name))
         elif not renewed and self.seeks_since is not None:
             self.swarm.outcome.agreed_after.append(self.swarm.now - self.seeks_since)
         if renewed:
             return
-        self.seeking = isinstance(answer, Refusal) and answer.code == "busy"
-        if self.seeking:
+        if isinstance(answer, Refusal) and answer.code == "busy":
+            self.seeking = True
             self.swarm.at(self.swarm.now + BUSY_SECONDS * self.rng.uniform(0.5, 1.5), self.seek)
         else:
             self.seek()
+
+    def released(self, pair: Pair) -> None:
+        self.pairing.drop(pair)
+        self._seek_when_due()
 
     def _name_successor(self) -> None:
         successor = self.pairing.successor(self.here())

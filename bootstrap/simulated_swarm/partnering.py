@@ -12,7 +12,6 @@ from bootstrap.simulated_swarm.disagreement import Opinion
 from bootstrap.simulated_swarm.modelled_dht import RECORD_BYTES
 from bootstrap.simulated_swarm.modelled_network import MESSAGE
 from node.links.trip_times import TripTimes
-from node.membership.hearsay import ASK_DEADLINE
 from node.membership.turns import Turns
 from node.membership.view import Member
 from node.rounds.matchmaker import BUSY_SECONDS
@@ -43,12 +42,14 @@ class Partnering:
         self._times = TripTimes()
         self.steps = 0  # inner steps of this round
         self.rounds = 0
-        self._seeks = False
+        self._seeks = False  # before long
         self._seeks_since: float | None = None
-        self._asked: Proposal | None = None
-        # refused with the name of another one, whose record is asked for
-        self._hears_about: Proposal | None = None
-        self._renews = False  # what was asked is whether the pair still holds
+        # by the names of pairs:
+        self._asked: dict[str, Proposal] = {}
+        self._hears_about: dict[
+            str, Proposal
+        ] = {}  # refused with another one's name, whose record is asked for
+        self._renewing: Proposal | None = None  # asked whether the pair still holds
         self._known: Pair | None = None
         self._told: Pair | None = None
         self._last_partner = ""
@@ -71,11 +72,10 @@ class Partnering:
         if agreement is not None and self._told != agreement.pair and pairing.is_ready(here):
             self._tell_ready(agreement.pair)
         in_doubt = agreement is not None and self._is_in_doubt(agreement.pair.partner)
-        if pairing.must_renew(here, in_doubt) and not pairing.must_end(here) and self._asked is None:
-            renewal = pairing.renewal(here)
-            if renewal is not None:
-                self._renews = True
-                self._ask(renewal)
+        if pairing.must_renew(here, in_doubt) and not pairing.must_end(here) and self._renewing is None:
+            self._renewing = pairing.renewal(here)
+            if self._renewing is not None:
+                self._ask(self._renewing)
         return pairing.must_end(here)
 
     def _is_in_doubt(self, partner: str) -> bool:
@@ -98,7 +98,8 @@ class Partnering:
     # --- looking for a partner ----------------------------------------------------------------
 
     def _seek_when_due(self) -> None:
-        if self._seeks or self.pairing.current is not None or not self._tempo.is_known:
+        is_seeking = self._seeks or self.pairing.is_asking or bool(self._hears_about)
+        if is_seeking or self.pairing.current is not None or not self._tempo.is_known:
             return
         self._seeks = True
         self._world.queue.after(self.pairing.seeks_in(self.here()), self._start_seeking)
@@ -113,8 +114,12 @@ class Partnering:
 
     def _seek(self) -> None:
         self._seeks = False
-        if not self._is_here() or self._asked is not None:
-            return
+        while self._is_here() and (proposal := self._next_proposal()) is not None:
+            self._seeks_since = self._world.now if self._seeks_since is None else self._seeks_since
+            self._world.measures.proposed(self._peer.stage, proposal.pair.partner)
+            self._ask(proposal)
+
+    def _next_proposal(self) -> Proposal | None:
         peer, world = self._peer, self._world
         serving = peer.view.serving(peer.stage, world.now)
         crowded = self._turns.crowded(peer.shares(serving))
@@ -124,15 +129,11 @@ class Partnering:
         if successor is not None:
             other = world.peers[successor[0]]
             world.network.send(peer, other, "pairing", MESSAGE, other.on_sit_out, peer.stage, successor[1])
-        if proposal is not None:
-            self._seeks_since = world.now if self._seeks_since is None else self._seeks_since
-            self._seeks = True
-            world.measures.proposed(peer.stage, proposal.pair.partner)
-            self._ask(proposal)
+        return proposal
 
     def _ask(self, proposal: Proposal) -> None:
         world, peer = self._world, self._peer
-        self._asked = proposal
+        self._asked[proposal.pair.name] = proposal
         self.pairing.handshake = self._times.round_trip
         other = world.peers[proposal.pair.partner]
         if not other.view.knows(peer.peer):
@@ -153,14 +154,18 @@ class Partnering:
         self._note_agreement()
         return answer
 
+    def released(self, pair: Pair) -> None:
+        if self.pairing.drop(pair):
+            self._seek_when_due()
+
     def answered(self, proposal: Proposal, answer: Meeting | Refusal) -> None:
-        if self._asked is not proposal:
+        if self._asked.get(proposal.pair.name) is not proposal:
             return
         self._times.answered(proposal.pair.partner, self._world.now - proposal.sent_at)
         self._conclude(proposal, answer)
 
     def _lost(self, proposal: Proposal) -> None:
-        if self._asked is not proposal or not self._is_here():
+        if self._asked.get(proposal.pair.name) is not proposal or not self._is_here():
             return
         self._times.missed(proposal.pair.partner)
         self._peer.view.suspect(proposal.pair.partner)
@@ -168,7 +173,9 @@ class Partnering:
         self._conclude(proposal, Refusal("lost"))
 
     def _conclude(self, proposal: Proposal, answer: Meeting | Refusal) -> None:
-        self._asked, renewed, self._renews = None, self._renews, False
+        del self._asked[proposal.pair.name]
+        renewed = proposal is self._renewing
+        self._renewing = None if renewed else self._renewing
         if isinstance(answer, Refusal):
             self.pairing.refused(proposal, answer, self.here())
         elif not self.pairing.accepted(proposal, answer, self.here()):
@@ -185,24 +192,22 @@ class Partnering:
         world, peer, named = self._world, self._peer, refusal.seeker
         if named is None or not self.pairing.wants(named) or peer.view.knows(named):
             return False
-        self._hears_about = proposal
+        self._hears_about[proposal.pair.name] = proposal
         other, asked = world.peers[proposal.pair.partner], (peer, named, self, proposal)
         world.network.send(peer, other, "discovery", MESSAGE, other.on_get_record, *asked)
-        world.queue.after(ASK_DEADLINE, self.heard_about, proposal, None)
+        world.queue.after(self._times.deadline_of(other.peer), self.heard_about, proposal, None)
         return True
 
     def heard_about(self, asked: Proposal, record: Member | None) -> None:
         """Go on with the search, with that record if it came."""
-        if self._hears_about is not asked:
+        if self._hears_about.pop(asked.pair.name, None) is None:
             return
-        self._hears_about = None
         if record is not None and record.announcement.stage == self._peer.stage:
             self._peer.view.take([record])
         if self._is_here():
             self._seek()
 
     def _go_on(self, proposal: Proposal, answer: Meeting | Refusal, renewed: bool) -> None:
-        self._seeks = False
         if renewed:
             self._seek_when_due()
         elif isinstance(answer, Refusal) and answer.code == "busy":

@@ -251,7 +251,7 @@ class SwarmPeer:
 
     def on_release(self, pair: Pair) -> None:
         if self.partnering is not None:
-            self.partnering.pairing.drop(pair)
+            self.partnering.released(pair)
 
     def on_contribution(self, sender: SwarmPeer, pair: Pair, z: Any) -> None:
         """Take what a partner sends at the end of a round."""

@@ -53,6 +53,7 @@ class Matchmaker:
         self._pairing = Pairing(context.me, outer.inner_steps, outer.window, rng)
         self._seek_timer: asyncio.TimerHandle | None = None
         self._seeking: asyncio.Task[None] | None = None
+        self._beside: asyncio.Task[None] | None = None  # asks another one at the same time
         self._renewing: asyncio.Task[None] | None = None
         self._tasks = context.supervisor.group()
         self._known: Pair | None = None  # the pair that `agreed` was called for
@@ -214,27 +215,43 @@ class Matchmaker:
 
     async def _seek(self) -> None:
         """Propose to random replicas until one agrees or all have refused; after the last step, until one agrees."""
-        context, pairing, pause = self._context, self._pairing, BUSY_SECONDS
+        pairing, pause = self._pairing, BUSY_SECONDS
         while self.accepting:
-            serving = context.view.serving(context.stage, context.transport.now())
-            crowded = self._turns.crowded(context.view.shares(serving))
-            unwanted = crowded | self._closed_with
-            willing = [peer for peer in serving if not self._avoid(peer) and peer not in unwanted]
-            candidates = context.view.thinned(willing, self._rng)
-            proposal = pairing.propose(candidates, self._here())
-            successor = pairing.successor(self._here())
-            if successor is not None:
-                self._spawn(self._handshake.sit_out(successor[0], context.stage, successor[1]))
+            proposal = self._next_proposal()
             if proposal is not None:
                 self._sought_since = self._sought_since or proposal.sent_at
+                if self._beside is None or self._beside.done():
+                    self._beside = self._spawn(self._seek_beside())
                 if await self._ask(proposal) != "busy":
                     continue
+            elif pairing.is_asking and self._beside is not None and not self._beside.done():
+                await asyncio.wait([self._beside])
+                continue
             if proposal is None:
                 if pairing.current is not None or pairing.is_ending or not pairing.at_once:
                     return
                 pairing.forget_refusals()
                 pause = min(2 * pause, max(BUSY_SECONDS, self._here().step_seconds))
             await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
+
+    async def _seek_beside(self) -> None:
+        """Propose to others while `_seek` waits for an answer, until there is nobody to ask, or one that is busy."""
+        while self.accepting:
+            proposal = self._next_proposal()
+            if proposal is None or await self._ask(proposal) == "busy":
+                return
+
+    def _next_proposal(self) -> Proposal | None:
+        context = self._context
+        serving = context.view.serving(context.stage, context.transport.now())
+        crowded = self._turns.crowded(context.view.shares(serving))
+        unwanted = crowded | self._closed_with
+        willing = [peer for peer in serving if not self._avoid(peer) and peer not in unwanted]
+        proposal = self._pairing.propose(context.view.thinned(willing, self._rng), self._here())
+        successor = self._pairing.successor(self._here())
+        if successor is not None:
+            self._spawn(self._handshake.sit_out(successor[0], context.stage, successor[1]))
+        return proposal
 
     def _is_in_doubt(self, peer: PeerId) -> bool:
         """Return whether the peer was seen to fail, or says that it does not train any more."""

@@ -1,12 +1,13 @@
 """Decides who averages with whom: a handshake between two replicas, with no common view and no coordinator. Pure.
 
 A replica can hold an agreement for the round that goes on and one for the round after it. At a random moment in
-the first half of its round it proposes, to random replicas one after another, until one agrees. Whoever is asked
-accepts for whichever of its own two rounds can end together with the proposer's. So it makes no difference who is
-a little ahead: one that has not yet ended its last round is as likely a partner as any other, and pairs that
-ended together do not find each other more often. A replica that nobody has room for proposes for its next round
-instead. It then has a partner before others look for theirs, and is not alone twice in a row. It also asks a
-random one of those who had no room to be left over in its turn, so that this is not always one of the slow.
+the first half of its round it proposes, to random replicas, in a large stage two at a time, until one agrees; when
+the other does so too, it is released. Whoever is asked accepts for whichever of its own two rounds can end together
+with the proposer's. So it makes no difference who is a little ahead: one that has not yet ended its last round is as
+likely a partner as any other, and pairs that ended together do not find each other more often. A replica that nobody
+has room for proposes for its next round instead. It then has a partner before others look for theirs, and is not
+alone twice in a row. It also asks a random one of those who had no room to be left over in its turn, so that this is
+not always one of the slow.
 
 Towards the end of a search next to all are engaged, and those who are not have a proposal under way to one that is.
 So whoever several have refused takes the first that asks, and gives its own proposal up: else the last ones of a
@@ -41,6 +42,9 @@ from node.rounds.search import RECENT, PartnerSearch, Seekers
 from protocol.ground import PeerId
 
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
+# Of those asked first half are engaged: with one at a time the median search in a large stage is two round trips. Of
+# few candidates one after another is asked: whoever is released might find that nobody is left.
+ASKED_TOGETHER, FEW = 2, 16
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
 # Of more replicas that are known than so many, the partner of the round before is not asked: it is known better.
 MANY = 64
@@ -71,15 +75,15 @@ class Pairing:
         self._agreed: list[Agreement | None] = [None, None]
         self._search = [PartnerSearch(), PartnerSearch()]
         self._seekers = Seekers()
-        self._asking: Proposal | None = None
-        self._sought = Slot.CURRENT  # what for
+        self._asking: dict[Pair, Slot] = {}  # proposed and not answered yet, and what for
+        self._sought = Slot.CURRENT  # what for the last one was
         self._in_step = True  # somebody's round could end when this one can
         self._round_seconds = 0.0  # that the last round with a partner took
         self.begin_round(inner_steps)
 
     def __repr__(self) -> str:
         now, later = (f"…{one.pair.partner[-8:]}" if one is not None else "nobody" for one in self._agreed)
-        asking = f", asks …{self._asking.pair.partner[-8:]}" if self._asking is not None else ""
+        asking = "".join(f", asks …{pair.partner[-8:]}" for pair in self._asking)
         ending = ", at its end," if self.is_ending else ""
         return f"<Pairing of …{self.me[-8:]}: this round{ending} with {now}, the next with {later}{asking}>"
 
@@ -89,7 +93,7 @@ class Pairing:
         self._last = self.current.pair.partner if self.current is not None else None
         self.bounds = Bounds.of(inner_steps, self._window)
         self._agreed = [self._agreed[Slot.NEXT], None]
-        self._asking = self._asking if self._sought is Slot.NEXT else None
+        self._asking = {pair: Slot.CURRENT for pair, slot in self._asking.items() if slot is Slot.NEXT}
         self._sought = Slot.CURRENT
         self._search = [self._search[Slot.NEXT], PartnerSearch()]
         # In step with others, an even rhythm keeps it so; out of step, an uneven one brings them together.
@@ -108,8 +112,7 @@ class Pairing:
         self._ended_at = here.now
         if self.current is not None:
             self._round_seconds = here.steps * here.step_seconds
-        if self._asks_for(Slot.CURRENT):
-            self._asking = None
+        self._withdraw(Slot.CURRENT)
 
     @property
     def current(self) -> Agreement | None:
@@ -133,25 +136,35 @@ class Pairing:
         return max(0.0, share * seconds - here.steps * step - here.into_step)
 
     def propose(self, candidates: Sequence[PeerId], here: RoundProgress) -> Proposal | None:
-        """Ask one of the candidates that may be willing, uniformly at random; None when there is nothing to ask."""
+        """Ask one of the candidates that may be willing, uniformly at random; None when there is nothing to ask.
+
+        While that is under way another one may be asked.
+        """
         too_early = self.seeks_in(here) > 0 and not self.at_once
-        if self._asking is not None or self.current is not None or too_early:
+        together = ASKED_TOGETHER if len(candidates) > FEW else 1
+        if len(self._asking) >= together or self.current is not None or too_early:
             return None
         too_late = self.is_ending or (not self.at_once and here.until(self.bounds.ends_at) <= self.handshake)
         if self._last is not None and len(candidates) > MANY:
             self._search[Slot.CURRENT].bar(self._last)
         now = None if too_late else self._choice(Slot.CURRENT, candidates, here.steps)
-        self._exhausted = now is None
+        self._exhausted = now is None and not self._asks_for(Slot.CURRENT)
         sits_out, self._search[Slot.CURRENT].sits_out = self._search[Slot.CURRENT].sits_out, False
         # one that was to be left over expects nothing of this round
-        asks_later = not self.at_once and (sits_out or now is None)
+        asks_later = not self.at_once and (sits_out or self._exhausted)
         later = self._choice(Slot.NEXT, candidates, here.steps) if asks_later else None
         slot, chosen = (Slot.CURRENT, now) if later is None else (Slot.NEXT, later)
         if chosen is None:
             return None
         pair = Pair(chosen, f"{self._rng.getrandbits(128):032x}")
-        self._asking, self._sought = Proposal(pair, self._meeting(slot, here), here.now), slot
-        return self._asking
+        self._asking[pair] = self._sought = slot
+        self._search[slot].asked.add(chosen)
+        return Proposal(pair, self._meeting(slot, here), here.now)
+
+    @property
+    def is_asking(self) -> bool:
+        """True while an answer to a proposal is awaited."""
+        return bool(self._asking)
 
     def _choice(self, slot: Slot, candidates: Sequence[PeerId], steps: int) -> PeerId | None:
         if self._agreed[slot] is not None:
@@ -166,8 +179,8 @@ class Pairing:
     def accepted(self, proposal: Proposal, theirs: Meeting, here: RoundProgress) -> bool:
         """Take a yes. False when it is not wanted any more, or makes no sense: the other must be told."""
         slot = self._slot_of(proposal.pair)
-        if slot is None and self._asking is proposal:
-            slot, self._asking = self._sought, None
+        if slot is None:
+            slot = self._answered(proposal.pair)
         if slot is None:
             return False
         is_new = self._agreed[slot] is None
@@ -185,9 +198,9 @@ class Pairing:
         """Take a no, or a lost answer (with a code of the caller's); a pair agreed before is dropped."""
         if self.drop(proposal.pair):
             return
-        if self._asking is not proposal:
-            return  # the other's crossing proposal was agreed on meanwhile
-        slot, self._asking = self._sought, None
+        slot = self._answered(proposal.pair)
+        if slot is None:
+            return  # another one was agreed on meanwhile
         self._in_step = self._in_step or refusal.code in ("busy", "engaged")
         retry_at = here.steps + max(1, self.bounds.ends_at - self.bounds.nominal)
         self._search[slot].note(proposal.pair.partner, refusal, retry_at)
@@ -249,16 +262,28 @@ class Pairing:
 
     def _yields(self, slot: Slot, proposer: PeerId) -> bool:
         """Return whether ours yields: to a smaller peer id where two cross, to any other if it has little hope."""
-        if self._asking is None or self._sought is not slot:
+        if not self._asks_for(slot):
             return True
-        crosses = self._asking.pair.partner == proposer
+        crosses = proposer in self._search[slot].asked
         if proposer < self.me if crosses else self._search[slot].is_late:
-            self._asking = None
+            self._withdraw(slot)
             return True
         return False
 
     def _asks_for(self, slot: Slot) -> bool:
-        return self._asking is not None and self._sought is slot
+        return slot in self._asking.values()
+
+    def _answered(self, pair: Pair) -> Slot | None:
+        """What the pair was proposed for; None where it is not wanted any more."""
+        slot = self._asking.pop(pair, None)
+        if slot is not None:
+            self._search[slot].asked.discard(pair.partner)
+        return slot
+
+    def _withdraw(self, slot: Slot) -> None:
+        """Want nothing any more of what was proposed for this round or the next: who agrees to it is told."""
+        self._asking = {pair: other for pair, other in self._asking.items() if other is not slot}
+        self._search[slot].asked.clear()
 
     # --- holding to it ------------------------------------------------------------------------
 
@@ -279,6 +304,7 @@ class Pairing:
         if known is not None and known.pair == agreement.pair:
             agreement.partner_ready, agreement.place = known.partner_ready, known.place
         self._agreed[slot] = agreement
+        self._withdraw(slot)
         self._in_step = self._in_step or slot is Slot.CURRENT
 
     def _slot_of(self, pair: Pair) -> Slot | None:
@@ -336,7 +362,7 @@ class Pairing:
             if agreement.pair == pair:
                 agreement.partner_ready = True
                 return True
-        return self._asking is not None and self._asking.pair == pair  # its yes is still on the way
+        return pair in self._asking  # its yes is still on the way
 
     def is_ready(self, here: RoundProgress) -> bool:
         """Return whether to tell the partner that this round must end before long."""

@@ -37,6 +37,7 @@ class PartnerSearch:
 
     def __init__(self) -> None:
         self._refused: dict[PeerId, float] = {}  # until which inner step
+        self.asked = set[PeerId]()  # and have not answered yet
         self.engaged: list[PeerId] = []
         self._referred = deque[PeerId](maxlen=REFERRED)  # to others that look for one, by the engaged
         self.sits_out = False  # asked to be the one that is left over
@@ -52,7 +53,7 @@ class PartnerSearch:
             return None
 
         def may_agree(peer: PeerId) -> bool:
-            return peer != me and self._refused.get(peer, -math.inf) <= steps
+            return peer != me and self._refused.get(peer, -math.inf) <= steps and peer not in self.asked
 
         while self._referred and self._goes_by_referrals:
             if may_agree(peer := self._referred.pop()) and peer in candidates:

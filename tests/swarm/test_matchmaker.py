@@ -67,7 +67,7 @@ def test_of_whom_one_does_not_know_the_engaged_tell_and_it_is_asked_next() -> No
         return seeker, other
 
     seeker, other = run_swarm(main())
-    assert [named for _, named in seeker.heard_about] == [other.peer]
+    assert {named for _, named in seeker.heard_about} == {other.peer}
     assert other.heard_about == []
     assert other.peer in {round_.partner for round_ in seeker.rounds}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
-from node.rounds.pairing import MANY, Pairing
+from node.rounds.pairing import FEW, MANY, Pairing
 from protocol.ground import PeerId
 from tests.unit.pairings import (
     ANY_TIME,
@@ -82,19 +82,20 @@ def test_proposals_in_a_ring_end_with_at_most_one_partner_each() -> None:
 
 
 def test_one_that_several_have_refused_takes_whoever_asks_and_gives_its_own_proposal_up() -> None:
-    a, b, c = pairing(A), pairing(B), pairing(C)
+    a, c = pairing(A), pairing(C)
     p, q, r, s, t, u = (PeerId(name) for name in "pqrstu")
     for asked, partner_ in ((p, q), (r, s), (t, u)):
         ours = propose(a, asked)
         assert deliver(propose(pairing(D), A), pairing(D), a) == Refusal("busy")
         answer(ours, a, Refusal("engaged", partner_))
-    late = propose(a, B)
+    late, later = (propose(a, *CROWD, B) for _ in range(2))
     offer = propose(c, A)
     assert answer(offer, c, deliver(offer, c, a))
     assert (partner(a), partner(c)) == (C, A)
-    accepted = deliver(late, a, b)
-    assert isinstance(accepted, Meeting)
-    assert not answer(late, a, accepted), "b must be told"
+    for proposal in (late, later):
+        accepted = deliver(proposal, a, pairing(proposal.pair.partner))
+        assert isinstance(accepted, Meeting)
+        assert not answer(proposal, a, accepted), "the other must be told"
     assert partner(a) == C
 
 
@@ -149,11 +150,37 @@ def test_who_is_out_of_step_is_asked_again_later_in_the_round() -> None:
     assert propose(a, B, steps=5).mine.opens_in == 10.0  # for this one
 
 
-def test_one_does_not_propose_to_oneself_nor_twice_at_a_time() -> None:
+CROWD = [PeerId(f"one of many {number}") for number in range(FEW + 1)]  # whom nobody answers for
+
+
+def test_one_does_not_propose_to_oneself_nor_twice_at_a_time_to_few() -> None:
     a = pairing(A)
     assert a.propose([A], at(0)) is None
     propose(a, B)
     assert a.propose([C], at(0)) is None
+    assert a.propose([A, B, C, *CROWD[4:]], at(0)) is None
+
+
+def test_of_many_two_are_asked_at_a_time_and_never_one_twice() -> None:
+    a = pairing(A)
+    proposals = [propose(a, B, *CROWD) for _ in range(2)]
+    assert len({proposal.pair.partner for proposal in proposals}) == 2
+    assert a.propose([C, *CROWD], at(0)) is None
+    answer(proposals[0], a, Refusal("busy"))
+    assert propose(a, C, *CROWD).pair.partner != proposals[1].pair.partner
+
+
+def test_of_two_that_agree_one_is_the_partner_and_the_other_is_to_be_told() -> None:
+    a = pairing(A)
+    first, second = (propose(a, *CROWD) for _ in range(2))
+    b, c = (pairing(proposal.pair.partner) for proposal in (first, second))
+    late = deliver(first, a, b)
+    assert answer(second, a, deliver(second, a, c))
+    assert not a.is_asking
+    assert not answer(first, a, late), "b must be told"
+    assert (partner(a), partner(c)) == (c.me, A)
+    assert a.holds(second.pair)
+    assert not a.holds(first.pair)
 
 
 def test_candidates_are_equally_likely() -> None:
