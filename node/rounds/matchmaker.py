@@ -220,7 +220,7 @@ class Matchmaker:
             proposal = self._next_proposal()
             if proposal is not None:
                 self._sought_since = self._sought_since or proposal.sent_at
-                if self._beside is None or self._beside.done():
+                if pairing.may_ask_another and (self._beside is None or self._beside.done()):
                     self._beside = self._spawn(self._seek_beside())
                 if await self._ask(proposal) != "busy":
                     continue

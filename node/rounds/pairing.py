@@ -77,6 +77,7 @@ class Pairing:
         self._seekers = Seekers()
         self._asking: dict[Pair, Slot] = {}  # proposed and not answered yet, and what for
         self._sought = Slot.CURRENT  # what for the last one was
+        self._together = 1  # may be asked at a time
         self._in_step = True  # somebody's round could end when this one can
         self._round_seconds = 0.0  # that the last round with a partner took
         self.begin_round(inner_steps)
@@ -141,8 +142,8 @@ class Pairing:
         While that is under way another one may be asked.
         """
         too_early = self.seeks_in(here) > 0 and not self.at_once
-        together = ASKED_TOGETHER if len(candidates) > FEW else 1
-        if len(self._asking) >= together or self.current is not None or too_early:
+        self._together = ASKED_TOGETHER if len(candidates) > FEW else 1
+        if not self.may_ask_another or self.current is not None or too_early:
             return None
         too_late = self.is_ending or (not self.at_once and here.until(self.bounds.ends_at) <= self.handshake)
         if self._last is not None and len(candidates) > MANY:
@@ -160,6 +161,11 @@ class Pairing:
         self._asking[pair] = self._sought = slot
         self._search[slot].asked.add(chosen)
         return Proposal(pair, self._meeting(slot, here), here.now)
+
+    @property
+    def may_ask_another(self) -> bool:
+        """True if fewer answers are awaited than may be, with as many candidates as there were last."""
+        return len(self._asking) < self._together
 
     @property
     def is_asking(self) -> bool:
