@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 from node.rounds.meeting import LONGEST, Meeting, Pair, Proposal, Refusal, RoundProgress
-from node.rounds.pairing import Pairing
+from node.rounds.pairing import FEW, Pairing
 from protocol.ground import PeerId
 
 A, B, C, D = (PeerId(name) for name in "abcd")
+CROWD = [PeerId(f"one of many {number}") for number in range(FEW + 1)]
 ANY_TIME = Meeting(0.0, 0.0, LONGEST, 0.0)
 K = 20
 

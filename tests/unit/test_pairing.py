@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
-from node.rounds.pairing import FEW, MANY, Pairing
+from node.rounds.pairing import Pairing
 from protocol.ground import PeerId
 from tests.unit.pairings import (
     ANY_TIME,
+    CROWD,
     A,
     B,
     C,
@@ -150,37 +151,12 @@ def test_who_is_out_of_step_is_asked_again_later_in_the_round() -> None:
     assert propose(a, B, steps=5).mine.opens_in == 10.0  # for this one
 
 
-CROWD = [PeerId(f"one of many {number}") for number in range(FEW + 1)]  # whom nobody answers for
-
-
 def test_one_does_not_propose_to_oneself_nor_twice_at_a_time_to_few() -> None:
     a = pairing(A)
     assert a.propose([A], at(0)) is None
     propose(a, B)
     assert a.propose([C], at(0)) is None
     assert a.propose([A, B, C, *CROWD[4:]], at(0)) is None
-
-
-def test_of_many_two_are_asked_at_a_time_and_never_one_twice() -> None:
-    a = pairing(A)
-    proposals = [propose(a, B, *CROWD) for _ in range(2)]
-    assert len({proposal.pair.partner for proposal in proposals}) == 2
-    assert a.propose([C, *CROWD], at(0)) is None
-    answer(proposals[0], a, Refusal("busy"))
-    assert propose(a, C, *CROWD).pair.partner != proposals[1].pair.partner
-
-
-def test_of_two_that_agree_one_is_the_partner_and_the_other_is_to_be_told() -> None:
-    a = pairing(A)
-    first, second = (propose(a, *CROWD) for _ in range(2))
-    b, c = (pairing(proposal.pair.partner) for proposal in (first, second))
-    late = deliver(first, a, b)
-    assert answer(second, a, deliver(second, a, c))
-    assert not a.is_asking
-    assert not answer(first, a, late), "b must be told"
-    assert (partner(a), partner(c)) == (c.me, A)
-    assert a.holds(second.pair)
-    assert not a.holds(first.pair)
 
 
 def test_candidates_are_equally_likely() -> None:
@@ -388,18 +364,3 @@ def test_agreement_is_mutual_unless_an_answer_was_lost_whatever_the_order_of_mes
         for agreement in member.agreements:
             other, name = members[agreement.pair.partner], agreement.pair.name
             assert other.holds(Pair(me, name)) or name in lost | waiting
-
-
-@pytest.mark.parametrize(("known", "again"), [(MANY, True), (MANY + 1, False)])
-def test_among_many_the_partner_of_the_round_before_is_not_asked(known: int, again: bool) -> None:
-    """Who was met is known, as not everybody is in a large stage: it would be met again more often than others."""
-    others = [PeerId(f"p{number}") for number in range(known)]
-    a, before = pairing(A), pairing(others[0])
-    agreed(a, before)
-    next_round(a)
-    asked = set()
-    for _ in range(MANY):
-        proposal = propose(a, *others, steps=15)
-        asked.add(proposal.pair.partner)
-        answer(proposal, a, Refusal("engaged"), steps=15)
-    assert asked == set(others) - (set() if again else {others[0]})
