@@ -44,7 +44,7 @@ from protocol.ground import PeerId
 SEEKS_UNTIL = 0.5  # of a round: by then everybody has begun to look for a partner
 # Of those asked first half are engaged: with one at a time the median search in a large stage is two round trips. Of
 # few candidates one after another is asked: whoever is released might find that nobody is left.
-ASKED_TOGETHER, FEW = 2, 16
+ASKED_TOGETHER, FEW = 2, 10
 SITS_OUT_UNTIL = 0.6  # of a round: by then those who can have found one
 # Of more replicas that are known than so many, the partner of the round before is not asked: it is known better.
 MANY = 64
