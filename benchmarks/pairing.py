@@ -2,10 +2,10 @@
 
 Replicas whose speeds differ by up to 5 %, inner steps of 0.5 s with 3 % noise, 25 of them to a round, messages of 20
 to 80 ms one way, random starts. `p` is the chi-square test of equally likely pairs; `in vain` counts replicas alone
-twice in a row while another that they could have met was alone, too. Then the time that replicas whose speeds
-differ fourfold are blocked, from their last inner step of a round to the end of a small exchange. The decisions are
-`node.rounds.pairing`'s; messages and steps are events (`partners.simulated_stage`), so ratios do not depend on
-this machine.
+twice in a row while another that they could have met was alone, too; `released` is how many second ones of two that
+agreed are told that they are free, in a round. Then the time that replicas whose speeds differ fourfold are blocked,
+from their last inner step of a round to the end of a small exchange. The decisions are `node.rounds.pairing`'s;
+messages and steps are events (`partners.simulated_stage`), so ratios do not depend on this machine.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def fairness(replicas: int, rounds: int, seed: int) -> dict[str, Any]:
         "alone_twice_in_vain": outcome.alone_twice_in_vain(),
         "median_round_trips": round(outcome.median_seconds_to_agree() / setting.round_trip, 3),
         "p95_round_trips": round(outcome.late_seconds_to_agree() / setting.round_trip, 2),
+        "released": round(outcome.released / outcome.rounds.total(), 3),
         "one_sided": round(outcome.one_sided / outcome.rounds.total(), 6),
     }
 

@@ -67,8 +67,7 @@ class PairingResult:
     blocked: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     one_sided: int = 0  # rounds that ended alone although a pair had been agreed on
     seconds: float = 0.0
-    proposals: int = 0
-    released: int = 0
+    released: int = 0  # second ones of two that agreed
 
     def alone_twice_in_vain(self) -> int:
         """How often a replica was alone twice in a row while another, that it could have met, was alone too."""
@@ -176,7 +175,6 @@ class SimulatedReplica:
         self._name_successor()
         if proposal is not None:
             self.seeks_since = self.swarm.now if self.seeks_since is None else self.seeks_since
-            self.swarm.outcome.proposals += 1
             self._ask(proposal)
             self.seek()
 

@@ -44,11 +44,9 @@ class Partnering:
         self.rounds = 0
         self._seeks = False  # before long
         self._seeks_since: float | None = None
-        # by the names of pairs:
+        # by the names of pairs; in the second those refused with the name of another one, whose record is asked for:
         self._asked: dict[str, Proposal] = {}
-        self._hears_about: dict[
-            str, Proposal
-        ] = {}  # refused with another one's name, whose record is asked for
+        self._hears_about: dict[str, Proposal] = {}
         self._renewing: Proposal | None = None  # asked whether the pair still holds
         self._known: Pair | None = None
         self._told: Pair | None = None
