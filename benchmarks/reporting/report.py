@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,6 +11,8 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import psutil
 
 TERMINATED = 128 + signal.SIGTERM  # as a shell tells it
 
@@ -63,10 +66,24 @@ def run(main: Callable[[], None], *failures: type[Exception]) -> None:
 
 
 def _end(*_: object) -> None:
-    """Leave through all `with` and `finally`; a study at once, for it would wait there for the runs under way."""
+    """Leave through all `with` and `finally`; a study at once, for it would wait there for the runs under way.
+
+    Of those nothing goes on: with its workers end the processes that they have started.
+    """
     workers = multiprocessing.active_children()
+    started = [process for worker in workers for process in _started_by(worker.pid)]
     for worker in workers:
         worker.kill()
+    for process in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     if workers:
         os._exit(TERMINATED)
     sys.exit(TERMINATED)
+
+
+def _started_by(pid: int | None) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

@@ -13,6 +13,7 @@ Needs root and the `ip` command, and no kernel module that Debian's cloud kernel
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 _RELAY = Path(__file__).with_name("link_relay.py")
 _CLEAN_UP_SECONDS = 10.0
+_STEM = "noloco-"  # of the namespaces' names; then the process that made them, and which one it is
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class ShapedLinks:
         self._peers = peers
         self._packet_bytes = packet_bytes
         self._shape = shape
-        self._stem = f"noloco-{os.getpid()}"
+        self._stem = f"{_STEM}{os.getpid()}"
         self._relay: subprocess.Popen[str] | None = None
 
     def address(self, peer: int) -> str:
@@ -110,6 +114,7 @@ class ShapedLinks:
         return f"{self._stem}-wan"
 
     def _build(self) -> None:
+        _clear_away()
         _run("ip", "netns", "add", self._middle)
         for peer in range(self._peers):
             self._lay_cable(peer)
@@ -173,6 +178,15 @@ def why_unavailable() -> str:
     if shutil.which("ip") is None:
         return "shaped links need the command ip (Debian: apt-get install iproute2)"
     return ""
+
+
+def _clear_away() -> None:
+    """Remove the namespaces of processes that were killed."""
+    for line in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.splitlines():
+        named = re.match(rf"{_STEM}(\d+)-\w+", line)
+        if named is not None and not psutil.pid_exists(int(named[1])):
+            with suppress(subprocess.CalledProcessError):
+                _run("ip", "netns", "delete", named[0])
 
 
 def _run(*command: str) -> None:

@@ -62,6 +62,8 @@ def _round_trip(address: str) -> float | None:
 
 def main() -> None:
     addresses, seen = sys.argv[1:], list[float]()
+    for address in addresses:
+        _round_trip(address)  # asks for the other's hardware address first, which is a round trip more
     while not select.select([sys.stdin], [], [], _PAUSE)[0]:
         seen += [seconds for address in addresses if (seconds := _round_trip(address)) is not None]
     print(statistics.median(seen) if seen else "nan")

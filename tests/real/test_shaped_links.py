@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 from shaping.links import Shape, ShapedLinks, why_unavailable
+from shaping.round_trips import RoundTrips
 
 SHAPE = Shape(100.0, 0.05)
 PEERS = 4
@@ -115,6 +117,22 @@ def test_links_that_were_reshaped_are_as_narrow_and_as_long_as_they_now_say(link
     trips, rates = require_shape(links, narrow, later=0.03, least_share=0.5)
     assert max(rates) < 0.5 * SHAPE.mbit
     assert min(trips) > 3 * 2 * SHAPE.one_way
+
+
+def test_a_round_trip_is_measured_where_nobody_listens(links: ShapedLinks) -> None:
+    with RoundTrips(links.prefix(0), [links.address(1), links.address(2)]) as trips:
+        time.sleep(3.0)
+        assert 2 * SHAPE.one_way <= trips.median() < 4 * SHAPE.one_way
+
+
+@pytest.mark.skipif(bool(why_unavailable()), reason=why_unavailable())
+def test_links_of_a_process_that_was_killed_are_cleared_away() -> None:
+    of_nobody = "noloco-4194305-3"  # no process has an id beyond 4194304
+    subprocess.run(["ip", "netns", "add", of_nobody], check=True)
+    with ShapedLinks(1, SHAPE) as links:
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        assert of_nobody not in listed
+        assert links.namespace(0) in listed
 
 
 def test_links_leave_nothing_behind(links: ShapedLinks) -> None:
