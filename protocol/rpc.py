@@ -181,7 +181,7 @@ class Rpc:
         traffic = traffic or request.traffic
         patience = deadline if isinstance(deadline, Patience) else Patience(deadline)
         # more than a visitor may send, or of what members get more than visitors
-        if traffic is Traffic.STATE or sum(tensor.nbytes for tensor in tensors) > VISITOR_BYTES // 2:
+        if traffic is Traffic.STATE or _is_large(tensors):
             await self.introductions.make(peer, patience.seconds)
         else:
             await self.introductions.make_ahead(peer, patience.seconds, request.asker, traffic)
@@ -203,7 +203,7 @@ class Rpc:
     ) -> tuple[Reply, list[torch.Tensor]]:
         try:
             async with asyncio.timeout(patience.seconds):
-                channel = await self._channel(peer, traffic, patience.seconds)
+                channel = await self._channel(peer, traffic, patience.seconds, ahead=not _is_large(tensors))
             frame = await channel.ask(request, tensors, patience, partial(self._give_up, traffic, channel))
         except TimeoutError:
             raise DeadlineExceeded(f"no answer to {request.kind} within {patience.seconds:.1f} s") from None
@@ -213,17 +213,19 @@ class Rpc:
             self.strike(peer)
             raise
 
-    async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
+    async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float, *, ahead: bool) -> Channel:
         async with self._opening.setdefault((peer, traffic), asyncio.Lock()):
             channel = self._channels.get((peer, traffic))
             if channel is None or channel.broken:
-                channel = await self._open(peer, traffic, deadline)
+                channel = await self._open(peer, traffic, deadline, ahead)
             return channel
 
-    async def _open(self, peer: PeerId, traffic: Traffic, deadline: float) -> Channel:
+    async def _open(self, peer: PeerId, traffic: Traffic, deadline: float, ahead: bool) -> Channel:
+        """A channel over a new stream; `ahead` of the other's word, where what follows may be sent in vain."""
         key = (peer, traffic)
         self._close_idle()
-        channel = Channel(await self.transport.open(peer, traffic.protocol, deadline), traffic, self._watch)
+        stream = await self.transport.open(peer, traffic.protocol, deadline, ahead=ahead)
+        channel = Channel(stream, traffic, self._watch)
         reading = channel.read_replies(self._payloads[traffic], partial(self.strike, peer))
         channel.reader = self._supervisor.spawn(reading, "reading answers")
         self._channels[key] = channel
@@ -352,6 +354,10 @@ class Rpc:
 
     def is_banned(self, peer: PeerId) -> bool:
         return self._bans.is_banned(peer, asyncio.get_running_loop().time())
+
+
+def _is_large(tensors: Sequence[Encoded]) -> bool:
+    return sum(tensor.nbytes for tensor in tensors) > VISITOR_BYTES // 2
 
 
 def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.Tensor]]:

@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from protocol.errors import DeadlineExceeded, PeerUnreachable, TransportDown, UserError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.transport.base import Stream
 from tests.transport_network import (
@@ -35,6 +36,39 @@ class Peers(OnNetwork):
             await a.open(Identity.from_seed("nobody").peer_id, ECHO, DEADLINE)
         with pytest.raises(PeerUnreachable):
             await a.open(a.peer_id, ECHO, DEADLINE)
+
+    @on_network
+    async def test_what_nobody_serves_fails_at_the_first_read_of_a_stream_opened_ahead(
+        self, network: Network
+    ) -> None:
+        a, b = await network.pair()
+
+        async def read_of(peer: PeerId, protocol: str) -> None:
+            stream = await a.open(peer, protocol, DEADLINE, ahead=True)
+            try:
+                await stream.read(1)
+            finally:
+                stream.close()
+
+        for peer, protocol in (
+            (b.peer_id, "/noloco/test/nothing"),
+            (Identity.from_seed("nobody").peer_id, ECHO),
+            (a.peer_id, ECHO),
+        ):
+            with pytest.raises(PeerUnreachable):
+                await asyncio.wait_for(read_of(peer, protocol), network.at_once)
+
+    @on_network
+    async def test_a_frozen_peer_lets_a_stream_opened_ahead_wait(self, network: Network) -> None:
+        a, b = await network.pair()
+        (await a.open(b.peer_id, ECHO, DEADLINE)).close()
+        network.freeze(b)
+        stream = await asyncio.wait_for(a.open(b.peer_id, ECHO, DEADLINE, ahead=True), network.at_once)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(ask(stream, b"late"), 0.5)
+        network.thaw(b)
+        assert await asyncio.wait_for(stream.read(12), PATIENCE) == (4).to_bytes(8, "big") + b"late"
+        stream.close()
 
     @on_network
     async def test_a_peer_that_dies_is_noticed_at_once(self, network: Network) -> None:

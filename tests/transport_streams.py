@@ -34,6 +34,31 @@ class Streams(OnNetwork):
         stream.close()
 
     @on_network
+    async def test_what_is_written_ahead_arrives_with_the_opening(self, network: Network) -> None:
+        a, b = await network.pair()
+        for data in (b"hello", b"x" * (1 << 20)):
+            stream = await a.open(b.peer_id, ECHO, DEADLINE, ahead=True)
+            assert await ask(stream, data) == data
+            assert await ask(stream, b"again") == b"again"
+            stream.close()
+
+    @on_network
+    async def test_a_stream_that_was_opened_ahead_and_closed_arrives_all_the_same(
+        self, network: Network
+    ) -> None:
+        a, b = await network.pair()
+        seen: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def handler(stream: Stream) -> None:
+            seen.set_result(bytes(await stream.read(5)))
+
+        await b.serve("/noloco/test/once", handler)
+        stream = await a.open(b.peer_id, "/noloco/test/once", DEADLINE, ahead=True)
+        await stream.write(b"hello")
+        stream.close()
+        assert await asyncio.wait_for(seen, PATIENCE) == b"hello"
+
+    @on_network
     async def test_both_ends_know_who_the_other_is(self, network: Network) -> None:
         a, b = await network.pair()
         seen: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()

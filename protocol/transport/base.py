@@ -124,10 +124,12 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+    async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """A new stream to `peer`'s handler of `protocol`.
 
-        Raises `PeerUnreachable` (unknown, dead, or does not serve this protocol) or `DeadlineExceeded`.
+        Raises `PeerUnreachable` (unknown, dead, or does not serve this protocol) or `DeadlineExceeded`. Returns once
+        a handler has taken the stream, which takes a round trip. With `ahead` it does not wait for that: what is
+        written travels with the opening, and where no handler takes it `read` raises `PeerUnreachable`, or waits.
         """
 
     @abc.abstractmethod

@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -123,33 +124,34 @@ class Libp2pTransport(Transport):
                 self._joined_at.add(is_loopback(address))
         return answered
 
-    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+    async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         """See `Transport.open`. A peer that could not be reached rests for a while, unless it comes by itself."""
         session, clock = self._up(), asyncio.get_running_loop().time
         if self._dials.rests(peer, clock()) and peer not in await session.connected(deadline):
             raise PeerUnreachable(f"{peer} could not be reached a moment ago")
         try:
-            stream = await self._open(session, peer, protocol, deadline)
+            return await self._open(session, peer, protocol, deadline, ahead)
         except (PeerUnreachable, DeadlineExceeded) as error:
             self._check_still_up(session)
             self._dials.failed(peer, clock())
             if isinstance(error, PeerUnreachable):
                 raise PeerUnreachable(f"{peer} cannot be reached for {protocol}: {error}") from error
             raise DeadlineExceeded(f"{peer} did not accept {protocol} within {deadline:g} s") from error
-        self._dials.succeeded(peer)
-        return stream
 
-    async def _open(self, session: Session, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
+    async def _open(
+        self, session: Session, peer: PeerId, protocol: str, deadline: float, ahead: bool
+    ) -> Libp2pStream:
         """A stream; when libp2p's routing does not find the peer, through the addresses of its own record."""
         clock = asyncio.get_running_loop().time
         ends = clock() + deadline
+        taken = partial(self._dials.succeeded, peer)
         try:
-            return await session.open(peer, protocol, deadline)
+            return await session.open(peer, protocol, deadline, ahead=ahead, when_taken=taken)
         except PeerUnreachable:
             addresses = self._dials.take(peer, self._whereabouts(session), clock())
             if not await session.dial_any(peer, addresses, ends - clock()):
                 raise
-        return await session.open(peer, protocol, ends - clock())
+        return await session.open(peer, protocol, ends - clock(), ahead=ahead, when_taken=taken)
 
     def _whereabouts(self, session: Session) -> Whereabouts:
         own = session.addresses

@@ -30,11 +30,18 @@ _ACCEPTED = b"\x01"  # a handler has taken the stream
 
 
 class Libp2pStream(Stream):
-    """Backpressure reaches from the remote reader through both p2pd to `write`; they buffer some MiB."""
+    """Backpressure reaches from the remote reader through both p2pd to `write`; they buffer some MiB.
 
-    def __init__(self, remote: PeerId, socket: P2pdSocket) -> None:
+    Mutable state: whether the other end has still to take it.
+    """
+
+    def __init__(
+        self, remote: PeerId, socket: P2pdSocket, when_taken: Callable[[], None] | None = None
+    ) -> None:
+        """With `when_taken` it is one that is being opened; that is called once a handler has taken it."""
         self.remote = remote
         self._socket = socket
+        self._when_taken = when_taken
         self._lock = asyncio.Lock()  # writes of several tasks do not mix
 
     @window
@@ -57,12 +64,19 @@ class Libp2pStream(Stream):
         """
         try:
             async with asyncio.timeout(deadline):
-                if await self.read(1) != _ACCEPTED:
-                    raise PeerUnreachable(f"{self.remote} speaks another protocol")
+                await self.read(0)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.remote} did not accept it within {deadline:g} s") from error
 
     async def read(self, size: int) -> Buffer:
+        if self._when_taken is not None:
+            if await self._read(1) != _ACCEPTED:
+                raise PeerUnreachable(f"{self.remote} speaks another protocol")
+            self._when_taken()
+            self._when_taken = None
+        return await self._read(size)
+
+    async def _read(self, size: int) -> Buffer:
         if self._socket.is_closing():
             raise PeerUnreachable("the stream is closed")
         try:
@@ -188,11 +202,16 @@ class Session:
             self._served.add(protocol)
             await self.p2pd.control.serve_streams(protocol, self._listener, _LOCAL_DEADLINE)
 
-    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Libp2pStream:
+    async def open(
+        self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool, when_taken: Callable[[], None]
+    ) -> Libp2pStream:
+        """See `Transport.open`; calls `when_taken` once a handler has taken the stream."""
         ends = asyncio.get_running_loop().time() + deadline
-        stream = Libp2pStream(peer, await self.p2pd.control.open_stream(peer, protocol, deadline))
+        socket = await self.p2pd.control.open_stream(peer, protocol, deadline)
+        stream = Libp2pStream(peer, socket, when_taken)
         try:
-            await stream.accepted(ends - asyncio.get_running_loop().time())
+            if not ahead:
+                await stream.accepted(ends - asyncio.get_running_loop().time())
         except BaseException:
             stream.break_off()
             raise

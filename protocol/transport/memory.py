@@ -1,7 +1,7 @@
 """The transport in memory: any number of peers in one process, with modelled links and injected faults.
 
 Runs on every event loop; under `protocol.transport.virtual_time` a swarm's hours pass in seconds, and the
-same seed gives the same run. Limits of the model: opening a stream costs one round trip, a receiver's
+same seed gives the same run. Limits of the model: peers need no connection before a stream, a receiver's
 downlink is not shared (a link's bandwidth is taken from the sender's uplink), and the DHT loses no record.
 """
 
@@ -26,7 +26,7 @@ from protocol.records import expiry, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import Handler, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
-from protocol.transport.memory_network import EPOCH, MemoryNetwork
+from protocol.transport.memory_network import EPOCH, InMemoryPeer, MemoryNetwork
 from protocol.transport.memory_stream import MemoryStream, StreamLimits
 from protocol.windows import counted, short, window
 
@@ -128,8 +128,12 @@ class MemoryTransport(Transport):
     async def announce(self, addresses: Sequence[str]) -> None:
         """Do nothing, as for `learn`."""
 
-    async def open(self, peer: PeerId, protocol: str, deadline: float) -> Stream:
+    async def open(self, peer: PeerId, protocol: str, deadline: float, *, ahead: bool = False) -> Stream:
         self._check_running()
+        if peer == self.peer_id:
+            raise PeerUnreachable("a peer cannot open a stream to itself")
+        if ahead and self.network.running(peer) is not None:
+            return self._open_ahead(peer, protocol)
         try:
             async with asyncio.timeout(deadline):
                 return await self._open(peer, protocol)
@@ -138,13 +142,7 @@ class MemoryTransport(Transport):
 
     async def _open(self, peer: PeerId, protocol: str) -> MemoryStream:
         network = self.network
-        if peer == self.peer_id:
-            raise PeerUnreachable("a peer cannot open a stream to itself")
-        loss = network.link(self.peer_id, peer).open_loss
-        other = await network.reach(self.peer_id, peer)
-        if not other.accepts(self.peer_id, protocol) or (loss and network.rng.random() < loss):
-            await network.travel(peer, self.peer_id)
-            raise PeerUnreachable(f"{peer} does not accept {protocol}")
+        other = await self._reach(peer, protocol)
         self._check_running()
         mine, theirs = network.stream_pair(self.peer_id, peer)
         self._adopt(mine)
@@ -155,6 +153,32 @@ class MemoryTransport(Transport):
             mine.break_off()  # the caller gave up waiting
             raise
         return mine
+
+    def _open_ahead(self, peer: PeerId, protocol: str) -> MemoryStream:
+        mine, theirs = self.network.stream_pair(self.peer_id, peer)
+        self._adopt(mine)
+
+        async def arrive() -> None:
+            try:
+                other = await self._reach(peer, protocol)
+            except PeerUnreachable:
+                mine.break_off()
+                return
+            if not mine.is_broken:
+                other.accept(theirs, protocol)
+
+        self._supervisor.spawn(arrive(), f"opening a stream of {protocol}")
+        return mine
+
+    async def _reach(self, peer: PeerId, protocol: str) -> InMemoryPeer:
+        """The peer that takes a stream of `protocol`, or `PeerUnreachable` after a round trip."""
+        network = self.network
+        loss = network.link(self.peer_id, peer).open_loss
+        other = await network.reach(self.peer_id, peer)
+        if not other.accepts(self.peer_id, protocol) or (loss and network.rng.random() < loss):
+            await network.travel(peer, self.peer_id)
+            raise PeerUnreachable(f"{peer} does not accept {protocol}")
+        return other
 
     async def serve(self, protocol: str, handler: Handler) -> None:
         self._handlers[protocol] = handler

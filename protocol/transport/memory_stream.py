@@ -246,6 +246,10 @@ class MemoryStream(Stream):
         return f"Peer: {short(self.remote)}, {'closed' if ended else 'open'} | Out: {self._outgoing!r}"
 
     @property
+    def is_broken(self) -> bool:
+        return self._outgoing.broken
+
+    @property
     def heard(self) -> float:
         return self._incoming.heard
 

@@ -130,7 +130,7 @@ def test_a_network_daemon_that_restarts_pauses_its_node_and_does_not_end_it() ->
         transport: Any = swarm.nodes[0].transport
         real = transport.open
 
-        async def down(*_: Any) -> Stream:
+        async def down(*_: Any, **__: Any) -> Stream:
             raise TransportDown("p2pd is not running at present")
 
         transport.open = down

@@ -239,7 +239,7 @@ def test_a_node_whose_network_is_down_ends_its_rounds_alone_at_once() -> None:
         await stage.rounds(5)
         cut_off = stage.members[0]
 
-        async def down(*_: Any) -> Any:
+        async def down(*_: Any, **__: Any) -> Any:
             raise TransportDown("p2pd is not running at present")
 
         transport: Any = cut_off.transport

@@ -44,6 +44,22 @@ async def test_tensors_go_there_and_back() -> None:
 
 
 @in_virtual_time
+async def test_a_small_request_does_not_wait_for_its_stream_to_open() -> None:
+    """Nobody asks more partners for a round than one has talked to before, and each was a round trip more."""
+    clock = asyncio.get_running_loop().time
+    async with two_peers(Link(latency=0.5)) as two:
+        two.server.handle(*(Ready.answered_by(say_done, traffic) for traffic in Traffic))
+        seconds = []
+        for size in (8, 1 << 16):
+            began = clock()
+            tensors = [encode(torch.zeros(size), "fp32")]
+            traffic = Traffic.GOSSIP if size == 8 else Traffic.CONTROL
+            await two.ask(tensors=tensors, traffic=traffic)
+            seconds.append(round(clock() - began, 3))
+        assert seconds == [1.0, 2.0]  # what is large asks first
+
+
+@in_virtual_time
 async def test_requests_in_flight_are_answered_out_of_order_and_each_to_its_asker() -> None:
     async with two_peers() as two:
         finished: list[int] = []
