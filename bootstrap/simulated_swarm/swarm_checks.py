@@ -18,6 +18,9 @@ SLOWER = 0.9  # of what they did before: those who train while a crowd comes
 SIDE_TRAINS = 0.5  # of its ideal: half of a cut network
 SPREAD_BAND = (0.5, 1.5)  # by the theory's
 PAIRING_MEDIAN, PAIRING_P95, ALONE = 2.0, 20.0, 0.01
+# In a stage of fewer replicas than so many more rounds are alone: of four that are out of step, two that pair leave two
+# that cannot.
+MANY, ALONE_OF_FEW = 8, 0.03
 MOST_AGAIN = 2.0  # times what chance gives; with `ENOUGH_AGAIN` standard deviations
 ENOUGH_AGAIN = 3.0
 IMBALANCE = 1.5  # most over mean of equals, 100 microbatches a replica: 3 to 4 deviations of a Poisson count
@@ -83,7 +86,8 @@ def _of_pairing(world: SwarmWorld, outcome: SwarmOutcome) -> Iterator[SwarmCheck
     if _has_equals(scenario):
         yield most("pairing, median in round trips", outcome.pairing_median, PAIRING_MEDIAN)
         yield most("pairing, 95th percentile in round trips", outcome.pairing_p95, PAIRING_P95)
-        yield most("rounds alone", outcome.alone, ALONE)
+        few = scenario.count < MANY * scenario.run.stages
+        yield most("rounds alone", outcome.alone, ALONE_OF_FEW if few else ALONE)
     yield most("proposals to one replica, deviations above the mean", outcome.proposals, MOST_ASKED)
     expected = world.measures.expected_again
     chance = 1 + ENOUGH_AGAIN / math.sqrt(max(1.0, expected / 2))  # pairs are counted from both ends
