@@ -18,8 +18,8 @@ SLOWER = 0.9  # of what they did before: those who train while a crowd comes
 SIDE_TRAINS = 0.5  # of its ideal: half of a cut network
 SPREAD_BAND = (0.5, 1.5)  # by the theory's
 PAIRING_MEDIAN, PAIRING_P95, ALONE = 2.0, 20.0, 0.01
-# In a stage of fewer replicas than so many more rounds are alone: of four that are out of step, two that pair leave two
-# that cannot.
+# In a stage of fewer replicas than so many more rounds are alone: of four that are out of step, two that pair leave
+# two that cannot.
 MANY, ALONE_OF_FEW = 8, 0.03
 MOST_AGAIN = 2.0  # times what chance gives; with `ENOUGH_AGAIN` standard deviations
 ENOUGH_AGAIN = 3.0
