@@ -297,7 +297,7 @@ def _report(peer: PeerId, link: LinkEstimate) -> LinkReport:
 
 
 class AdaptiveDeadline:
-    """Median plus a generous multiple of the spread of past durations, never above the manifest's limit.
+    """Median plus a generous multiple of the spread of past durations, by itself never above the manifest's limit.
 
     Mutable state: the last `ANSWERS` durations in seconds. A deadline that was missed enters as twice itself,
     so that deadlines grow again when the network slows down.
@@ -318,9 +318,10 @@ class AdaptiveDeadline:
     def note_missed(self) -> None:
         self._durations.append(min(self._limit, 2 * self.seconds()))
 
-    def seconds(self) -> float:
+    def seconds(self, more: float = 0.0) -> float:
+        """The deadline, and so many seconds `more`, which are known to pass first."""
         if len(self._durations) < ENOUGH_ANSWERS:
-            return self._limit
+            return self._limit + more
         middle = median(self._durations)
         spread = median(abs(duration - middle) for duration in self._durations)
-        return min(self._limit, max(self._least, 3 * middle + 10 * spread))
+        return min(self._limit, max(self._least, 3 * middle + 10 * spread)) + more

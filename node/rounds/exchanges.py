@@ -36,7 +36,7 @@ from protocol.near_codecs import BITS
 from protocol.rpc import Traffic
 from protocol.supervision import all_of, cancelled
 
-LEAST_DEADLINE = 5.0  # the partner first ends its inner step, on a busy machine
+LEAST_DEADLINE = 5.0  # on a busy machine
 # of one message: a piece in float32, or four in int8 with their scales; each costs as much time as 100 KB
 BUNDLE_BYTES = 2**20 + 2**16
 PIECES_PER_JOB = 4  # encoded in one go, so that they wait for the compute thread once
@@ -93,14 +93,14 @@ class Exchanges:
         if self._nearness is not None and not exchange.is_over:
             exchange.send("sample", self._send_sample(exchange))
 
-    async def finish(self, exchange: PairExchange) -> bool:
+    async def finish(self, exchange: PairExchange, partner_by: float) -> bool:
         """Send what is not sent yet and wait for the rest of the partner's; returns whether both arrived.
 
-        Deadline: adaptive, from the start of this call; False after it, and when the partner cannot be reached
-        or refuses. Nothing is sent any more then.
+        The partner's own round may last `partner_by` seconds more. Deadline: adaptive, from then on; False after it,
+        and when the partner cannot be reached or refuses. Nothing is sent any more then.
         """
         context, began = self._context, asyncio.get_running_loop().time()
-        seconds = self._deadline.seconds()
+        seconds = self._deadline.seconds(partner_by)
         exchange.urgent.set()
         exchange.outgoing.partners_phi = exchange.phi_sample
         for part in self._weights:

@@ -89,7 +89,7 @@ class PairAverager(Averager):
         with self._context.trace.span(
             Track.ROUND_END, "wait for the partner", partner=exchange.pair.partner[-8:]
         ):
-            averaged = await self.exchanges.finish(exchange)
+            averaged = await self.exchanges.finish(exchange, self.matchmaker.partner_by)
         averaged, sample = await self._clip_and_step(exchange if averaged else None)
         partner = exchange.pair.partner if averaged else None
         self._record(partner, sample)

@@ -133,6 +133,11 @@ class Matchmaker:
         context = self._context
         return others_among(context.view.members(context.stage, context.transport.now()), context.me)
 
+    @property
+    def partner_by(self) -> float:
+        """See `Pairing.partner_by`."""
+        return self._pairing.partner_by(self._here())
+
     async def seek_last(self) -> None:
         """Look for a partner for a round after the last step of a run, until there is one that knows of it.
 

@@ -51,6 +51,8 @@ MANY = 64
 APART = 0.1  # steps between two rounds' ends, more than what two replicas may make of one moment
 PATIENCE = 2.0  # steps that may be waited at the end for a partner that is late: better than to be alone
 
+LATEST = 0.5  # of a round: who claims to take longer steps than this allows for is not waited for
+
 
 class Slot(IntEnum):
     CURRENT = 0  # the round that goes on
@@ -361,6 +363,14 @@ class Pairing:
         if self.current is not None:
             return max(0.0, self.current.meets_at - here.now)
         return here.until(self._alone_at)
+
+    def partner_by(self, here: RoundProgress) -> float:
+        """Seconds until the partner has ended its round, at the latest; 0 with none."""
+        if self.current is None:
+            return 0.0
+        # what `Meeting.match` allows: it may miss the moment by the step that it is in, and by `PATIENCE` more
+        latest = max(0.0, self.current.meets_at - here.now) + (1 + PATIENCE) * self.current.partner_step
+        return min(latest, LATEST * self.bounds.nominal * here.step_seconds)
 
     def on_ready(self, pair: Pair) -> bool:
         """Note that the partner's round has come to its end; False for a pair that is not ours."""

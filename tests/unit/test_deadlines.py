@@ -32,6 +32,11 @@ def test_an_erratic_network_gets_more_time_than_a_steady_one_of_the_same_median(
     assert after(*[0.5, 1.0, 1.5] * 5).seconds() > after(*[1.0] * 15).seconds() + 1
 
 
+def test_what_is_known_to_pass_first_is_waited_for_besides() -> None:
+    assert after(*[1.0] * 10).seconds(more=7.0) == pytest.approx(10.0)
+    assert after().seconds(more=7.0) == LIMIT + 7.0
+
+
 def test_one_outlier_changes_little() -> None:
     assert after(*[1.0] * 15, 29.0).seconds() < 2 * after(*[1.0] * 15).seconds()
 
