@@ -265,7 +265,7 @@ class Partnering:
         z = self.opinion.contribution()
         mine = Pair(peer.peer, pair.name)
         world.network.send(peer, other, "rounds", run.state_bytes, other.on_contribution, peer, mine, z)
-        world.queue.after(run.gossip_deadline, self.give_up, pair)
+        world.queue.after(self.pairing.partner_by(self.here()) + run.gossip_deadline, self.give_up, pair)
 
     def contributed(self, pair: Pair, z: Any) -> bool:
         """Take the partner's contribution; return whether it was expected."""

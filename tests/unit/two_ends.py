@@ -42,6 +42,7 @@ class Agreed:
         self._began = began
         self.standing = Standing(1.0)
         self.search_seconds: float | None = None
+        self.partner_by = 0.0
 
     def is_expected(self, name: str, peer: PeerId) -> bool:
         return Pair(peer, name) in (self.pair, self._next)
