@@ -41,7 +41,7 @@ class Size:
     processor_seconds: float
 
 
-def size(peers: int, speed: float, minutes: float, warm_up: float, seed: int) -> Size:
+def size(peers: int, speed: float, spread: float, minutes: float, warm_up: float, seed: int) -> Size:
     began = time.process_time()
     run_ = {
         "stages": 2,
@@ -51,7 +51,7 @@ def size(peers: int, speed: float, minutes: float, warm_up: float, seed: int) ->
         "warm_up": warm_up,
         "seed": seed,
     }
-    kind = {"name": "equal", "count": peers, "speed": speed, "preempted": CHURN}
+    kind = {"name": "equal", "count": peers, "speed": speed, "spread": spread, "preempted": CHURN}
     region = {"name": "here", "share": 1, "latency": [LATENCY]}
     scenario = swarm_scenario({"run": run_, "peers": [kind], "network": {"regions": [region]}}, "this")
     outcome = SwarmOutcome.of(simulate_swarm(scenario))
@@ -80,13 +80,17 @@ def main() -> None:
         "--minutes", type=float, nargs=2, default=[5.0, 600.0], help="least and most, virtual"
     )
     parser.add_argument("--speed", type=float, default=2.0, help="microbatches a second that a peer computes")
+    parser.add_argument(
+        "--spread", type=float, default=0.0, help="standard deviation of their speeds, relative"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = arguments_of(parser, sizes=[10, 20], peer_minutes=100.0)
     report, (least, most) = Report("growth", arguments.json), arguments.minutes
     rows = []
     for peers in arguments.sizes:
         minutes = min(max(least, arguments.peer_minutes / peers), most)
-        rows.append(size(peers, arguments.speed, minutes, min(2.0, minutes / 2), arguments.seed))
+        warm_up = min(2.0, minutes / 2)
+        rows.append(size(peers, arguments.speed, arguments.spread, minutes, warm_up, arguments.seed))
         report.tell_row(vars(rows[-1]))
     ratios = {}
     for name in COMPARED:

@@ -1,8 +1,8 @@
 """The DHT as a model: records parsed once and shared, with bytes, size limits, expiry, loss and partitions.
 
-Its figures are those of ten real p2pd, docs/scaling.md: a look takes two copies of a key with 32 records or more, of
-a smaller one all, and announcing takes no copies. `LOOK_BYTES`, `RECORD_BYTES` and `ANNOUNCEMENT_BYTES` are fitted to
-that table; tests/unit/test_simulated_swarm.py holds them against it.
+Its figures are those of ten real p2pd, docs/scaling.md: a look takes one or two copies of a key with 32 records or
+more, of a smaller one all, and announcing takes no copies. `LOOK_BYTES`, `RECORD_BYTES` and `ANNOUNCEMENT_BYTES` are
+fitted to that table; tests/unit/test_simulated_swarm.py holds them against it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from bootstrap.simulated_swarm.event_queue import EventQueue
 from bootstrap.simulated_swarm.modelled_network import ModelledNetwork
+from node.membership.discovery import ALL_COPIES
 from node.membership.view import Member
+from protocol.transport.base import COPIES
 
 if TYPE_CHECKING:
     from bootstrap.simulated_swarm.swarm_peer import SwarmPeer
@@ -22,14 +24,13 @@ RECORD_BYTES = 840  # of one record in an answer
 LOOK_BYTES = 4_000  # of a search beside its records
 ANNOUNCEMENT_BYTES = 9_700
 MOST_RECORDS = 3_790  # of one key: what its holders refuse beyond
-WHOLE_FROM = 32  # records, from which two copies end a search
-COPIES, ALL_COPIES = 2, 5
+WHOLE_FROM = 32  # records, from which the copies that were asked for end a search
 REACH = 20.0  # peers of a bucket of the routing table: each hop divides what is left by so many
 
 
-def look_bytes(records: int) -> int:
+def look_bytes(records: int, copies: int = COPIES) -> int:
     """Bytes of one search for a key, requests and answers."""
-    return LOOK_BYTES + RECORD_BYTES * records * (COPIES if records >= WHOLE_FROM else ALL_COPIES)
+    return LOOK_BYTES + RECORD_BYTES * records * (copies if records >= WHOLE_FROM else ALL_COPIES)
 
 
 class ModelledDht:

@@ -198,11 +198,11 @@ class SwarmPeer:
         """Look up a stage as `read_stage` does; returns the bytes that it took."""
         look, nbytes = look_at(view or self.view, RUN_ID, stage, self.peer, self.world.now), 0
         with contextlib.suppress(StopIteration):
-            key = next(look)
+            key, copies = next(look)
             while True:
                 found = self.world.dht.get(self, key)
-                nbytes += look_bytes(len(found))
-                key = look.send(found)
+                nbytes += look_bytes(len(found), copies)
+                key, copies = look.send(found)
         self.world.measures.looked_up(nbytes)
         return nbytes
 

@@ -21,8 +21,8 @@ GOLDEN = 0.618034  # its multiples, without their whole parts, are spread evenly
 SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
 # Turns of which one is used, by the records that a look brings, if they are fewer.
 TURNS = {12: 1, 24: 2, 48: 3}
-MOST_TURNS = 4  # at a bucket: what a node knows is still new within a record's lifetime
-WHOLE_TURNS = 3  # at a stage's own key: each record is seen again before it is near its end
+MOST_TURNS = 3  # each record of a small stage is seen again before it is near its end
+SHORT = 0.5  # of the records that a bucket should have: with fewer somebody hides them, or the sample is old
 # Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
 YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 
@@ -46,13 +46,14 @@ class StageSize:
     looks: int = 0  # at the stage's own key or a bucket
     turns: int = 0  # to look, also those that were left out
     is_restless: bool = False  # many of those that the last look showed were new
+    is_old: bool = False  # the sample, by what a bucket showed
 
     def sampled(self, levels: Iterable[int]) -> None:
         """The levels of all records under the stage's own key."""
         self.shares = {}
         for level in levels:
             self.shares[level] = self.shares.get(level, 0.0) + 2.0**level
-        self.estimate = sum(self.shares.values())
+        self.estimate, self.is_old = sum(self.shares.values()), False
         self.level = level_of(self.estimate, self.level)
 
     def looked(self, since: Sequence[float], now: float) -> None:
@@ -71,12 +72,15 @@ class StageSize:
         if self.is_restless:
             return 1
         records = self.estimate / 2 ** max(self._levels, default=0)
-        most = MOST_TURNS if self._levels else WHOLE_TURNS
-        return next((turns for fewer, turns in TURNS.items() if records < fewer), most)
+        return next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
+
+    def is_short(self, level: int, records: int) -> bool:
+        """Return whether a bucket of this level shows far fewer records than the sample lets expect."""
+        return records < SHORT * self.shares.get(level, 0.0) / 2.0**level
 
     @property
     def is_sample_due(self) -> bool:
-        return not self._levels or self.looks % SAMPLE_EVERY == 0
+        return not self._levels or self.looks % SAMPLE_EVERY == 0 or self.is_old
 
     @property
     def _levels(self) -> list[int]:

@@ -22,7 +22,7 @@ from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
 from protocol.supervision import Supervisor
-from protocol.transport.base import Transport
+from protocol.transport.base import COPIES, Transport
 from protocol.windows import counted, short, window
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 DHT_DEADLINE = 5.0
 DIAL_DEADLINE = 5.0
 POLLS_PER_LIFETIME = 6
+ALL_COPIES = 5  # of a key: hivemind's default
 MOST_BUCKETS = 64  # that somebody reads who wants to see the whole of a stage: some 4,000 records
 LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
 ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
@@ -39,20 +40,27 @@ RENEWALS_PER_LIFETIME = 3
 
 def look_at(
     view: View, run_id: str, stage: int, me: PeerId, now: float
-) -> Generator[str, list[Member], None]:
-    """One look of `me` at a stage, without the network: yields the keys to read, is sent what they hold.
+) -> Generator[tuple[str, int], list[Member], None]:
+    """One look of `me` at a stage, without the network: yields the keys to read and of how many holders, is sent
+    what they hold.
 
-    It reads all of a small stage, of a large one another bucket each time. Who is in the sample of a large one is
-    found in its bucket, as all others are: everybody reads the sample, and would ask and send to the same few.
+    It reads all of a small stage, of a large one another bucket each time, from one holder; from all where that one
+    shows too few. Who is in the sample of a large one is found in its bucket, as all others are: everybody reads the
+    sample, and would ask and send to the same few.
     """
     size, found = view.sizes.setdefault(stage, StageSize()), list[Member]()
     if size.is_sample_due:
-        found = yield stage_key(run_id, stage)
+        found = yield stage_key(run_id, stage), COPIES
         view.take(member for member in found if not member.announcement.level)
         size.sampled(member.announcement.level for member in found)
     bucket = size.next_bucket(me)
     if bucket is not None:
-        found = yield bucket_key(run_id, stage, *bucket)
+        level, key = bucket[0], bucket_key(run_id, stage, *bucket)
+        found = yield key, 1
+        if size.is_short(level, len(found)):
+            view.take(found)
+            found = yield key, ALL_COPIES
+            size.is_old = size.is_short(level, len(found))
         view.take(found)
     size.looked([member.announcement.since for member in found], now)
 
@@ -71,13 +79,13 @@ def keys_to_announce(run_id: str, stage: int, me: PeerId, level: int) -> list[st
 async def read_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
     """Bring records of one stage into the view, see `look_at`.
 
-    Malformed ones are passed over. Takes up to twice `DHT_DEADLINE`; what was not found by then is missing.
+    Malformed ones are passed over. Takes up to three times `DHT_DEADLINE`; what was not found by then is missing.
     """
     look = look_at(view, run_id, stage, transport.peer_id, transport.now())
     with contextlib.suppress(StopIteration):
-        key = next(look)
+        key, copies = next(look)
         while True:
-            key = look.send(await _read(transport, key, stage))
+            key, copies = look.send(await _read(transport, key, stage, copies))
 
 
 async def read_whole_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
@@ -88,9 +96,9 @@ async def read_whole_stage(transport: Transport, run_id: str, stage: int, view: 
             view.take(await _read(transport, bucket_key(run_id, stage, level, bucket), stage))
 
 
-async def _read(transport: Transport, key: str, stage: int) -> list[Member]:
+async def _read(transport: Transport, key: str, stage: int, copies: int = COPIES) -> list[Member]:
     found = []
-    for record in await transport.get(key, DHT_DEADLINE):
+    for record in await transport.get(key, DHT_DEADLINE, copies=copies):
         try:
             peer, announcement = record.subkey, Announcement.read(record)
         except RecordError as error:

@@ -50,6 +50,10 @@ class Stream(abc.ABC):
         """Close both directions; what was written before is still delivered. Idempotent."""
 
 
+COPIES = (
+    2  # of a large key, that `Transport.get` reads; its holders differ for a while, and one may hide records
+)
+
 Handler: TypeAlias = Callable[[Stream], Awaitable[None]]
 
 
@@ -152,9 +156,10 @@ class Transport(abc.ABC):
         """The record that this peer put last, sealed, and when it expires (wall clock); None before the first."""
 
     @abc.abstractmethod
-    async def get(self, key: str, deadline: float) -> list[Record]:
+    async def get(self, key: str, deadline: float, *, copies: int = COPIES) -> list[Record]:
         """Return all unexpired records under `key`, sorted by peer id; those that fail validation are left out.
 
+        The key is taken as so many of its holders show it, if that is 32 records or more, else as all do together.
         Returns what was found when `deadline` seconds are over, an empty list at worst.
         """
 

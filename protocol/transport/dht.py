@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import lru_cache
@@ -41,7 +42,9 @@ T = TypeVar("T")
 
 _RPC_TIMEOUT = 3.0  # seconds after which one member counts as silent; hivemind's default
 MOST_BAD = 64  # records of one answer that are over, or were never good
-ENOUGH_RECORDS, HOLDERS = 32, 2  # of a key with so many records the copies of two holders are enough
+ENOUGH_RECORDS = (
+    32  # of a key with so many of them the copies of a few holders are enough, else all are united
+)
 _GREETED = 8  # connected peers, when nobody else answers
 _PACKING = 5  # bytes before a value
 _REMEMBERED = 2048  # records whose signature was checked; each search brings the same ones from several peers
@@ -151,12 +154,13 @@ class Dht:
             stored += sum(await all_of(*(store(node_id, holder) for node_id, holder in tried)))
         return stored > 0
 
-    async def get(self, key: str, deadline: float) -> list[Record]:
+    async def get(self, key: str, deadline: float, copies: int) -> list[Record]:
         """Valid records, sorted by peer id: all that were found when the search or the time was over."""
         found: dict[PeerId, Record] = {}
         # members that do not answer take 3 s each; what the others had is in `found` all the same
         ends = asyncio.get_running_loop().time() + deadline
-        answers = await self._within(deadline, self._search(key_digest(key), found), "searching for records")
+        search = self._search(key_digest(key), found, copies)
+        answers = await self._within(deadline, search, "searching for records")
         if answers == 0:
             left = ends - asyncio.get_running_loop().time()
             await self._within(left, self._greet_connected(), "greeting who is connected")
@@ -179,10 +183,11 @@ class Dht:
         for peer in itertools.compress(connected, answered):
             self._node.blacklist.register_success(peer)
 
-    async def _search(self, digest: bytes, found: dict[PeerId, Record]) -> int:
+    async def _search(self, digest: bytes, found: dict[PeerId, Record], copies: int) -> int:
         """hivemind's `get`, except that what is found is there at once, and that it ends with enough of a large key.
 
-        How many members answered.
+        One copy is that of either of the two nearest, so that whoever sits nearest hides the key from half of those
+        who look. How many members answered.
         """
         node, wanted, answers, holders = self._node, DHTID.from_bytes(digest), 0, 0
         own = node.protocol.storage.get(wanted)
@@ -203,17 +208,18 @@ class Dht:
             return {wanted: (tuple(neighbours), has_enough())}
 
         def has_enough() -> bool:
-            return holders >= HOLDERS and len(found) >= ENOUGH_RECORDS
+            return holders >= copies and len(found) >= ENOUGH_RECORDS
 
-        first = list(peer_of)[:HOLDERS]
+        first = list(peer_of)[: max(copies, 2)]
+        first = random.sample(first, min(copies, len(first)))
         await all_of(*(ask(member, [wanted]) for member in first))
-        if has_enough():  # else more are asked at once than are needed, each for a copy
+        if has_enough():
             return answers
         await traverse_dht(
             queries=[wanted],
             initial_nodes=[member for member in peer_of if member not in first],
             beam_size=size,
-            num_workers=node.num_workers,
+            num_workers=1 if copies == 1 else node.num_workers,  # those asked at once all send theirs
             queries_per_call=1,
             get_neighbors=ask,
             visited_nodes={wanted: {node.node_id, *first}},

@@ -28,7 +28,7 @@ from protocol.identity import Identity
 from protocol.peer_limits import PeerTable
 from protocol.records import expiry, is_in_reach, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, Work
-from protocol.transport.base import Handler, Stream, Transport
+from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.transport.dialling import Dials
 from protocol.transport.libp2p_session import Libp2pStream, Session
 from protocol.transport.metering import Meter
@@ -181,9 +181,9 @@ class Libp2pTransport(Transport):
     def last_put(self, key: str) -> tuple[bytes, float] | None:
         return self._own_records.get(key)
 
-    async def get(self, key: str, deadline: float) -> list[Record]:
+    async def get(self, key: str, deadline: float, *, copies: int = COPIES) -> list[Record]:
         session = self._up()
-        return await self._while_up(session, session.dht.get(key, deadline))
+        return await self._while_up(session, session.dht.get(key, deadline, copies))
 
     async def peers(self) -> list[tuple[PeerId, list[str]]]:
         session = self._up()

@@ -24,7 +24,7 @@ from protocol.ground import PeerId, Record
 from protocol.identity import Identity, public_key_of
 from protocol.records import expiry, key_digest, open_record, seal_record
 from protocol.supervision import Supervisor, all_of
-from protocol.transport.base import Handler, Stream, Transport
+from protocol.transport.base import COPIES, Handler, Stream, Transport
 from protocol.transport.memory_link import Link, LinkModel
 from protocol.transport.memory_network import EPOCH, InMemoryPeer, MemoryNetwork
 from protocol.transport.memory_stream import MemoryStream, StreamLimits
@@ -225,7 +225,7 @@ class MemoryTransport(Transport):
     def last_put(self, key: str) -> tuple[bytes, float] | None:
         return self._own_records.get(key)
 
-    async def get(self, key: str, deadline: float) -> list[Record]:
+    async def get(self, key: str, deadline: float, *, copies: int = COPIES) -> list[Record]:
         self._check_running()
         try:
             async with asyncio.timeout(deadline):

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import suppress
 from statistics import fmean
 
 import pytest
 
 from node.membership.buckets import LEAST, MOST, WANTED, StageSize, level_of
-from node.membership.discovery import is_due, read_stage, read_whole_stage
-from node.membership.view import View
+from node.membership.discovery import ALL_COPIES, is_due, look_at, read_stage, read_whole_stage
+from node.membership.view import Member, View
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import RecordError
+from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.records import key_digest, open_record, seal_record
+from protocol.transport.base import COPIES
 from protocol.transport.memory import MemoryTransport
 from protocol.transport.memory_network import MemoryNetwork
 from protocol.transport.virtual_time import run_virtual
@@ -136,6 +139,36 @@ def test_what_a_reader_knows_is_bounded_random_and_renewed() -> None:
     run_virtual(main())
 
 
+def test_a_bucket_is_read_from_one_holder_and_from_all_where_that_one_hides_most_of_it() -> None:
+    view, now = View(lambda: 0.0), 0.0
+    view.sizes[0] = size = StageSize()
+    size.sampled([3] * 64)
+    size.looks = 1  # the sample is not due
+    members = [
+        Member(PeerId(f"{number}"), Announcement(stage=0, state="serving", since=0.0, level=3), 50.0)
+        for number in range(64)
+    ]
+
+    def look(*shown: int) -> list[int]:
+        reads, asked = look_at(view, RUN, 0, PeerId("me"), now), list[int]()
+        with suppress(StopIteration):
+            _, copies = next(reads)
+            for count in shown:
+                asked.append(copies)
+                _, copies = reads.send(members[:count])
+        assert len(asked) == len(shown)
+        return asked
+
+    assert look(60) == [1]
+    assert look(10, 60) == [1, ALL_COPIES]
+    assert len(view.members(0, now)) == 60
+    assert not size.is_sample_due
+    assert look(10, 10) == [1, ALL_COPIES]
+    assert size.is_sample_due, "the stage has shrunk since"
+    assert look(20, 60) == [COPIES, 1]
+    assert not size.is_sample_due
+
+
 def test_a_record_of_a_bucket_is_no_record_of_another() -> None:
     identity, expires = Identity.from_seed("a"), 100.0
     key = record_key(RUN, 0, identity.peer_id, 3)
@@ -154,7 +187,7 @@ def test_a_record_of_a_bucket_is_no_record_of_another() -> None:
         ([0] * 50, 3),
         ([0] * 120, 3),
         ([4] * 30, 3),
-        ([4] * 100, 4),
+        ([4] * 100, 3),
     ],
 )
 def test_the_more_records_a_look_brings_the_fewer_turns_are_used(levels: list[int], every: int) -> None:
