@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ import uvloop
 
 from protocol.addresses import network_of
 from protocol.identity import Identity
+from protocol.records import key_digest, seal_record
 from protocol.transport.base import Transport
+from protocol.transport.dht_guard import Serializer
+from protocol.transport.hivemind_api import DHTID
 from protocol.transport.libp2p import Libp2pConfig, Libp2pTransport
 from tests.transport_network import DEADLINE, KEY, PATIENCE, Network
 from tests.transport_suite import TransportSuite
@@ -29,6 +32,13 @@ def pid_of(transport: Transport) -> int:
     assert isinstance(transport, Libp2pTransport)
     assert transport.pid is not None
     return transport.pid
+
+
+def node_of(transport: Transport) -> Any:
+    """Its part of hivemind's DHT."""
+    assert isinstance(transport, Libp2pTransport)
+    assert transport._session is not None
+    return transport._session.dht._node
 
 
 def _stands_still(task: Path) -> bool:
@@ -165,6 +175,52 @@ async def test_a_peer_that_was_silent_for_a_moment_is_asked_again(tmp_path: Path
     await visitor.get(KEY, DEADLINE)  # nobody is asked
     (record,) = await visitor.get(KEY, DEADLINE)
     assert record.value == b"here"
+    await network.close()
+
+
+async def test_of_a_large_key_no_more_copies_are_read_than_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy is most of what a look costs. A holder that hides a key does not hide it from those who ask another."""
+    network = OnLoopback(tmp_path)
+    reader, *holders = await network.peers("rabc")
+    for holder in holders:
+        assert await reader.connect(holder.addresses(), DEADLINE)
+    await reader.get(KEY, DEADLINE)  # all are in its table
+    expires = time.time() + 60
+    written = [Identity.from_seed("replica", number) for number in range(40)]
+
+    def hold(key: str, identities: Sequence[Identity], by: Sequence[Transport]) -> None:
+        digest = DHTID.from_bytes(key_digest(key))
+        for holder in by:
+            storage = node_of(holder).protocol.storage
+            for identity in identities:
+                sealed = seal_record(identity, key, b"value", expires)
+                assert storage.store_subkey(digest, identity.peer_id, Serializer.dumps(sealed), expires)
+
+    copies_sent = 0
+    find = node_of(reader)._call_find_with_blacklist
+
+    async def counted(peer: DHTID, keys: Sequence[DHTID]) -> Any:
+        nonlocal copies_sent
+        found = await find(peer, keys)
+        copies_sent += any(value is not None for value, _ in (found or {}).values())
+        return found
+
+    async def look(key: str, copies: int) -> tuple[int, int]:
+        nonlocal copies_sent
+        copies_sent = 0
+        return len(await reader.get(key, DEADLINE, copies=copies)), copies_sent
+
+    monkeypatch.setattr(node_of(reader), "_call_find_with_blacklist", counted)
+    hold(f"{KEY}/large", written, holders)
+    hold(f"{KEY}/small", written[:5], holders)
+    hold(f"{KEY}/hidden", written, holders[:1])
+    assert await look(f"{KEY}/large", 1) == (40, 1)
+    assert await look(f"{KEY}/large", 2) == (40, 2)
+    assert await look(f"{KEY}/small", 1) == (5, 3)
+    assert await look(f"{KEY}/hidden", 1) == (40, 1)
+    assert await look(f"{KEY}/nothing", 1) == (0, 0)
     await network.close()
 
 

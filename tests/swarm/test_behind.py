@@ -123,7 +123,7 @@ def test_who_began_from_the_seed_unseen_downloads_once_and_belongs() -> None:
     assert "began alone" in behind["reason"]
 
 
-async def sees_nothing(key: str, deadline: float) -> list[Record]:
+async def sees_nothing(key: str, deadline: float, *, copies: int = 2) -> list[Record]:
     return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -42,10 +43,10 @@ def test_members_keep_and_newcomers_find_each_other(monkeypatch: pytest.MonkeyPa
         }
         original = MemoryTransport.get
 
-        async def hiding(self: MemoryTransport, key: str, deadline: float) -> list[Record]:
+        async def hiding(self: MemoryTransport, key: str, deadline: float, **how: Any) -> list[Record]:
             if key_digest(key) in keys:
                 return lies[keys[key_digest(key)]][:shown]
-            return await original(self, key, deadline)
+            return await original(self, key, deadline, **how)
 
         monkeypatch.setattr(MemoryTransport, "get", hiding)
         lifetime = swarm.manifest.limits.record_lifetime

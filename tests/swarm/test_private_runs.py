@@ -233,8 +233,8 @@ def test_revocations_reach_members_from_each_other_when_the_dht_has_none() -> No
         await swarm.leave()
 
     def _finds_nothing(get: Any) -> Any:
-        async def wrapped(key: str, deadline: float) -> Any:
-            return [] if key.endswith("/revoked") else await get(key, deadline)
+        async def wrapped(key: str, deadline: float, **how: Any) -> Any:
+            return [] if key.endswith("/revoked") else await get(key, deadline, **how)
 
         return wrapped
 
