@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from node.membership.discovery import read_stage
+from node.membership.discovery import read_stages
 from node.membership.view import Member, View
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
@@ -51,8 +51,7 @@ async def tell_newcomers(transport: Transport, signed: SignedManifest, view: Vie
     roll = Roll(signed.manifest.stages)
     while True:
         try:
-            for stage in range(signed.manifest.stages):
-                await read_stage(transport, signed.run_id, stage, view)
+            await read_stages(transport, signed.run_id, range(signed.manifest.stages), view)
         except NolocoError as problem:
             logger.debug("Looking for members: %s", problem)
         now = transport.now()

@@ -13,12 +13,12 @@ from bootstrap.dashboard.recalling import recalled
 from bootstrap.dashboard.rows import asked_next, sent_per_second
 from bootstrap.dashboard.wording import Voice
 from bootstrap.inspect.observer import Observer, Sighting
-from node.membership.discovery import read_stage
+from node.membership.discovery import read_stages
 from node.membership.view import Member
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.messages.peers import GetHistory, GetStats, HistoryPoint, NodeStats
-from protocol.supervision import Supervisor, all_of
+from protocol.supervision import Supervisor
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,6 @@ MOST_HISTORIES = 128  # members that are asked for theirs, of 15 kB each
 RECORD_SECONDS = 5.0  # between two readings of the records
 SOON_SECONDS = 3.0  # the same while there are `FEW` members at most: whoever joins waits to see itself
 FEW = 64
-STAGES_AT_ONCE = 8
 SILENCES = 2  # requests without an answer that make a member "silent"; one may be lost
 
 
@@ -127,15 +126,10 @@ class Collector:
             await self._audience.rest(pause, min(IDLE_SECONDS, lifetime / 3) if self._members else pause)
 
     async def read(self) -> None:
-        """Bring the members up to date with the records. Takes a DHT deadline for some stages together at most."""
-        observer, slots = self._observer, asyncio.Semaphore(STAGES_AT_ONCE)
-
-        async def one(stage: int) -> None:
-            async with slots:
-                await read_stage(observer.transport, observer.signed.run_id, stage, observer.view)
-
+        """Bring the members up to date with the records, see `read_stages`."""
+        observer, stages = self._observer, range(self._observer.manifest.stages)
         try:
-            await all_of(*(one(stage) for stage in range(observer.manifest.stages)))
+            await read_stages(observer.transport, observer.signed.run_id, stages, observer.view)
         except NolocoError as problem:
             logger.debug("Records could not be read: %s", problem)
         self._note_members()

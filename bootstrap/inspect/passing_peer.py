@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from node.links.links import Links
 from node.links.probing import Visitor
-from node.membership.discovery import read_stage
+from node.membership.discovery import read_stages
 from node.membership.joining import payload_limits
 from node.membership.view import View
 from protocol.announcement import Announcement, LinkReport, stage_key
@@ -53,8 +53,7 @@ async def members_of(
     view, transport, run_id = View(), rpc.transport, signed.run_id
     stages = range(signed.manifest.stages)
     rpc.limit(payload_limits(signed.manifest))
-    for stage in stages:
-        await read_stage(transport, run_id, stage, view)
+    await read_stages(transport, run_id, stages, view)
     nodes = [peer for stage in stages for peer in view.serving(stage, transport.now())]
     return view, list(dict.fromkeys([*nodes, *reached]))
 

@@ -5,6 +5,7 @@ Left out are the links that newcomers measure and the owner's plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,8 @@ from bootstrap.simulated_swarm.modelled_dht import ANNOUNCEMENT_BYTES, look_byte
 from bootstrap.simulated_swarm.modelled_network import MESSAGE
 from bootstrap.simulated_swarm.swarm_peer import RUN_ID, SwarmPeer
 from node.membership.capacity import Peer, peers_of, surveyed
-from node.membership.joining import PROBE_DEADLINE, PROBED_PEERS
+from node.membership.discovery import STAGES_AT_ONCE
+from node.membership.joining import PROBED_PEERS, patience
 from node.membership.newcomer import INTENTION_LIFETIME, LOOKS, SETTLE_SECONDS
 from node.membership.stage_choice import better_stage, choose_stage
 from node.membership.view import Member
@@ -74,11 +76,11 @@ class Joining:
         for other in unknown:
             self._asked[other] = world.peers[other].is_alive
             world.measures.looked_up(2 * MESSAGE)
-        has_silent = not all(self._asked[other] for other in unknown)
-        seconds = len(world.stages) * world.dht.seconds(
-            len(world.alive), nbytes // len(world.stages), peer.uplink
-        )
-        seconds += PROBE_DEADLINE if has_silent else world.network.round_trip
+        silent = sum(not self._asked[other] for other in unknown)
+        in_turn = math.ceil(len(world.stages) / STAGES_AT_ONCE)
+        seconds = in_turn * world.dht.seconds(len(world.alive), nbytes // in_turn, peer.uplink)
+        answered = world.network.round_trip
+        seconds += patience(len(unknown), silent, answered) if silent else answered
         return surveyed(p for p in peers if self._asked.get(p.peer, True)), seconds
 
     def _settle(self, stage: int) -> Iterator[float]:

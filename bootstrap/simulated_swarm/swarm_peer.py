@@ -23,6 +23,7 @@ from node.membership.discovery import (
     keys_to_announce,
     look_at,
 )
+from node.membership.hearsay import audience
 from node.membership.ledger import Shares
 from node.membership.view import Member, View
 from node.rounds.meeting import Meeting, Pair, Proposal, Refusal
@@ -94,6 +95,9 @@ class SwarmPeer:
         world.serving[stage] += 1
         world.measures.log(world.now, "serves", self.peer, str(stage))
         self.announce()
+        for sender in audience(self.view, stage, world.now, self.rng):
+            other = world.peers[sender]
+            world.network.send(self, other, "discovery", RECORD_BYTES, other._introduced, self)
         pipeline.begin()
 
     def leave_stage(self) -> None:
@@ -230,10 +234,10 @@ class SwarmPeer:
         self.world.network.send(self, asker, "pairing", MESSAGE, theirs.answered, proposal, answer)
 
     def _introduced(self, asker: SwarmPeer) -> None:
-        """Note the record of a member of the stage that this peer did not know, as `protocol.door` does."""
+        """Note the record of a member that this peer did not know, as `protocol.door` does."""
         record = asker.record
-        if record is not None and record.announcement.stage == self.stage and not self.view.knows(asker.peer):
-            self.view.take([record])
+        if record is not None and not self.view.knows(asker.peer):
+            self.view.shown(record)
 
     def on_get_record(self, asker: SwarmPeer, named: PeerId, theirs: Partnering, asked: Proposal) -> None:
         """Show the record of another one of the stage, if it is known."""

@@ -7,10 +7,10 @@ import contextlib
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 
 from node.membership.buckets import StageSize
-from node.membership.hearsay import ASKED, hear_of, overdue, spread_out
+from node.membership.hearsay import ASKED, audience, hear_of, overdue, show, spread_out
 from node.membership.membership import Membership
 from node.membership.twins import STAYS, Twins, leaves
 from node.membership.view import Member, View
@@ -21,7 +21,7 @@ from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, Tr
 from protocol.ground import PeerId
 from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
-from protocol.supervision import Supervisor
+from protocol.supervision import Supervisor, all_of
 from protocol.transport.base import COPIES, Transport
 from protocol.windows import counted, short, window
 
@@ -32,6 +32,7 @@ DIAL_DEADLINE = 5.0
 POLLS_PER_LIFETIME = 6
 ALL_COPIES = 5  # of a key: hivemind's default
 MOST_BUCKETS = 64  # that somebody reads who wants to see the whole of a stage: some 4,000 records
+STAGES_AT_ONCE = 8  # that whoever wants to know several reads
 LONELY_SECONDS = 2.0  # between looks while no peer of the next stage is known
 ANNOUNCEMENTS_PER_LIFETIME = 3  # one may get lost and the record is still there
 CLOCK_JUMP = CLOCK_SLACK  # seconds at once: more than any clock drifts between two looks
@@ -88,6 +89,17 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
             key, copies = look.send(await _read(transport, key, stage, copies))
 
 
+async def read_stages(transport: Transport, run_id: str, stages: Iterable[int], view: View) -> None:
+    """Read several stages, some at a time, see `read_stage`, which says what each takes."""
+    slots = asyncio.Semaphore(STAGES_AT_ONCE)
+
+    async def one(stage: int) -> None:
+        async with slots:
+            await read_stage(transport, run_id, stage, view)
+
+    await all_of(*(one(stage) for stage in stages))
+
+
 async def read_whole_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
     """Read every bucket of a stage, up to `MOST_BUCKETS` of them: for those who look once, and for people."""
     await read_stage(transport, run_id, stage, view)
@@ -134,7 +146,7 @@ class Discovery:
         self._onward = onward
         self._describe = describe
         self._announced = float("-inf")
-        self._alone = False
+        self._alone = self._is_known = False
         self._ahead = self._clock_ahead()
         self._twins = Twins()
         self._told_of_twin = False
@@ -217,6 +229,7 @@ class Discovery:
                     await self.announce()
                 if is_urgent:
                     await self.refresh()
+                await self._make_known()
                 await self._keep_connected()
             except NodeFailed:
                 raise
@@ -225,6 +238,14 @@ class Discovery:
             except NolocoError as problem:
                 logger.debug("Discovery: %s", problem)
             await asyncio.sleep(min(self._lifetime / POLLS_PER_LIFETIME, self._patience()))
+
+    async def _make_known(self) -> None:
+        """Show the record, once, to some of those that would send to this node."""
+        said = self._describe()
+        if self._is_known or said.state != "serving":
+            return
+        self._is_known = True
+        await show(self._rpc, audience(self._view, said.stage, self._transport.now(), self._rng))
 
     def _look_for_twin(self) -> None:
         seen = self._view.record_of(self._transport.peer_id)

@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from pydantic import ValidationError
 
+from node.membership.buckets import StageSize
 from node.membership.membership import Membership
 from node.membership.view import Member, View
 from protocol.addresses import network_of
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 ASK_DEADLINE = 3.0
 ASKED = 4  # members at a time
+SHOWN_TO = 16  # of those that send to a stage, by whoever begins to serve it
 # of a lifetime: one that is renewed as it should be has two thirds of it left when it was just read
 OVERDUE = 0.6
 MOST_BYTES = 40 * 1024  # of the records in one answer
@@ -97,6 +99,32 @@ async def hear_of(membership: Membership, peers: Sequence[PeerId], stages: Seque
     question = GetRecords(stages=list(stages), own=_own(membership.rpc))
     for found in await all_of(*(_ask(membership, peer, question, stages) for peer in peers)):
         membership.view.take(found)
+
+
+def audience(view: View, stage: int, now: float, rng: random.Random) -> list[PeerId]:
+    """Draw the members of the stage before to which one that begins to serve `stage` shows its record.
+
+    Nobody, where all read the records at each turn. In a large stage it takes a minute until many have read it.
+    """
+    if not stage or view.sizes.setdefault(stage, StageSize()).every == 1:
+        return []
+    senders = view.serving(stage - 1, now)
+    return rng.sample(senders, min(SHOWN_TO, len(senders)))
+
+
+async def show(rpc: Rpc, peers: Sequence[PeerId]) -> None:
+    """Show the own record to these peers. Takes `ASK_DEADLINE`; who does not answer by then is passed over."""
+    shown = rpc.introduction
+    if shown is None:
+        return
+
+    async def to(peer: PeerId) -> None:
+        try:
+            await rpc.call(peer, shown, deadline=ASK_DEADLINE)
+        except NolocoError as problem:
+            logger.debug("The record was not shown to %s: %s", peer[-8:], problem)
+
+    await all_of(*map(to, peers))
 
 
 async def hear_about(

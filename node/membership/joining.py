@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +23,7 @@ from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
-from protocol.supervision import all_of
+from protocol.supervision import all_of, cancelled
 from protocol.transport.base import Transport
 
 DIAL_DEADLINE = 15.0
@@ -32,6 +33,9 @@ GREETED_AT_ONCE = 4
 DIAL_BACK_DEADLINE = 1.5  # for a connection to a peer whose connection is there already
 PROBE_DEADLINE = 3.0
 PROBED_PEERS = 48
+SILENT = 1 / 8  # of those asked, at most: they are not waited for until the deadline
+ANSWERS = 4.0  # times the longest answer so far: how long, and `LEAST_PATIENCE` seconds at least
+LEAST_PATIENCE = 1.0
 
 
 class NobodyGreets(JoinError):
@@ -148,16 +152,38 @@ async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
     Asks a few dozen at most; among more, one death does not change which stage is the smallest.
     """
 
-    async def answers(peer: PeerId) -> bool:
-        try:
+    slowest, loop = 0.0, asyncio.get_running_loop()
+    began, alive = loop.time(), set[PeerId]()
+
+    async def ask(peer: PeerId) -> None:
+        nonlocal slowest
+        with suppress(NolocoError):
             await rpc.call(peer, Hello(), deadline=PROBE_DEADLINE)
-        except NolocoError:
-            return False
-        return True
+            alive.add(peer)
+            slowest = loop.time() - began
 
     asked = peers[:PROBED_PEERS]
-    answered = await all_of(*(answers(peer) for peer in asked))
-    return {peer for peer, alive in zip(asked, answered, strict=True) if not alive}
+    waiting = {loop.create_task(ask(peer)) for peer in asked}
+    try:
+        while waiting:
+            left = began + patience(len(asked), len(waiting), slowest) - loop.time()
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
+            for task in done:
+                task.result()
+    finally:
+        await cancelled(waiting)
+    return set(asked) - alive
+
+
+def patience(asked: int, left: int, slowest: float) -> float:
+    """Seconds from the question for which the last ones are waited for: not long where most have answered.
+
+    `slowest` is the longest answer so far. Among many one is dead at most times, which all newcomers would wait for.
+    """
+    is_most = left <= asked * SILENT
+    return min(PROBE_DEADLINE, max(LEAST_PATIENCE, ANSWERS * slowest)) if is_most else PROBE_DEADLINE
 
 
 async def find_run(

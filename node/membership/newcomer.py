@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from node.config import NodeConfig
 from node.links.probing import Visitor
 from node.membership.capacity import Capacities, Peer, peers_of, surveyed
-from node.membership.discovery import DHT_DEADLINE, Renewal, read_stage
+from node.membership.discovery import DHT_DEADLINE, Renewal, read_stages
 from node.membership.hearsay import hear_from_several
 from node.membership.joining import silent
 from node.membership.ledger import MOST_OF_NETWORK
@@ -126,8 +126,7 @@ class Newcomer:
     async def _survey(self) -> list[Peer]:
         """All others that serve, or have claimed, a stage and answer."""
         stages, peers = range(self._manifest.stages), list[Peer]()
-        for stage in stages:
-            await read_stage(self._transport, self._run_id, stage, self._view)
+        await read_stages(self._transport, self._run_id, stages, self._view)
         now = self._transport.now()
         for stage in stages:
             peers += [p for p in peers_of(self._view, stage, now) if p.peer != self._transport.peer_id]
@@ -279,8 +278,7 @@ async def found_stage(
         raise JoinError(
             f"This run has stages 0 to {stages - 1}; --stage {config.stage} does not exist. Choose one of them."
         )
-    for stage in range(stages):
-        await read_stage(membership.transport, membership.run_id, stage, membership.view)
+    await read_stages(membership.transport, membership.run_id, range(stages), membership.view)
     await hear_from_several(membership)
     if config.stage >= 0:
         yield config.stage

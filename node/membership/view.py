@@ -97,9 +97,13 @@ class View:
         self.take([Member(peer, announcement, expires)])
 
     def introduced(self, record: Record, announcement: Announcement) -> None:
+        """As `shown`, of a record as it was read."""
+        self.shown(Member(record.subkey, announcement, record.expires, sealed=record.sealed))
+
+    def shown(self, member: Member) -> None:
         """Note the record that a member has shown of itself, if this node reads its stage: strangers may name any."""
-        if announcement.stage in self.sizes:
-            self.take([Member(record.subkey, announcement, record.expires, sealed=record.sealed)])
+        if member.announcement.stage in self.sizes:
+            self.take([member])
 
     def take(self, found: Iterable[Member]) -> None:
         """Take in what one look found: of two records of a peer the one that expires last counts."""
