@@ -31,10 +31,13 @@ CONTENT = frozenset(
 HISTORY = 64
 ENOUGH = 5  # gradients before one is judged
 PROPORTION = 1_000.0  # times the median; honest norms of a run differ by less than a tenth of it
-SAMPLE = 256  # entries of a gradient, by which two are compared
+SAMPLE, SAMPLED_POSITIONS = (
+    256,
+    16,
+)  # entries of a gradient, and of so many positions, by which two are compared
 SAMPLES = 4  # of a peer's last answers, and of as many peers:
 SAMPLED_PEERS = 256
-SAME = 0.9  # cosine of two answers that are the same, with some noise
+SAME = 0.95  # cosine of two answers that are the same, with some noise
 UNLIKE = 0.5  # where most of a stage's successive answers are as alike as that, nothing is told by it
 USUAL = 2.0  # times the median, what counts of one; honest norms of one time are within 1.3 of each other
 TOO_SLOW = 4.0  # times as long as the stage before takes; with less, a replica more or a move mends it
@@ -76,12 +79,9 @@ class Repeats:
 
         `text` tells texts apart, such as a digest of the labels.
         """
-        flat = gradient.flatten()
-        sample = flat[:: max(1, flat.numel() // SAMPLE)].float().cpu()
-        norm = float(torch.linalg.vector_norm(sample))
-        if not norm:
+        sample = _sample(gradient)
+        if sample is None:
             return False
-        sample = sample / norm
         known = self._samples.get(peer) or deque(maxlen=SAMPLES)
         others = [other for known_text, other in known if known_text != text]
         likeness = max((float(torch.dot(sample, other)) for other in others), default=0.0)
@@ -89,6 +89,27 @@ class Repeats:
         self._samples[peer] = known
         self._likeness.append(likeness)
         return likeness > SAME and median(self._likeness) < UNLIKE
+
+
+def _sample(gradient: torch.Tensor) -> torch.Tensor | None:
+    """Draw entries of some positions, each position scaled to the same norm; a unit vector, None of zeros alone.
+
+    One position may have nearly all of the gradient's norm, as one whose activation is small does behind an RMSNorm:
+    then any two gradients with such a position would be alike.
+    """
+    positions = gradient.reshape(-1, gradient.shape[-1]) if gradient.ndim else gradient.reshape(1, 1)
+    entries = max(1, SAMPLE // SAMPLED_POSITIONS)
+    chosen = positions[
+        :: max(1, len(positions) // SAMPLED_POSITIONS), :: max(1, positions.shape[1] // entries)
+    ]
+    chosen = chosen.float().cpu()
+    norms = torch.linalg.vector_norm(chosen, dim=1, keepdim=True)
+    count = int(torch.count_nonzero(norms))
+    return (
+        (chosen / norms.clamp_min(torch.finfo(torch.float32).tiny)).flatten() / math.sqrt(count)
+        if count
+        else None
+    )
 
 
 class GradientScreen:

@@ -16,15 +16,19 @@ from node.membership.buckets import StageSize
 from node.membership.hearsay import (
     ASKED,
     MOST_BYTES,
+    SHOWN_TO,
+    audience,
     hear_about,
     hear_of,
     overdue,
     serve_records,
+    show,
     spread_out,
 )
 from node.membership.membership import Membership
 from node.membership.view import Member, View
 from protocol.announcement import Announcement, record_key, stage_key
+from protocol.door import Door
 from protocol.ground import PeerId, Record
 from protocol.identity import Identity
 from protocol.messages.peers import GetRecord, GetRecords, Introduce, Records, SharedRecord
@@ -213,3 +217,29 @@ def test_of_members_that_show_themselves_those_of_stages_that_are_read_are_noted
     for one in shown:
         view.introduced(Record(one.peer, b"", one.expires, sealed=one.sealed), one.announcement)
     assert view.peers() == [shown[0].peer]
+
+
+@in_virtual_time
+async def test_who_begins_to_serve_a_large_stage_is_known_at_once_to_some_that_would_send_to_it() -> None:
+    async with two_peers() as two:
+        now, view = two.network.now(), View()
+        view.sizes[1] = StageSize()
+        door = Door(RUN, {}, lambda peer: None, two.network.now, noted=view.introduced)
+        two.server.open_door(door)
+        await show(two.caller, [two.address])  # nothing is to be shown yet
+        one = member("caller", now + LIFE, stage=1)
+        two.caller.introduction = Introduce(stage=1, record=one.sealed, expires=one.expires)
+        await show(two.caller, [two.address, Identity.from_seed("dead").peer_id])
+        assert view.peers() == [one.peer]
+
+
+def test_a_record_is_shown_to_members_of_the_stage_before_where_they_do_not_look_at_each_turn() -> None:
+    view, rng = View(lambda: 0.0), random.Random(1)
+    view.take(member(f"peer {n}", LIFE, stage=n % 2) for n in range(80))
+    senders = {m.peer for m in view.members(0, 0.0)}
+    assert audience(view, 1, 0.0, rng) == [], "as far as is known a small stage"
+    view.sizes[1].sampled([3] * 64)
+    first, second = audience(view, 1, 0.0, rng), audience(view, 1, 0.0, rng)
+    assert set(first) | set(second) <= senders
+    assert len(set(first)) == SHOWN_TO < len({*first, *second})
+    assert audience(view, 0, 0.0, rng) == [], "nobody sends to the first"

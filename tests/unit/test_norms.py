@@ -110,6 +110,16 @@ def test_where_all_answers_are_alike_nobody_is_blamed_for_it() -> None:
     assert not any(judged[2:])
 
 
+def test_one_position_that_has_most_of_the_norm_does_not_make_answers_alike() -> None:
+    """As the first one of a text whose activation is small; honest peers were struck for it, and banned after ten."""
+    repeats, first = Repeats(), gradient(1)[0, 0]
+    for seed in range(40):
+        answer = gradient(seed)
+        answer[0, 0] = 1e3 * first
+        assert not repeats.is_repeated(HONEST, text(seed), answer)
+    assert repeats.is_repeated(HONEST, text(99), answer)
+
+
 def test_zeros_are_no_answer_that_comes_again() -> None:
     repeats = Repeats()
     assert not any(repeats.is_repeated(HONEST, text(n), torch.zeros(4, 4)) for n in range(3))
