@@ -23,7 +23,7 @@ from protocol.manifest import Manifest
 from protocol.messages.peers import Hello, Welcome
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.signed_manifest import SignedManifest
-from protocol.supervision import all_of, cancelled
+from protocol.supervision import all_of
 from protocol.transport.base import Transport
 
 DIAL_DEADLINE = 15.0
@@ -152,28 +152,21 @@ async def silent(rpc: Rpc, peers: list[PeerId]) -> set[PeerId]:
     Asks a few dozen at most; among more, one death does not change which stage is the smallest.
     """
 
-    slowest, loop = 0.0, asyncio.get_running_loop()
-    began, alive = loop.time(), set[PeerId]()
+    loop, asked, alive = asyncio.get_running_loop(), peers[:PROBED_PEERS], set[PeerId]()
+    began, left, slowest = loop.time(), len(asked), 0.0
 
-    async def ask(peer: PeerId) -> None:
-        nonlocal slowest
+    async def ask(peer: PeerId, limit: asyncio.Timeout) -> None:
+        nonlocal left, slowest
         with suppress(NolocoError):
             await rpc.call(peer, Hello(), deadline=PROBE_DEADLINE)
             alive.add(peer)
             slowest = loop.time() - began
+        left -= 1
+        limit.reschedule(began + patience(len(asked), left, slowest))
 
-    asked = peers[:PROBED_PEERS]
-    waiting = {loop.create_task(ask(peer)) for peer in asked}
-    try:
-        while waiting:
-            left = began + patience(len(asked), len(waiting), slowest) - loop.time()
-            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                break
-            for task in done:
-                task.result()
-    finally:
-        await cancelled(waiting)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PROBE_DEADLINE) as limit:
+            await all_of(*(ask(peer, limit) for peer in asked))
     return set(asked) - alive
 
 
