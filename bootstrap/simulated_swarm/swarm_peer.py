@@ -220,7 +220,7 @@ class SwarmPeer:
                 self.announce()
             nbytes = sum(self.look(s) for s in neighbours if is_due(self.view, s, world.now))
             self.view.expire(world.now)
-            is_lonely = stage + 1 < stages and not self.view.members(stage + 1, world.now)
+            is_lonely = stage + 1 < stages and not self.view.knows_any(stage + 1, world.now)
             pause = LONELY_SECONDS if is_lonely else lifetime / POLLS_PER_LIFETIME
             yield pause + world.dht.seconds(len(world.alive), nbytes, self.uplink)
 

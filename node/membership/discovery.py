@@ -68,7 +68,7 @@ def look_at(
 
 def is_due(view: View, stage: int, now: float) -> bool:
     """Return whether one that looks turn by turn looks at the stage in this one, see `StageSize.every`."""
-    return not view.sizes.setdefault(stage, StageSize()).is_turn_left_out() or not view.members(stage, now)
+    return not view.sizes.setdefault(stage, StageSize()).is_turn_left_out() or not view.knows_any(stage, now)
 
 
 def keys_to_announce(run_id: str, stage: int, me: PeerId, level: int) -> list[str]:
@@ -279,7 +279,7 @@ class Discovery:
 
     def _patience(self) -> float:
         """Seconds that the next look can wait at most: not long while nobody can take this node's microbatches."""
-        if self._onward in self._stages and not self._view.members(self._onward, self._transport.now()):
+        if self._onward in self._stages and not self._view.knows_any(self._onward, self._transport.now()):
             return LONELY_SECONDS
         return float("inf")
 

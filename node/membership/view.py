@@ -181,8 +181,8 @@ class View:
     def expire(self, now: float) -> list[Member]:
         """Drop peers whose records ran out; returns them."""
         gone = [member for member in self._members.values() if member.expires + member.kept <= now]
-        for member in gone:
-            self._drop(member)
+        for member in gone:  # no list has them any more that is asked for from now on
+            del self._members[member.peer], self._by_stage[member.announcement.stage][member.peer]
             del self._networks[member.peer]
         for peer in [peer for peer in self._suspicions if peer not in self._members]:
             del self._suspicions[peer]
@@ -275,15 +275,26 @@ class View:
         """
         listed = self._listed.get(stage)
         if listed is None or not listed.since <= now < listed.until:
-            members = [
-                member
-                for member in self._by_stage.get(stage, {}).values()
-                if member.expires + member.kept > now and member.announcement.state != "leaving"
-            ]
-            members.sort(key=attrgetter("peer"))
+            if listed is None or now < listed.since:
+                members = [
+                    member
+                    for member in self._by_stage.get(stage, {}).values()
+                    if member.expires + member.kept > now and member.announcement.state != "leaving"
+                ]
+                members.sort(key=attrgetter("peer"))
+            else:  # some have run out, and nothing else has changed
+                members = [member for member in listed.members if member.expires + member.kept > now]
             until = min((member.expires + member.kept for member in members), default=float("inf"))
             listed = self._listed[stage] = _Listed(now, until, members)
         return listed.members
+
+    def knows_any(self, stage: int, now: float) -> bool:
+        """Return whether there are `members` of the stage, without putting them together."""
+        listed = self._listed.get(stage)
+        if listed is not None and listed.since <= now < listed.until:
+            return bool(listed.members)
+        known = self._by_stage.get(stage, {}).values()
+        return any(_is_current(member, now) and member.announcement.state != "leaving" for member in known)
 
     def serving(self, stage: int, now: float) -> list[PeerId]:
         """Replicas that take part in training and are not under suspicion; kept as `members` are."""

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from node.membership.ledger import Shares, fair_shares
 from node.membership.turns import MOST_SHARES, Turns
 from protocol.ground import PeerId
+from protocol.peer_limits import PeerTable
 
 ANSWERS = (
     16  # the last of a peer that count; a quarter of them were quicker than what it is taken for, since the
@@ -24,6 +25,7 @@ STRAGGLER = 2.0  # times the median answer: beyond it a sender's whole step wait
 FLOOR = 0.05  # of the mean weight: what the slowest peer still gets, since mixing is the point
 UNTRIED = 0.5  # of the mean weight: a peer of which there is no answer yet
 KEPT_FOR = 8  # answers of as many as an eighth of the peers, until the typical one is taken anew
+MOST_MEASURED = 1_024  # peers of which answers are kept, those that answered last
 MOST_PROVEN_SHARES = 8.0  # of a peer whose answers agreed with others': its speed is believed that far
 
 
@@ -55,14 +57,14 @@ class Router:
         self._rng = rng
         self._shares = shares
         self._is_proven = is_proven
-        self._measured: dict[PeerId, _Measured] = {}
-        self._taken_for: dict[PeerId, float] = {}  # of the same
+        self._measured = PeerTable[_Measured](MOST_MEASURED)
+        self._taken_for = PeerTable[float](MOST_MEASURED)  # of the same
         self._typical, self._notes = 0.0, 0  # kept, and how many answers came since it was taken
         self.turns = Turns()  # microbatches that were sent and not refused
 
     def note(self, peer: PeerId, seconds: float, said: float = 0.0) -> None:
         """Note an answer `seconds` after the microbatch was sent; `said` is what the peer makes of its own load."""
-        measured = self._measured.setdefault(peer, _Measured([]))
+        measured = self._measured[peer] = self._measured.get(peer) or _Measured([])
         measured.note(seconds, said)
         self._taken_for[peer] = measured.taken_for
         self._notes += 1

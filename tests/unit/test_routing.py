@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.membership.ledger import fair_shares
-from node.pipeline.routing import FLOOR, Router
+from node.pipeline.routing import FLOOR, MOST_MEASURED, Router
 from protocol.ground import PeerId
 
 PEERS = [PeerId(f"peer {number}") for number in range(5)]
@@ -96,6 +96,17 @@ def test_what_is_forgotten_counts_no_more() -> None:
     router.forget(PEERS[4])
     router.forget(PEERS[4])  # twice does no harm
     assert shares(router)[PEERS[4]] == pytest.approx(0.5 / 4.5, rel=0.1)
+
+
+def test_of_peers_ever_met_those_that_answered_last_are_remembered() -> None:
+    router, met = Router(random.Random(0)), [PeerId(f"{number}") for number in range(2 * MOST_MEASURED)]
+    for peer in [*met, met[-MOST_MEASURED]]:
+        router.note(peer, 0.1)
+    router.note(PeerId("one more"), 0.1)
+    fair = dict.fromkeys(met, 1.0)
+    oldest, kept, next_oldest = router.weights([met[0], met[-MOST_MEASURED], met[1 - MOST_MEASURED]], fair)
+    assert oldest == next_oldest == kept / 2, "untried, as far as is known"
+    assert router.typical_answer() == 0.1
 
 
 def test_excluded_peers_are_never_chosen_and_none_is_left_at_last() -> None:
