@@ -147,6 +147,7 @@ class Discovery:
         self._describe = describe
         self._announced = float("-inf")
         self._alone = self._is_known = False
+        self._said = "joining"  # the state, in the last announcement
         self._ahead = self._clock_ahead()
         self._twins = Twins()
         self._told_of_twin = False
@@ -173,6 +174,7 @@ class Discovery:
         if (sealed := self._transport.last_put(key)) is not None:
             record, expires = sealed
             self._rpc.introduction = Introduce(stage=stage, level=level, record=record, expires=expires)
+        self._said = said.state
         if level:  # else it is among those that are read
             self._view.update(me, said, self._transport.now() + self._lifetime)
         for key in sample:
@@ -241,11 +243,11 @@ class Discovery:
 
     async def _make_known(self) -> None:
         """Show the record, once, to some of those that would send to this node."""
-        said = self._describe()
-        if self._is_known or said.state != "serving":
+        if self._is_known or self._said != "serving":
             return
         self._is_known = True
-        await show(self._rpc, audience(self._view, said.stage, self._transport.now(), self._rng))
+        stage, now = self._describe().stage, self._transport.now()
+        await show(self._rpc, audience(self._view, stage, now, self._rng))
 
     def _look_for_twin(self) -> None:
         seen = self._view.record_of(self._transport.peer_id)
