@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from node.giving.ledger import ContributionLedger
 from node.links.links import Links
+from node.membership.past import Past
 from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica
@@ -127,6 +128,10 @@ async def _hear_nothing(asked: PeerId, named: PeerId, deadline: float) -> None:
     """Ask nobody: whom this node's own looks have not shown stays unknown."""
 
 
+async def _ask_nobody() -> None:
+    """Ask nobody for the past."""
+
+
 @dataclass(frozen=True)
 class Context:
     """The node's surroundings, handed to each of its parts."""
@@ -151,6 +156,8 @@ class Context:
     # asks a peer for the record of another one of this stage that it has named, in so many seconds at most, see
     # `hearsay.hear_about`
     hear_about: Callable[[PeerId, PeerId, float], Awaitable[None]] = _hear_nothing
+    past: Past | None = None  # who has served which stage
+    ask_of_past: Callable[[], Awaitable[None]] = _ask_nobody  # asks others what they remember of this stage
 
     @window
     def __repr__(self) -> str:
@@ -182,6 +189,8 @@ def announcement(
         addresses=context.transport.addresses()[:8],
         name=context.name,
         links=context.links.published(),
+        beginning=replica.lineage.beginning,
+        begun=round(replica.lineage.begun, 3),
     )
 
 

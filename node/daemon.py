@@ -24,7 +24,7 @@ from node.resting import release_memory, set_aside, stand_down
 from node.rounds.rounds import Rounds
 from node.service import Service, taken_stage
 from node.state.checkpoints import Checkpoints
-from node.storage.state_directory import Checkpoint
+from node.storage.checkpoint_files import Checkpoint
 from node.watch.health import report_of
 from protocol.announcement import State
 from protocol.errors import NodeFailed, NolocoError, ResourceError

@@ -12,7 +12,7 @@ from node.model.compute import Priority
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica
 from node.state.checkpoints import Checkpoints
-from node.storage.state_directory import Checkpoint
+from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from protocol.errors import CheckpointError, JoinError
 from protocol.ground import PeerId

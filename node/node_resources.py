@@ -13,6 +13,7 @@ from node.giving.ledger import ContributionLedger
 from node.links.links import Links
 from node.membership.data_source import DataSupply, ReadData, RunTokenizer
 from node.membership.membership import Membership
+from node.membership.past import Past
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.compute import Compute
@@ -64,6 +65,7 @@ class NodeResources:
     supervisor: Supervisor
     view: View = field(default_factory=View)
     links: Links = field(default_factory=Links)
+    past: Past | None = None  # of the run's stages, once the run has been found
     ledger: ContributionLedger = field(default_factory=ContributionLedger)
     history: Thinned[HistoryPoint] = field(default_factory=lambda: Thinned(MOST_HISTORY, HISTORY_SECONDS))
     since: float = 0.0  # when it joined, by the loop's clock

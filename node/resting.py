@@ -14,7 +14,7 @@ import torch
 from node.machine.limits import give_back_freed_memory
 from node.node_resources import NodeResources, attempt
 from node.service import Service
-from node.storage.state_directory import Checkpoint
+from node.storage.checkpoint_files import Checkpoint
 
 REST_SECONDS = 8.0  # from being asked until the memory of the device is free
 FINISH_SECONDS = 4.0  # of them are for the microbatches in flight

@@ -20,6 +20,7 @@ from node.link_probes import LinkProbes
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
 from node.membership.hearsay import hear_about
+from node.membership.past import ask_of_past
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
 from node.model.dry_run import dry_run
@@ -37,7 +38,7 @@ from node.receipts import Receipts
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.transfer import StateService
-from node.storage.state_directory import Checkpoint
+from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from node.watch.history import Thinned
 from protocol.announcement import Announcement, State
@@ -117,6 +118,8 @@ def _context_of(member: NodeResources, stage: int, compute: Compute, supervisor:
         supervisor=supervisor,
         random=member.random,
         hear_about=partial(hear_about, member.membership, stage),
+        past=member.past,
+        ask_of_past=partial(ask_of_past, member.membership, member.past, stage),
     )
 
 

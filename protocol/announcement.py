@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from protocol.errors import RecordError
 from protocol.ground import PeerId, Record
 from protocol.identity import BASE58
+from protocol.lineage import Lineage
 from protocol.records import key_digest, open_record
 
 PEER_CHARACTERS = 16  # the end of a peer id: 93 bits of its key, too many to look for one that ends alike
@@ -85,6 +86,12 @@ class Announcement(Entry):
     name: Annotated[str, Field(max_length=32)] = ""  # what its volunteer calls it
     links: PublishedLinks = []  # measured lately, from this node to others
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # this record is in one of 2^level buckets
+    beginning: Natural = 0  # of its lineage, see `protocol.lineage`, and when that began
+    begun: Annotated[Figure, Field(ge=0)] = 0.0
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage(self.beginning, self.begun)
 
 
 def open_announcement(

@@ -223,6 +223,9 @@ class Access(Section):
         return self.private or self.work_bits > 0
 
 
+STAGE_RETURN = 1_800.0  # seconds; not written down in a manifest that has it, so that earlier versions read it
+
+
 class Limits(Section):
     """Times in seconds; deadlines begin with them, then adapt to what the swarm shows and never exceed them.
 
@@ -233,6 +236,10 @@ class Limits(Section):
     gossip_deadline: Positive = 30.0
     record_lifetime: Annotated[float, Field(ge=3, le=3_600)] = 45.0
     clock_skew: Annotated[float, Field(gt=0, le=3)] = 3.0  # hivemind's DHT refuses peers beyond 3 s
+    # for which a stage that has had steps waits for somebody who has its state, before it is begun anew
+    stage_return: Annotated[
+        float, Field(gt=0, le=30 * 86_400, exclude_if=lambda seconds: seconds == STAGE_RETURN)
+    ] = STAGE_RETURN
 
 
 class Manifest(Section):

@@ -86,6 +86,7 @@ class View:
         self._listed: dict[int, _Listed] = {}  # by stage, until something changes
         self._serving: dict[int, _Serving] = {}
         self.ledger = Ledger()
+        self.noted: Callable[[Member], None] = lambda member: None  # called with each record that is newer
 
     @window
     def __repr__(self) -> str:
@@ -121,6 +122,7 @@ class View:
                 self._drop(known)
             members[peer] = self._by_stage.setdefault(stage, {})[peer] = member
             changed[stage] = None
+            self.noted(member)
         for stage in changed:
             self._listed.pop(stage, None)
         if len(members) > self.most:

@@ -13,6 +13,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from protocol.lineage import Lineage
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -79,12 +81,13 @@ class StageState:
     first_moment: torch.Tensor
     second_moment: torch.Tensor
     residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
+    lineage: Lineage = Lineage()  # which beginning all of it comes from
 
     def holding(self, tensors: Mapping[str, torch.Tensor]) -> StageState:
         """A flat layout of the same counts that holds these tensors, by name."""
         return StageState(
             self.step, self.round, self.steps_in_round, self.updates, tensors["phi"], tensors["theta"],
-            tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"),
+            tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"), self.lineage,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -38,6 +38,7 @@ from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
 from protocol import lattice
 from protocol.errors import CodecError, Refused
+from protocol.lineage import Lineage
 from protocol.manifest import Manifest
 from protocol.near_codecs import kept_apart
 from protocol.windows import counted, window
@@ -68,6 +69,7 @@ class Replica:
         self.step = 0  # batches taken, those that were left out as well: data and learning rate go by it
         self.round = 0  # outer steps done
         self.steps_in_round = 0
+        self.lineage = Lineage()  # which beginning the weights come from
         self.passes = Passes(self.stage, self.device, self.slow_weights())
         self.snapshots = Snapshots(self.state, copier_of(self.device))
         # outer steps: in one launch, as a GPU is quickest, or a piece at a time, which stays in a processor's cache
@@ -306,14 +308,17 @@ class Replica:
         self.flat.values[bounds].copy_(tensors[0])
         self.passes.weights_changed()
 
-    def adopt(self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int) -> None:
-        """Continue from a download of all pieces, and from the donor's count of steps and rounds.
+    def adopt(
+        self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int, lineage: Lineage = Lineage()
+    ) -> None:
+        """Continue from a download of all pieces, and from the donors' count of steps and rounds and their lineage.
 
         AdamW's updates are taken to be the donor's steps: donors do not tell how many of them were left out.
         """
         for index, tensors in pieces.items():
             self.write_piece(index, tensors)
         self.residual.clear()
+        self.lineage = lineage
         self._begin_anew(step, round_, updates=step)
 
     def _begin_anew(self, step: int, round_: int, updates: int) -> None:
@@ -357,6 +362,7 @@ class Replica:
             first_moment=first,
             second_moment=second,
             residual=self.residual.owed,
+            lineage=self.lineage,
         )
 
     def snapshot(self) -> StageState:
@@ -375,7 +381,7 @@ class Replica:
                 target.copy_(state.tensors()[name])
         self.passes.weights_changed()
         self._begin_anew(state.step, state.round, state.updates)
-        self.steps_in_round = state.steps_in_round
+        self.steps_in_round, self.lineage = state.steps_in_round, state.lineage
         self.residual.restore(state.residual)
 
 

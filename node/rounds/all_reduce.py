@@ -70,6 +70,7 @@ class AllReduce(Averager):
 
     def __init__(self, context: Context, replica: Replica) -> None:
         super().__init__(context, replica)
+        self._kin = Kin(context, replica)
         self._codec = context.manifest.wire.gossip
         self._seconds = context.manifest.limits.gossip_deadline
         life = f"{context.me[-16:]}-{context.transport.now():.6f}"  # a restarted node calls other rolls
@@ -103,9 +104,10 @@ class AllReduce(Averager):
         return RoundResult(gossip_bytes=sent)
 
     def live(self) -> list[PeerId]:
-        """This replica and all others of its stage that train, by peer id."""
+        """This replica and all others of its stage and lineage that train, by peer id."""
         context = self._context
-        return sorted({*context.view.serving(context.stage, context.transport.now()), context.me})
+        serving = context.view.serving(context.stage, context.transport.now())
+        return sorted({*self._kin.among(serving), context.me})
 
     async def mean(self, z: torch.Tensor) -> torch.Tensor:
         """The mean of z [parameters] over the live replicas.

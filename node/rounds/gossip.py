@@ -16,6 +16,7 @@ from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
 from node.rounds.exchanges import Exchanges
 from node.rounds.matchmaker import Matchmaker
+from node.rounds.kin import Kin
 from node.rounds.meeting import Pair
 from node.rounds.pair_exchange import PairExchange
 from node.rounds.pull import Pull
@@ -35,6 +36,7 @@ class PairAverager(Averager):
         super().__init__(context, replica)
         self._statistics = RoundStatistics(context, replica)
         self.exchanges = Exchanges(context, replica)
+        self._kin = Kin(context, replica)
         self.matchmaker = Matchmaker(
             context, replica, rng, agreed=self.agreed, avoid=self._statistics.is_quarantined
         )
@@ -126,6 +128,7 @@ class PairAverager(Averager):
         context.counters.partner = partner or ""
         if partner is not None:
             context.view.trust(partner)
+            self._kin.met(partner)
             self.matchmaker.standing.met()
             context.counters.partners.note(partner)
             context.ledger.note_round(partner)

@@ -30,10 +30,14 @@ class Handshake:
         """Seconds that the peer's next answer may take."""
         return self._times.deadline_of(peer)
 
-    async def propose(self, proposal: Proposal, stage: int, round_: int) -> Meeting | Refusal:
+    async def propose(
+        self, proposal: Proposal, stage: int, round_: int, beginning: int = 0
+    ) -> Meeting | Refusal:
         """Ask the other and return its answer. Raises `NolocoError` without one; it may have agreed all the same."""
         pair = proposal.pair
-        message = Propose(stage=stage, round=round_, pair=pair.name, **asdict(proposal.mine))
+        message = Propose(
+            stage=stage, round=round_, pair=pair.name, beginning=beginning, **asdict(proposal.mine)
+        )
         try:
             return meeting_in(await self._call(pair.partner, message))
         except Refused as refusal:

@@ -12,6 +12,7 @@ from node.context import Context
 from node.membership.turns import Turns
 from node.model.replica import Replica
 from node.rounds.handshake import Handshake, meeting_in
+from node.rounds.kin import Kin
 from node.rounds.meeting import Pair, Proposal, Refusal, RoundProgress
 from node.rounds.pace import FAR_AHEAD, Other, Standing, Tempo, others_among, steps_of_round
 from node.rounds.pairing import Pairing
@@ -60,6 +61,7 @@ class Matchmaker:
         self._closed_with: set[PeerId] = set()  # partners that had finished, of rounds after the last step
         self._told: Pair | None = None  # the pair whose partner knows that this round ends
         self._tempo = Tempo(self._now())
+        self._kin = Kin(context, replica)
         self.standing = Standing(context.manifest.limits.record_lifetime)
         # why this replica should download its stage before it averages; empty when it belongs
         self.behind = ""
@@ -79,7 +81,8 @@ class Matchmaker:
         """True if there are others in the stage that are not known to have finished."""
         context = self._context
         serving = context.view.serving(context.stage, context.transport.now())
-        return any(peer not in self._closed_with and peer != context.me for peer in serving)
+        others = (peer for peer in serving if peer not in self._closed_with and peer != context.me)
+        return any(map(self._kin.is_kin, others))
 
     @property
     def partner_trains(self) -> bool:
@@ -129,9 +132,8 @@ class Matchmaker:
         return self._context.throughput.tokens_per_second()
 
     def _others(self) -> list[Other]:
-        """The other replicas of the stage that train, as their records show them."""
-        context = self._context
-        return others_among(context.view.members(context.stage, context.transport.now()), context.me)
+        """The other replicas of this one's lineage that train, as their records show them."""
+        return others_among(self._kin.members(), self._context.me)
 
     @property
     def partner_by(self) -> float:
@@ -251,7 +253,11 @@ class Matchmaker:
         serving = context.view.serving(context.stage, context.transport.now())
         crowded = self._turns.crowded(context.view.shares(serving))
         unwanted = crowded | self._closed_with
-        willing = [peer for peer in serving if not self._avoid(peer) and peer not in unwanted]
+        willing = [
+            peer
+            for peer in self._kin.among(serving)
+            if not self._avoid(peer) and peer not in unwanted
+        ]
         proposal = self._pairing.propose(context.view.thinned(willing, self._rng), self._here())
         successor = self._pairing.successor(self._here())
         if successor is not None:
@@ -280,7 +286,9 @@ class Matchmaker:
         context, pairing, pair = self._context, self._pairing, proposal.pair
         pairing.handshake = self._handshake.round_trip
         try:
-            answer = await self._handshake.propose(proposal, context.stage, self._replica.round)
+            answer = await self._handshake.propose(
+                proposal, context.stage, self._replica.round, self._replica.lineage.beginning
+            )
         except NolocoError as failure:
             logger.debug("Proposal to %s failed: %s", pair.partner[-8:], failure)
             context.view.suspect(pair.partner)
@@ -329,6 +337,8 @@ class Matchmaker:
             raise Refused("other-stage" if self.accepting else "finished")
         if self._avoid(request.peer):
             raise Refused("unwanted", "contributions of this replica were out of all proportion")
+        if message.beginning != self._replica.lineage.beginning or not self._kin.is_kin(request.peer):
+            raise Refused("other-lineage", "its weights come from another beginning than this replica's")
         if self._must_look_first(request.peer, message.round):
             raise Refused("early")
         pair = Pair(request.peer, message.pair)

@@ -21,7 +21,8 @@ from node.model.inner import are_finite
 from node.model.replica import Replica
 from node.model.resources import named
 from node.model.snapshot import Snapshots
-from node.storage.state_directory import Checkpoint, StateDirectory
+from node.storage.checkpoint_files import Checkpoint
+from node.storage.state_directory import StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 from protocol.windows import window
 

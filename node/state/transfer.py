@@ -146,6 +146,7 @@ class StateService:
                 round=replica.round,
                 parameters=replica.parameters,
                 piece_parameters=PIECE_PARAMETERS,
+                beginning=replica.lineage.beginning,
             )
         )
 

@@ -1,4 +1,4 @@
-"""The state directory of a node: its key, the manifest, its port, the peer book and the last checkpoint.
+"""The state directory of a node: its key, the manifest, its port, the peer book and its stages' checkpoints.
 
 Enough to come back as the same peer, also after the whole swarm was down. Files are replaced whole: written
 beside, flushed to disk, renamed.
@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
-import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import safetensors
-import torch
-
-from node.data.batches import Position
-from node.model.flat import StageState
+from node.storage.checkpoint_files import (
+    OF_ONE_STAGE,
+    PATTERN,
+    Checkpoint,
+    KeptCheckpoint,
+    contents_of,
+    header_of,
+    path_of,
+    read,
+    set_aside_path,
+    superfluous,
+)
 from protocol.errors import ManifestError, StateError, TokenError
 from protocol.identity import Identity
 from protocol.keeping import Lock, advice_for, own, replace_whole
@@ -27,25 +33,12 @@ from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
 from protocol.windows import window
 
-OF_FACTS = "facts_crc32"  # in a checkpoint: the checksum of
-FACTS = {
-    "run", "stage", "step", "round", "saved", "steps_in_round", "updates", "tokens", "position", "crc32"
-}  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 J = TypeVar("J")
 
 MAX_PEER_BOOK = 256
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    stage: int
-    state: StageState
-    position: Position | None = None  # in the data, of a node that has trained on some
-    tokens: int = 0  # that this node has trained on at the stage
-    saved: float = 0.0  # when, on the wall clock; 0 is not known
+OWN_NAME = re.compile(r"checkpoint-\d{1,4}\.safetensors")
 
 
 class StateDirectory:
@@ -171,52 +164,61 @@ class StateDirectory:
     def save_ledger(self, text: str) -> None:
         self._replace(self.ledger_path, text.encode())
 
-    # --- checkpoint ---------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------
 
     def save_checkpoint(self, run_id: str, checkpoint: Checkpoint) -> None:
-        """Replace the last checkpoint; the old one stays valid until the new one is whole on disk."""
-        state = checkpoint.state
-        facts = {
-            "run": run_id,
-            "stage": str(checkpoint.stage),
-            "step": str(state.step),
-            "round": str(state.round),
-            "saved": str(checkpoint.saved),
-            "steps_in_round": str(state.steps_in_round),
-            "updates": str(state.updates),
-            "tokens": str(checkpoint.tokens),
-            "position": json.dumps(checkpoint.position.facts() if checkpoint.position else None),
-        }
-        tensors = state.tensors()
-        facts["crc32"] = str(_checksum(tensors))
-        facts[OF_FACTS] = str(_checksum_of(facts))
-        with self._saving:
-            self._replace(self.path / "checkpoint.safetensors", *_safetensors(tensors, facts))
+        """Replace the stage's last checkpoint; the old one stays valid until the new one is whole on disk.
 
-    def checkpoint(self, run_id: str) -> Checkpoint | None:
-        """The last checkpoint of this run. Raises `StateError` when it is damaged, or of an older version."""
-        path = self.path / "checkpoint.safetensors"
-        if not path.exists():
+        One of an older lineage is set aside first: a stage that was begun anew may still get its past back.
+        """
+        path = path_of(self.path, checkpoint.stage)
+        with self._saving:
+            known = next((kept for kept in self.kept(run_id) if kept.stage == checkpoint.stage), None)
+            if known is not None and known.lineage.is_before(checkpoint.state.lineage, 0.0):
+                known.path.replace(set_aside_path(self.path, checkpoint.stage))
+                known = None
+            self._replace(path, *contents_of(run_id, checkpoint))
+            if known is not None and known.path != path:  # the one file of an earlier version
+                known.path.unlink(missing_ok=True)
+
+    def checkpoint(self, run_id: str, stage: int | None = None) -> Checkpoint | None:
+        """The last checkpoint of this run, of one stage or of any. Raises `StateError` when it is damaged."""
+        kept = self.kept(run_id)
+        if stage is not None:
+            kept = [one for one in kept if one.stage == stage]
+            damaged = path_of(self.path, stage)
+        else:
+            damaged = max(self._checkpoint_paths(), key=_age, default=self.path)
+        if damaged.is_file() and damaged not in [one.path for one in kept]:
+            header_of(damaged)  # raises, unless it is of another run
+        if not kept:
             return None
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                facts = dict(file.metadata())
-                tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            of_facts = facts.pop(OF_FACTS, None)  # those of earlier versions have none
-            if facts.keys() != FACTS or of_facts not in (None, str(_checksum_of(facts))):
-                raise ValueError("its numbers are not those that were written")
-            if facts["run"] != run_id:
-                return None
-            if int(facts["crc32"]) != _checksum(tensors):
-                raise ValueError("its checksum does not fit")
-            position = Position.of(json.loads(facts["position"]))
-            stage, tokens, saved = int(facts["stage"]), int(facts["tokens"]), float(facts["saved"])
-            return Checkpoint(stage, _state_of(facts, tensors), position, tokens, saved)
-        except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
-            raise StateError(
-                f"The checkpoint {path} is damaged, or of an older version ({error}). Delete it: the node then "
-                "downloads its stage from other replicas."
-            ) from None
+        run, checkpoint = read(max(kept, key=lambda one: (one.saved, _age(one.path))).path)
+        return checkpoint if run == run_id else None
+
+    def kept(self, run_id: str) -> list[KeptCheckpoint]:
+        """What the checkpoints of this run say of themselves, one for each stage; damaged ones are passed over."""
+        found: dict[int, KeptCheckpoint] = {}
+        for path in self._checkpoint_paths():
+            try:
+                kept = header_of(path)
+            except StateError as damage:
+                logger.debug("%s", damage)
+                continue
+            if kept.run == run_id and (kept.stage not in found or path == path_of(self.path, kept.stage)):
+                found[kept.stage] = kept
+        return list(found.values())
+
+    def prune(self, run_id: str, stage: int, now: float, most_stages: int, most_seconds: float) -> None:
+        """Delete checkpoints of stages that this node, now at `stage`, served longest ago, see `superfluous`."""
+        for kept in superfluous(self.kept(run_id), stage, now, most_stages, most_seconds):
+            logger.info("Deleting the checkpoint of stage %d at step %d: it is old.", kept.stage, kept.step)
+            kept.path.unlink(missing_ok=True)
+
+    def _checkpoint_paths(self) -> list[Path]:
+        own = [path for path in self.path.glob(PATTERN) if OWN_NAME.fullmatch(path.name)]
+        former = self.path / OF_ONE_STAGE
+        return sorted(own) + ([former] if former.is_file() else [])
 
     # --- files --------------------------------------------------------------------------------
 
@@ -250,37 +252,9 @@ class StateDirectory:
             ) from None
 
 
-def _safetensors(tensors: dict[str, torch.Tensor], facts: dict[str, str]) -> list[bytes | memoryview]:
-    """A file of float32 tensors in the format of safetensors, whose own writer copies all of them first."""
-    header: dict[str, object] = {"__metadata__": facts}
-    start = 0
-    for name, tensor in tensors.items():
-        stop = start + 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
-        start = stop
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # tensors are aligned
-    parts = [tensor.contiguous().numpy().data.cast("B") for tensor in tensors.values()]
-    return [len(text).to_bytes(8, "little"), text, *parts]
-
-
-def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageState:
-    """Make a state of a checkpoint's contents.
-
-    Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there.
-    """
-    step, round_, in_round, updates = (int(facts[n]) for n in ("step", "round", "steps_in_round", "updates"))
-    return StageState(step, round_, in_round, updates, **tensors)
-
-
-def _checksum_of(facts: dict[str, str]) -> int:
-    """Checksum of what stands beside the tensors: a step, a round or a position that nobody ever reached."""
-    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
-
-
-def _checksum(tensors: dict[str, torch.Tensor]) -> int:
-    """CRC-32 over the tensors' bytes: a flipped bit on the disk must not train on."""
-    checksum = 0
-    for name in sorted(tensors):
-        checksum = zlib.crc32(tensors[name].contiguous().numpy().data.cast("B"), checksum)
-    return checksum
+def _age(path: Path) -> float:
+    """The time of the last change, for comparison; 0 for a file that is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

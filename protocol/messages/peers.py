@@ -109,6 +109,30 @@ class GetRecord(Asks[Records], kind="get-record", traffic=Traffic.CONTROL):
     peer: PeerIdText
 
 
+class PastRecord(NamedTuple):
+    """A member's last record of a stage, as it was sealed for the DHT; it may be over. Travels as an array."""
+
+    peer: PeerIdText
+    stage: Natural
+    level: Annotated[int, Field(ge=0, le=MOST_LEVEL)]
+    record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
+    expires: Number  # wall clock
+    first: Number  # wall clock at which the sender first read a record of that member and lineage
+
+
+class PastRecords(Message, kind="past-records"):
+    records: Annotated[list[PastRecord], Field(max_length=MOST_SHARED)]
+
+
+class GetPast(Asks[PastRecords], kind="get-past", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
+    """Asks who has served these stages, as the peer has read it itself in the last days. May be repeated.
+
+    Refusal: "unknown-request" (an earlier version).
+    """
+
+    stages: Annotated[list[Natural], Field(min_length=1, max_length=MOST_STAGES_ASKED)]
+
+
 class Revoked(Message, kind="revoked"):
     sealed: Sealed
 
@@ -254,6 +278,8 @@ class StateIndex(Message, kind="state-index"):
     round: Natural
     parameters: Natural
     piece_parameters: Annotated[int, Field(ge=1, le=2**26)]
+    # of its lineage, see `protocol.lineage`
+    beginning: Annotated[Natural, Field(exclude_if=lambda beginning: not beginning)] = 0
 
 
 class GetStateIndex(Asks[StateIndex], kind="get-state-index", traffic=Traffic.STATE, asker=Asker.ANYBODY):

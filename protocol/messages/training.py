@@ -138,13 +138,15 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
     """Ask a replica of the same stage to be the partner of a round. May be repeated, also to see whether it holds.
 
     Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
-    to somebody), "out-of-step" (the rounds cannot end together), "early" (cannot say yet), "other-stage", "finished".
+    to somebody), "out-of-step" (the rounds cannot end together), "early" (cannot say yet), "other-stage", "other-lineage", "finished".
     After a refusal or a failure there is no such pair.
     """
 
     stage: Natural
     round: Natural
     pair: Id  # names this exchange
+    # of the sender's lineage, see `protocol.lineage`
+    beginning: Annotated[Natural, Field(exclude_if=lambda beginning: not beginning)] = 0
 
 
 class Ready(Asks[Done], kind="ready", traffic=Traffic.PAIRING, asker=Asker.REPLICA):

@@ -107,7 +107,7 @@ def _tokenizer(raw: bytes) -> None:
 
 def _checkpoint(raw: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "checkpoint.safetensors").write_bytes(raw)
+        (Path(folder) / "checkpoint-0.safetensors").write_bytes(raw)
         StateDirectory(Path(folder)).checkpoint(RUN)
 
 

@@ -11,7 +11,8 @@ import msgpack
 import torch
 
 from node.model.flat import StageState
-from node.storage.state_directory import Checkpoint, StateDirectory
+from node.storage.checkpoint_files import Checkpoint
+from node.storage.state_directory import StateDirectory
 from protocol.announcement import Announcement, Claim
 from protocol.codec import encode
 from protocol.manifest import as_toml, load_preset
@@ -70,7 +71,7 @@ def _checkpoint() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         state = StageState(1, 1, 0, 1, *(torch.arange(8.0) for _ in range(5)))
         StateDirectory(Path(folder)).save_checkpoint(RUN, Checkpoint(0, state))
-        return (Path(folder) / "checkpoint.safetensors").read_bytes()
+        return (Path(folder) / "checkpoint-0.safetensors").read_bytes()
 
 
 if __name__ == "__main__":

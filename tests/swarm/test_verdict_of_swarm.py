@@ -14,7 +14,8 @@ from bootstrap.inspect.verdict import Finding, Seen, verdict
 from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.compute import Priority
 from node.state.checkpoints import LEAST_SECONDS
-from node.storage.state_directory import Checkpoint, StateDirectory
+from node.storage.checkpoint_files import Checkpoint
+from node.storage.state_directory import StateDirectory
 from protocol.errors import StateError
 from tests.swarm.micro import FOREVER, numbers_of_stage, observer_of, run_swarm, stage_nodes, training, until
 

@@ -29,7 +29,8 @@ from node.data.documents import Split, stored_documents
 from node.entering import kept_revocations
 from node.giving.ledger import ContributionLedger
 from node.model.flat import StageState
-from node.storage.state_directory import Checkpoint, StateDirectory
+from node.storage.checkpoint_files import Checkpoint
+from node.storage.state_directory import StateDirectory
 from node.watch.health import SOCKET_FILE, Unwell, look
 from protocol.errors import StateError, UserError
 from protocol.identity import Identity
@@ -159,7 +160,7 @@ KEPT = [
         lambda d: ContributionLedger.read(state_of(d).ledger_path).had,
         is_made_again=True,
     ),
-    Kept("checkpoint.safetensors", node_directory, step_of),
+    Kept("checkpoint-1.safetensors", node_directory, step_of),
     Kept("store/index.npy", store_directory, store, is_made_again=True),
     Kept("store/text.bin", store_directory, store, is_made_again=True),
 ]
@@ -258,7 +259,7 @@ def test_a_disk_that_fills_while_a_run_is_founded_leaves_no_half_file_and_the_ne
 def test_a_checkpoint_whose_numbers_are_others_is_damaged(tmp_path: Path) -> None:
     node_directory(tmp_path / "node")
     directory = state_of(tmp_path / "node")
-    path = directory.path / "checkpoint.safetensors"
+    path = directory.path / "checkpoint-1.safetensors"
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], "little")
     begin = whole.index(b'"__metadata__"') + len(b'"__metadata__":{')

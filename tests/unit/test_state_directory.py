@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 from node.model.flat import StageState
-from node.storage.state_directory import MAX_PEER_BOOK, Checkpoint, StateDirectory
+from node.storage.checkpoint_files import Checkpoint, read
+from node.storage.state_directory import MAX_PEER_BOOK, StateDirectory
 from protocol.errors import ManifestError, StateError
 from protocol.identity import Identity
+from protocol.lineage import Lineage
 from protocol.manifest import load_preset
 from protocol.signed_manifest import SignedManifest
 
@@ -45,7 +48,7 @@ def test_what_is_kept_is_for_the_volunteer_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
-    for name in ("identity.key", "token", "peers.json", "checkpoint.safetensors"):
+    for name in ("identity.key", "token", "peers.json", "checkpoint-1.safetensors"):
         assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) == 0o600, name
 
 
@@ -101,9 +104,9 @@ def damage_by(kind: str, contents: bytes) -> bytes:
 @pytest.mark.parametrize("kind", ["cut", "cut in the header", "empty", "garbage", "text", "no metadata"])
 def test_a_damaged_checkpoint_is_told_with_its_path_and_what_to_do(state: StateDirectory, kind: str) -> None:
     state.save_checkpoint(RUN, checkpoint())
-    path = state.path / "checkpoint.safetensors"
+    path = state.path / "checkpoint-1.safetensors"
     path.write_bytes(damage_by(kind, path.read_bytes()))
-    with pytest.raises(StateError, match=r"checkpoint\.safetensors is damaged.*Delete it"):
+    with pytest.raises(StateError, match=r"checkpoint-1\.safetensors is damaged.*Delete it"):
         state.checkpoint(RUN)
 
 
@@ -130,7 +133,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_rubbish(
 
 def test_a_write_that_was_killed_half_way_leaves_the_old_checkpoint(state: StateDirectory) -> None:
     state.save_checkpoint(RUN, checkpoint(step=1))
-    (state.path / "checkpoint.safetensors.new").write_bytes(b"half a che")
+    (state.path / "checkpoint-1.safetensors.new").write_bytes(b"half a che")
     assert_same(state.checkpoint(RUN), checkpoint(step=1))
     state.save_checkpoint(RUN, checkpoint(step=2))
     assert_same(state.checkpoint(RUN), checkpoint(step=2))
@@ -139,10 +142,89 @@ def test_a_write_that_was_killed_half_way_leaves_the_old_checkpoint(state: State
 def test_a_checkpoint_with_a_tensor_missing_is_damaged(state: StateDirectory) -> None:
     half: Any = checkpoint()
     state.save_checkpoint(RUN, Checkpoint(1, replace(half.state)))
-    path = state.path / "checkpoint.safetensors"
+    path = state.path / "checkpoint-1.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"theta"', b'"thota"', 1))
     with pytest.raises(StateError, match="damaged"):
         state.checkpoint(RUN)
+
+
+# --- of each stage that was served --------------------------------------------------------------
+
+
+def steps_kept(state: StateDirectory) -> dict[int, int]:
+    return {kept.stage: kept.step for kept in state.kept(RUN)}
+
+
+def of_lineage(beginning: int, begun: float = 0.0, step: int = 7) -> Checkpoint:
+    saved = checkpoint(step)
+    return replace(saved, state=replace(saved.state, lineage=Lineage(beginning, begun)))
+
+
+def test_a_stage_that_the_node_left_keeps_its_checkpoint(state: StateDirectory) -> None:
+    state.save_checkpoint(RUN, replace(checkpoint(step=486, stage=0), saved=10.0))
+    state.save_checkpoint(RUN, replace(checkpoint(step=500, stage=1), saved=20.0))
+    assert steps_kept(state) == {0: 486, 1: 500}
+    assert_same(state.checkpoint(RUN, 0), checkpoint(step=486, stage=0))
+    assert_same(state.checkpoint(RUN), checkpoint(step=500, stage=1))
+    assert state.checkpoint(RUN, 2) is None
+
+
+def test_a_damaged_checkpoint_of_another_stage_stops_nobody(state: StateDirectory) -> None:
+    state.save_checkpoint(RUN, checkpoint(stage=0))
+    os.truncate(state.path / "checkpoint-0.safetensors", 100)
+    os.utime(state.path / "checkpoint-0.safetensors", (1, 1))
+    state.save_checkpoint(RUN, checkpoint(step=8, stage=1))
+    assert_same(state.checkpoint(RUN), checkpoint(step=8, stage=1))
+    with pytest.raises(StateError, match=r"checkpoint-0\.safetensors is damaged"):
+        state.checkpoint(RUN, 0)
+
+
+def test_only_the_latest_stages_are_kept_and_none_for_longer_than_that(state: StateDirectory) -> None:
+    for stage, saved in ((0, 10.0), (1, 20.0), (2, 30.0), (3, 40.0)):
+        state.save_checkpoint(RUN, replace(checkpoint(stage=stage), saved=saved))
+    state.prune(RUN, 3, now=50.0, most_stages=2, most_seconds=100.0)
+    assert steps_kept(state).keys() == {1, 2, 3}
+    state.prune(RUN, 3, now=125.0, most_stages=2, most_seconds=100.0)
+    assert steps_kept(state).keys() == {2, 3}
+    state.prune(RUN, 3, now=1e9, most_stages=0, most_seconds=1.0)
+    assert steps_kept(state).keys() == {3}  # its own
+
+
+def test_what_others_put_there_is_no_checkpoint_and_stays(state: StateDirectory) -> None:
+    theirs = state.path / "checkpoint-of-mine.safetensors"
+    theirs.write_bytes(b"what I trained elsewhere")
+    state.save_checkpoint(RUN, checkpoint())
+    state.prune(RUN, 0, now=1e9, most_stages=0, most_seconds=0.0)
+    assert theirs.read_bytes() == b"what I trained elsewhere"
+    assert not steps_kept(state)
+
+
+def test_a_stage_that_is_begun_anew_leaves_its_past_on_the_disk(state: StateDirectory) -> None:
+    state.save_checkpoint(RUN, of_lineage(0, 1_000.0, step=486))
+    state.save_checkpoint(RUN, of_lineage(1, 9_000.0, step=3))
+    state.save_checkpoint(RUN, of_lineage(1, 9_000.0, step=4))
+    assert steps_kept(state) == {1: 4}
+    _, older = read(state.path / "checkpoint-1-older.safetensors")
+    assert (older.state.step, older.state.lineage) == (486, Lineage(0, 1_000.0))
+    state.save_checkpoint(RUN, of_lineage(0, 1_000.0, step=490))  # it came back
+    assert steps_kept(state) == {1: 490}
+
+
+def test_the_state_directory_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent.parent / "versions" / "69c8df8" / "node-1", tmp_path / "node")
+    state = StateDirectory(tmp_path / "node")
+    signed = state.manifest()
+    assert signed is not None
+    saved = state.checkpoint(signed.run_id)
+    assert saved is not None
+    assert (saved.stage, saved.state.lineage) == (1, Lineage())
+    assert saved.state.step >= 12
+    assert_same(state.checkpoint(signed.run_id, 1), saved)
+    state.save_checkpoint(signed.run_id, replace(saved, stage=0))  # it moves: what it had stays
+    assert {kept.stage for kept in state.kept(signed.run_id)} == {0, 1}
+    state.save_checkpoint(signed.run_id, saved)
+    assert not (state.path / "checkpoint.safetensors").exists()
+    assert {kept.stage for kept in state.kept(signed.run_id)} == {0, 1}
 
 
 # --- who this node is ---------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""The replicas of a stage that have the same history as this one: with others nothing is ever averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from node.context import Context
+from node.membership.view import Member
+from node.model.replica import Replica
+from protocol.announcement import Announcement
+from protocol.ground import PeerId
+from protocol.lineage import Lineage
+from protocol.windows import window
+
+ASK_AGAIN_SECONDS = 30.0  # after others were asked whether an older lineage is one
+
+
+class Kin:
+    """Tells the replicas of this one's lineage from others, and finds an older lineage, to which this one yields.
+
+    Mutable state: when others were last asked for the past.
+    """
+
+    def __init__(self, context: Context, replica: Replica) -> None:
+        self._context = context
+        self._replica = replica
+        self._asked_at = float("-inf")
+
+    @window
+    def __repr__(self) -> str:
+        return f"Stage: {self._context.stage} | Lineage: {self._replica.lineage}"
+
+    @property
+    def lifetime(self) -> float:
+        return self._context.manifest.limits.record_lifetime
+
+    def is_kin(self, peer: PeerId) -> bool:
+        """Return whether the peer's record says this replica's lineage; also where it has none yet."""
+        member = self._context.view.record_of(peer)
+        return member is None or self.is_alike(member.announcement)
+
+    def is_alike(self, said: Announcement) -> bool:
+        return said.lineage.is_same(self._replica.lineage, self.lifetime)
+
+    def among(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Those of the peers that are kin, in their order."""
+        return [peer for peer in peers if self.is_kin(peer)]
+
+    def members(self) -> list[Member]:
+        """The members of the stage that are kin, this replica among them."""
+        context = self._context
+        members = context.view.members(context.stage, context.transport.now())
+        return [member for member in members if self.is_alike(member.announcement)]
+
+    def met(self, partner: PeerId) -> None:
+        """Note that this replica averaged with the partner: both began when the first of them did."""
+        member = self._context.view.record_of(partner)
+        if member is not None and self.is_alike(member.announcement):
+            self._replica.lineage = self._replica.lineage.joined(member.announcement.lineage)
+
+    # --- yielding -----------------------------------------------------------------------------
+
+    def _older(self) -> list[Member]:
+        """The members that have the stage's state and claim an older lineage."""
+        context, own = self._context, self._replica.lineage
+        members = context.view.members(context.stage, context.transport.now())
+        return [
+            member
+            for member in members
+            if member.announcement.state in ("serving", "finished")
+            and member.announcement.lineage.is_before(own, self.lifetime)
+        ]
+
+    @property
+    def older(self) -> Lineage | None:
+        """The oldest lineage that a member of the stage has, older than this replica's and proved to be; or None."""
+        past, stage, begun = self._context.past, self._context.stage, self._replica.lineage.begun
+        if past is None:
+            return None
+        claimed = [(member.announcement.lineage, member.peer) for member in self._older()]
+        proved = [lineage for lineage, peer in claimed if past.proves(stage, peer, lineage, begun)]
+        return min(proved, default=None)
+
+    async def ask(self) -> None:
+        """Ask others for the past where somebody claims an older lineage and this node cannot say whether it is one.
+
+        Takes `ASK_DEADLINE`, and asks every `ASK_AGAIN_SECONDS` at most.
+        """
+        now = self._context.view.elapsed()
+        if self._older() and self.older is None and now >= self._asked_at + ASK_AGAIN_SECONDS:
+            self._asked_at = now
+            await self._context.ask_of_past()
