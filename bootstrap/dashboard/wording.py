@@ -6,7 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.verdict import Finding, Seen, Severity, verdict
+from bootstrap.inspect.seen import Finding, Seen, Severity
+from bootstrap.inspect.verdict import verdict
 from protocol.version import own_version
 
 logger = logging.getLogger("noloco")

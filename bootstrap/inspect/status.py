@@ -17,6 +17,7 @@ from rich.text import Text
 
 from bootstrap.display import plain_table
 from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all, visit
+from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.table import (
     MOST_ROWS,
     PICTURE_WIDTH,
@@ -27,15 +28,7 @@ from bootstrap.inspect.table import (
     percent,
     save_svg,
 )
-from bootstrap.inspect.verdict import (
-    Finding,
-    Seen,
-    Severity,
-    in_a_word,
-    tokens_per_second,
-    verdict,
-    versions_told,
-)
+from bootstrap.inspect.verdict import in_a_word, tokens_per_second, verdict, versions_told
 from node.watch.words import duration
 from protocol.errors import legible
 from protocol.manifest import Manifest

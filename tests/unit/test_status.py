@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.status import RunStatus, as_json, progress_of, shown
-from bootstrap.inspect.verdict import Seen
 from protocol.manifest import load_preset
 from tests.unit.test_verdict import FALLS, node, pairs, silent
 
