@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # it imports torch
     from bootstrap.inspect.observer import Sighting
-    from protocol.messages.peers import NodeStats
+    from protocol.messages.peers import LossBest, NodeStats
 
 
 class Severity(IntEnum):
@@ -26,6 +26,15 @@ class Finding:
     kind: str  # for programs: "stage-empty", "one-replica", …
     sentence: str
     stage: int | None = None
+    time: float | None = None  # wall clock at which it came about, where the sentence has it
+
+
+class Fall(NamedTuple):
+    """A stage's step that was lower than before when a watcher looked at `time` (wall clock)."""
+
+    high: int
+    low: int
+    time: float
 
 
 @dataclass(frozen=True)
@@ -33,13 +42,17 @@ class Seen:
     """The sightings that an observer has of a run with so many `stages`.
 
     `empty_for`: the seconds for which an observer that has watched for longer has seen nobody at a stage; what the
-    nodes themselves say counts, too. `version` is the observer's own.
+    nodes themselves say counts, too. `version` is the observer's own, `now` its wall clock. `fell` and `best` are
+    what it remembers of earlier looks: stages whose step fell back, and the best loss.
     """
 
     stages: int
     sightings: Sequence[Sighting]
     empty_for: Mapping[int, float] = field(default_factory=dict)
     version: str = ""
+    now: float = 0.0
+    fell: Mapping[int, Fall] = field(default_factory=dict)
+    best: LossBest | None = None
 
     def stats(self, stage: int | None = None) -> list[NodeStats]:
         """Statistics of the nodes that answer."""
@@ -52,8 +65,13 @@ class Seen:
 
     @property
     def is_complete(self) -> bool:
-        """True if a replica of the first stage has finished, and none trains on."""
-        return not self.serving(0) and any(stats.state == "finished" for stats in self.stats(0))
+        """True if a replica of the first stage has finished, and none trains on.
+
+        Where the first stage's replicas have left since, those of other stages count if all of them have finished.
+        """
+        if told := self.stats(0):
+            return not self.serving(0) and any(stats.state == "finished" for stats in told)
+        return {stats.state for stats in self.stats()} == {"finished"}
 
     @property
     def empty(self) -> list[int]:
