@@ -240,6 +240,7 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         share_of_peak=None if use.share_of_peak is None else round(use.share_of_peak, 4),
         version=own_version(),
         trend=counters.losses.trend(),
+        best=counters.losses.best(now, context.transport.now()),
         step_age=context.throughput.age(now),
         no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
         time=context.transport.now(),

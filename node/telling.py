@@ -12,6 +12,7 @@ from node.config import NodeConfig, arguments_of
 from node.context import Context, Throughput, use_of_device
 from node.model.replica import Replica
 from node.storage.state_directory import StateDirectory
+from node.watch.kept_best import KeptBest
 from node.watch.panel import LivePanel
 from node.watch.phases import Phases
 from node.watch.pulse import Pulse, farewell, sentence
@@ -52,6 +53,7 @@ class Teller:
         self._use = use
         self._phases = phases
         self._panel = panel
+        self._best = KeptBest(state)
         self._before = state.given()  # tokens of earlier lives
         self._tokens = self._rounds = 0
         self._of: tuple[Throughput | None, int, int] = (None, 0, 0)  # whose counts, and where they stood
@@ -73,6 +75,7 @@ class Teller:
             self._phases.look()
             if self._looked(service()) and now() - self._saved >= SAVE_SECONDS:
                 self._saved = now()
+                self._save_best(service())
                 await asyncio.to_thread(self.save)
             await asyncio.sleep(LOOK_SECONDS)  # without the service, whose memory may be wanted meanwhile
 
@@ -93,6 +96,7 @@ class Teller:
             self._tokens += throughput.tokens - tokens
             self._rounds += max(0, round_ - rounds)
         self._of = throughput, throughput.tokens, round_
+        self._best.recall(service.context)
         self._since = self._since or asyncio.get_running_loop().time()
 
     def _tell(self, service: Served) -> None:
@@ -120,6 +124,8 @@ class Teller:
             total_steps=manifest.inner.total_steps,
             loss=counters.losses.recent(),
             trend=counters.losses.trend(),
+            best=counters.losses.best(context.view.elapsed(), context.transport.now()),
+            time=context.transport.now(),
             tokens_per_second=rate,
             busy=context.compute.busy.recent_fraction(),
             idle=self._use.idle(),
@@ -142,6 +148,10 @@ class Teller:
             ends.append(max(0.0, self._since + 60 * self._config.max_minutes - now))
         return min(ends, default=None)
 
+    def _save_best(self, service: Served | None) -> None:
+        if service is not None:
+            self._best.save(service.context)
+
     def save(self) -> None:
         """Write down what was given; a disk that is full has been told of by others."""
         with suppress(StateError):
@@ -151,6 +161,7 @@ class Teller:
         """Say the last words, if the node has served at all; why it failed, and what to do, is told after them."""
         if service is not None:
             self.count(service)
+            self._best.save(service.context)
         if self._panel is not None:
             self._panel.close()
         if self._since:

@@ -16,7 +16,8 @@ from typing import NamedTuple, TypedDict
 
 from bootstrap.dashboard.rows import Row, row_of
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.verdict import SPREAD_BAND, Finding, Severity
+from bootstrap.inspect.seen import Finding, Severity
+from bootstrap.inspect.verdict import SPREAD_BAND
 from bootstrap.local.summary import TokenCount
 from node.watch.history import Thinned
 from protocol.ground import PeerId

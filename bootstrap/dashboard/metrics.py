@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from bootstrap.dashboard.board import LEVELS, Board
 from bootstrap.dashboard.rows import Row
+from bootstrap.inspect.losses import best_told
 
 MEMBER = ("stage", "peer")
 
@@ -32,6 +33,7 @@ class BoardMetrics(Collector):
 
     def _of_the_run(self) -> Iterator[Metric]:
         run, now = self._board.run, self._board.now
+        best = best_told(s.stats for s in self._board.sightings() if s.stats is not None)
         facts = {"name": run["name"], "run_id": run["id"], "stages": str(run["stages"])}
         yield InfoMetricFamily("noloco_run", "The run that is watched.", value=facts)
         yield CounterMetricFamily(
@@ -46,6 +48,12 @@ class BoardMetrics(Collector):
                 now.expected,
             ),
             ("noloco_tokens_per_second", "Tokens trained on per second by the first stage.", now.rate),
+            (
+                "noloco_loss_best_nats",
+                "Best training loss so far, the mean of a hundred steps.",
+                best and best.loss,
+            ),
+            ("noloco_loss_best_timestamp_seconds", "When the loss was at its best.", best and best.time),
         ):
             if value is not None:
                 yield GaugeMetricFamily(name, help_, value)

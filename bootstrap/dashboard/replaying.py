@@ -149,6 +149,8 @@ class Life:
             uptime=now - self._began,
             recent_compute_fraction=None if busy is None else min(1.0, max(0.0, busy)),
             trend=self._losses.trend(),
+            best=self._losses.best(now, now),
+            time=now,
         )
         return Sighting(Member(self.peer, record, math.inf), stats)
 

@@ -6,30 +6,24 @@ import logging
 from collections.abc import Sequence
 
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.verdict import Finding, Seen, Severity, verdict
+from bootstrap.inspect.remembering import Memory
+from bootstrap.inspect.seen import Finding, Severity
+from bootstrap.inspect.verdict import verdict
 from protocol.version import own_version
 
 logger = logging.getLogger("noloco")
 
 
 class Wording:
-    """Puts the sightings of a board into findings, and remembers how long stages have been empty.
-
-    Mutable state: since which wall clock nobody has been seen at a stage.
-    """
+    """Puts the sightings of a board into findings. Mutable state: what it remembers of earlier sightings."""
 
     def __init__(self, stages: int, version: str | None = None) -> None:
-        """`version`: members with an older one are told of; None is this program's own."""
-        self._stages = stages
-        self._version = own_version() if version is None else version
-        self._empty_since: dict[int, float] = {}
+        """`version`: members with an older one are reported; None is this program's own."""
+        self._memory = Memory(stages, own_version() if version is None else version)
 
     def __call__(self, sightings: Sequence[Sighting], now: float) -> list[Finding]:
         """The verdict at wall clock `now`."""
-        seen = Seen(self._stages, sightings, version=self._version)
-        self._empty_since = {stage: self._empty_since.get(stage, now) for stage in seen.empty}
-        for_seconds = {stage: now - since for stage, since in self._empty_since.items()}
-        return verdict(Seen(self._stages, sightings, for_seconds, self._version))
+        return verdict(self._memory.look(sightings, now))
 
 
 class Voice:
@@ -48,6 +42,7 @@ class Voice:
             before = self._standing.get(key)
             if before is None or finding.severity > before.severity:
                 logger.warning("%s.", finding.sentence)
-        for key in self._standing.keys() - found.keys():
+        fine = {(f.kind, f.stage) for f in findings} - found.keys()  # still so, and no news any more
+        for key in self._standing.keys() - found.keys() - fine:
             logger.info("No longer: %s.", self._standing[key].sentence)
         self._standing = found

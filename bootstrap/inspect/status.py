@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
@@ -17,6 +17,8 @@ from rich.text import Text
 
 from bootstrap.display import plain_table
 from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all, visit
+from bootstrap.inspect.remembering import Memory
+from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.table import (
     MOST_ROWS,
     PICTURE_WIDTH,
@@ -27,15 +29,7 @@ from bootstrap.inspect.table import (
     percent,
     save_svg,
 )
-from bootstrap.inspect.verdict import (
-    Finding,
-    Seen,
-    Severity,
-    in_a_word,
-    tokens_per_second,
-    verdict,
-    versions_told,
-)
+from bootstrap.inspect.verdict import in_a_word, tokens_per_second, verdict, versions_told
 from node.watch.words import duration
 from protocol.errors import legible
 from protocol.manifest import Manifest
@@ -201,7 +195,13 @@ def as_json(status: RunStatus) -> dict[str, object]:
         "version": status.seen.version,
         "state": in_a_word(status.findings),
         "verdict": [
-            {"severity": f.severity.name.lower(), "kind": f.kind, "stage": f.stage, "sentence": f.sentence}
+            {
+                "severity": f.severity.name.lower(),
+                "kind": f.kind,
+                "stage": f.stage,
+                "time": f.time,
+                "sentence": f.sentence,
+            }
             for f in status.findings
         ],
         "step": progress.step,
@@ -214,20 +214,17 @@ def as_json(status: RunStatus) -> dict[str, object]:
 
 
 class Watching:
-    """One observer's looks. Mutable state: since when it has seen nobody at a stage."""
+    """One observer's looks. Mutable state: what it remembers of earlier ones."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._empty_since: dict[int, float] = {}
+        self._memory = Memory(observer.manifest.stages, own_version())
 
     async def look(self, *, is_first: bool = False) -> RunStatus:
-        observer, now = self._observer, asyncio.get_running_loop().time()
+        observer = self._observer
         sightings = await (observer.survey() if is_first else observer.look())
-        seen = Seen(observer.manifest.stages, sightings, version=own_version())
-        self._empty_since = {stage: self._empty_since.get(stage, now) for stage in seen.empty}
-        empty_for = {stage: now - since for stage, since in self._empty_since.items()}
+        seen = self._memory.look(sightings, observer.transport.now())
         spreads = await sampled_spreads(observer, random.SystemRandom())
-        seen = replace(seen, empty_for=empty_for)
         return RunStatus(observer.signed.run_id, observer.manifest, seen, spreads)
 
 

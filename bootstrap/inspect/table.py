@@ -14,7 +14,8 @@ from rich.text import Text
 
 from bootstrap.display import plain_table, writing
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.verdict import Seen, tokens_per_second, word
+from bootstrap.inspect.seen import Seen
+from bootstrap.inspect.verdict import tokens_per_second, word
 from node.links.links import median_round_trip
 from node.machine.devices import GB
 from protocol.ground import PeerId

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from node.watch.loss_history import CERTAIN
+from bootstrap.inspect.losses import loss_findings
+from bootstrap.inspect.seen import Finding, Seen, Severity
+from bootstrap.inspect.setbacks import setbacks
 from node.watch.words import duration
 from protocol.errors import legible
 
 if TYPE_CHECKING:  # it imports torch
-    from bootstrap.inspect.observer import Sighting
-    from protocol.messages.peers import LossTrend, NodeStats
+    from protocol.messages.peers import NodeStats
 
 SLOW = 1.5  # times what the poorest stage can do, all others can: they wait for it
 IDLE = 0.8  # of the time at most they compute then
@@ -29,59 +27,6 @@ CLOCK_APART, LEAST_CLOCKS = 5.0, 2  # seconds, of which an answer may take some;
 MOST_VERSIONS = 5  # that are named
 MOST_LETTERS = 20  # of a word that a stranger wrote
 LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
-MEDIAN_ERROR = 1.25  # of a median of normal numbers, in times that of their mean
-LEAST_RISE = 0.005  # of the loss: less is nothing to worry about
-
-
-class Severity(IntEnum):
-    FINE = 0
-    WARNING = 1  # at risk, or slower than it could be
-    ALARM = 2  # nothing is trained, or in vain
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A finding; its `sentence` has no capital letter and no full stop, so that it can stand in a list."""
-
-    severity: Severity
-    kind: str  # for programs: "stage-empty", "one-replica", …
-    sentence: str
-    stage: int | None = None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The sightings that an observer has of a run with so many `stages`.
-
-    `empty_for`: the seconds for which an observer that has watched for longer has seen nobody at a stage; what the
-    nodes themselves say counts, too. `version` is the observer's own.
-    """
-
-    stages: int
-    sightings: Sequence[Sighting]
-    empty_for: Mapping[int, float] = field(default_factory=dict)
-    version: str = ""
-
-    def stats(self, stage: int | None = None) -> list[NodeStats]:
-        """Statistics of the nodes that answer."""
-        told = [s.stats for s in self.sightings if s.stats is not None]
-        return [stats for stats in told if stage is None or stats.stage == stage]
-
-    def serving(self, stage: int) -> list[NodeStats]:
-        """The replicas of a stage that take part in training."""
-        return [stats for stats in self.stats(stage) if stats.state == "serving"]
-
-    @property
-    def is_complete(self) -> bool:
-        """True if a replica of the first stage has finished, and none trains on."""
-        return not self.serving(0) and any(stats.state == "finished" for stats in self.stats(0))
-
-    @property
-    def empty(self) -> list[int]:
-        """Stages for lack of which nothing is trained."""
-        if self.is_complete:
-            return []
-        return [stage for stage in range(self.stages) if not self.serving(stage)]
 
 
 def verdict(seen: Seen) -> list[Finding]:
@@ -90,11 +35,10 @@ def verdict(seen: Seen) -> list[Finding]:
         found = [Finding(Severity.FINE, "complete", "the run is complete; its nodes serve the model")]
         return _by_severity([*found, *_versions(seen), *_silent(seen)])
     found = [*_empty_stages(seen), *_last_replicas(seen), *_spreads(seen), *_versions(seen), *_silent(seen)]
-    found += [*_clocks(seen), *_disks(seen)]
+    found += [*setbacks(seen), *_clocks(seen), *_disks(seen)]
     if not seen.empty:
-        found += [*_slow_stage(seen), *_losses(seen)]
-        if not any(finding.kind in ("learning", "loss-rises") for finding in found):
-            found.append(_trains(seen))
+        learns = loss_findings(seen)
+        found += [*_slow_stage(seen), *(learns or [_trains(seen)])]
     return _by_severity(found)
 
 
@@ -172,29 +116,6 @@ def _capacity(replicas: Sequence[NodeStats]) -> float | None:
     told = [stats.seconds_per_microbatch or 0.0 for stats in replicas]
     known = [1 / seconds for seconds in told if seconds > LEAST_MICROBATCH]
     return fmean(known) * len(replicas) if known else None
-
-
-def _losses(seen: Seen) -> list[Finding]:
-    trends = [stats.trend for stats in seen.stats() if stats.trend is not None]
-    if not trends:
-        return []
-    # medians: one that lies moves nothing
-    before, now = median(t.before for t in trends), median(t.now for t in trends)
-    widened = MEDIAN_ERROR if len(trends) > 2 else 1.0
-    error = widened * median(t.error for t in trends) / math.sqrt(len(trends))
-    digits = 2 if abs(now - before) > 0.01 else 4
-    change = f"{before:.{digits}f} → {now:.{digits}f} in the last {_span(trends)}"
-    certain = abs(now - before) > CERTAIN * error
-    if certain and now - before > LEAST_RISE * abs(before):
-        return [Finding(Severity.ALARM, "loss-rises", f"the loss rises: {change}")]
-    if certain and now < before:
-        return [Finding(Severity.FINE, "learning", f"learning: {change}")]
-    return [Finding(Severity.FINE, "learning", f"the loss does not change for certain: {change}")]
-
-
-def _span(trends: Sequence[LossTrend]) -> str:
-    seconds = median(trend.seconds for trend in trends)
-    return "hour" if abs(seconds - 3600) < 300 else duration(seconds)
 
 
 def _spreads(seen: Seen) -> list[Finding]:

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from node.watch.loss_history import has_jumped
 from node.watch.time_use import Idle
-from node.watch.words import count, duration
-from protocol.messages.peers import LossTrend
+from node.watch.words import count, duration, jump_sentence
+from protocol.messages.peers import LossBest, LossTrend
 
 BUSY = 0.97  # above it, what is waited for is not worth a word
 
@@ -33,6 +34,8 @@ class Pulse:
     next_stage: int = 0
     of_peak: float | None = None  # of what the device can do; None where that is not known
     device: str = ""  # as its driver calls it
+    best: LossBest | None = None  # loss so far
+    time: float = 0.0  # wall clock
 
 
 def sentence(pulse: Pulse) -> str:
@@ -50,6 +53,8 @@ def step_in_words(pulse: Pulse) -> str:
 def loss_in_words(pulse: Pulse) -> str:
     if pulse.loss is None:
         return "no loss yet"
+    if pulse.best is not None and has_jumped(pulse.loss, pulse.best):
+        return jump_sentence(pulse.loss, pulse.best, pulse.time)
     if pulse.trend is None:
         return f"loss {pulse.loss:.3f}"
     trend = pulse.trend

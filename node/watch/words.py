@@ -1,6 +1,16 @@
-"""Numbers as people read them."""
+"""Numbers, times and a wait as people read them."""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from protocol.windows import short
+
+if TYPE_CHECKING:
+    from protocol.messages.peers import Awaited, LossBest
+
+LATEST = 253_000_000_000.0  # wall clock, in the year 9987: no calendar goes on much longer
 
 
 def duration(seconds: float) -> str:
@@ -20,3 +30,35 @@ def count(number: float) -> str:
         if number >= unit:
             return f"{number / unit:.3g} {name}" if number < 1e3 * unit else f"{number / unit:,.0f} {name}"
     return f"{number:,.0f}"
+
+
+def ago(seconds: float) -> str:
+    """ "3 min ago", "2.5 h ago"; "just now" below a second."""
+    return "just now" if seconds < 1 else f"{duration(seconds)} ago".replace(".0 ", " ")
+
+
+def clock_time(time: float, now: float) -> str:
+    """A wall clock as this machine's users read it: "13:55", or "28 Nov 13:55" where it is not the day of `now`.
+
+    Any number will do; what no calendar has counts as the nearest that it has.
+    """
+    day, today = (
+        datetime.fromtimestamp(max(0.0, min(each, LATEST)), UTC).astimezone() for each in (time, now)
+    )
+    date = "" if day.date() == today.date() else f"{day.day} {day:%b} "
+    year = "" if abs(day.year - today.year) < 2 else f"{day.year} "
+    return f"{date}{year}{day:%H:%M}"
+
+
+def jump_sentence(loss: float, best: LossBest, now: float) -> str:
+    """ "loss 5.21, was 3.62 at 13:55"."""
+    return f"loss {loss:.2f}, was {best.loss:.2f} at {clock_time(best.time, now)}"
+
+
+def waiting_sentence(awaited: Awaited, now: float) -> str:
+    """Name the state that a first replica waits for, its holder, and the end of the wait; `now` is the wall clock."""
+    holder = short(awaited.peer) if awaited.peer else "a peer"
+    return (
+        f"Stage {awaited.stage} was at step {awaited.step:,}; {holder} had it {ago(now - awaited.seen)}. "
+        f"Waiting for it until {clock_time(awaited.until, now)}; begin anew with --begin-anew."
+    )

@@ -152,6 +152,24 @@ class LossTrend(NamedTuple):
     error: Size  # standard error of the difference
 
 
+class LossBest(NamedTuple):
+    """The lowest mean loss of some hundred steps in a row so far. Travels as an array."""
+
+    loss: Figure
+    time: Figure  # wall clock at which the last of those steps ended
+    error: Size = 0.0  # standard error of the difference between it and `NodeStats.loss`
+
+
+class Awaited(NamedTuple):
+    """The replica whose return a first replica waits for, with the state that its stage had. Travels as an array."""
+
+    stage: Natural
+    step: Natural  # that the stage was at
+    peer: OptionalPeerId  # had it last; empty: not known
+    seen: Figure  # wall clock at which that peer was there last
+    until: Figure  # wall clock at which the wait ends
+
+
 class NodeStats(Message, kind="node-stats"):
     """A node's figures, told on request: the numbers of `noloco status` and of the summary."""
 
@@ -195,6 +213,12 @@ class NodeStats(Message, kind="node-stats"):
     memory: Natural = 0  # bytes that the node takes of the device's
     memory_of_device: Natural = 0
     share_of_peak: Size | None = None  # of the device's published operations; None: nothing is known of it
+    best: LossBest | None = None  # the last stage alone knows it
+    beginning: Natural = (
+        0  # number of the beginning of the stage's lineage; 0 is the run's seed or checkpoint
+    )
+    begun: Figure | None = None  # wall clock at which this lineage was begun anew; None for number 0
+    awaited: Awaited | None = None  # while it waits for a stage to return; None: it does not
 
 
 class GetStats(Asks[NodeStats], kind="get-stats", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):

@@ -10,7 +10,8 @@ import torch
 
 import node.context
 from bootstrap.inspect.observer import Observer
-from bootstrap.inspect.verdict import Finding, Seen, verdict
+from bootstrap.inspect.seen import Finding, Seen
+from bootstrap.inspect.verdict import verdict
 from bootstrap.simulation.swarm import WORK_SECONDS, SimulatedSwarm
 from node.model.compute import Priority
 from node.state.checkpoints import LEAST_SECONDS

@@ -16,9 +16,9 @@ from bootstrap.dashboard.metrics import exposition
 from bootstrap.dashboard.recalling import LONGEST, recalled
 from bootstrap.dashboard.wording import Wording
 from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.status import RunStatus, as_json, shown
 from bootstrap.inspect.table import MOST_ROWS
-from bootstrap.inspect.verdict import Seen
 from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.ground import PeerId

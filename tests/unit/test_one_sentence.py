@@ -17,8 +17,8 @@ from bootstrap.dashboard.board import Board, facts_of
 from bootstrap.dashboard.metrics import exposition
 from bootstrap.dashboard.wording import Voice, Wording
 from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.status import RunStatus, shown
-from bootstrap.inspect.verdict import Finding, Seen, Severity
 from protocol.manifest import load_preset
 from tests.unit.test_verdict import RISES, node, pairs
 

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from bootstrap.inspect.observer import Sighting
+from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.status import RunStatus, as_json, progress_of, shown
-from bootstrap.inspect.verdict import Seen
 from protocol.manifest import load_preset
 from tests.unit.test_verdict import FALLS, node, pairs, silent
 
@@ -85,7 +85,8 @@ def test_as_json_has_the_verdict_and_every_node() -> None:
     said = json.loads(json.dumps(as_json(status([*pairs(1), node(1)]))))
     assert said["run"] == {"name": "tiny", "id": "0123abcd", "stages": 2}
     assert said["verdict"][0] == {
-        "severity": "warning", "kind": "one-replica", "stage": 1, "sentence": "stage 1 has one replica left",
+        "severity": "warning", "kind": "one-replica", "stage": 1, "time": None,
+        "sentence": "stage 1 has one replica left",
     }  # fmt: skip
     assert [entry["stage"] for entry in said["nodes"]] == [0, 0, 1]
     assert said["nodes"][0]["version"] == "0.1.0"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from bootstrap.inspect.observer import Sighting
-from bootstrap.inspect.verdict import Finding, Seen, Severity, tokens_per_second, verdict
+from bootstrap.inspect.seen import Finding, Seen, Severity
+from bootstrap.inspect.verdict import tokens_per_second, verdict
 from node.membership.view import Member
 from node.watch.loss_history import HOUR, LossHistory
 from protocol.announcement import Announcement
