@@ -23,7 +23,7 @@ from node.watch.trace import NO_TRACE, Trace
 from protocol.announcement import Announcement, State
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
-from protocol.messages.peers import MOST_TOLD_PEERS, HistoryPoint, NodeStats
+from protocol.messages.peers import MOST_TOLD_PEERS, Awaited, HistoryPoint, NodeStats
 from protocol.rpc import Rpc
 from protocol.supervision import Supervisor
 from protocol.transport.base import Transport
@@ -199,7 +199,9 @@ def use_of_device(context: Context, replica: Replica, rate: float) -> DeviceUse:
     return device_use(replica.device, OPERATIONS * work_of(context.manifest, context.stage) * rate)
 
 
-def statistics(context: Context, replica: Replica, state: State, since: float) -> NodeStats:
+def statistics(
+    context: Context, replica: Replica, state: State, since: float, awaited: Awaited | None = None
+) -> NodeStats:
     """The node's numbers for whoever asks; `since` is the elapsed time at which the node joined."""
     counters, now = context.counters, context.view.elapsed()
     rate, capacity = (
@@ -245,6 +247,9 @@ def statistics(context: Context, replica: Replica, state: State, since: float) -
         no_peer_seconds=0.0 if counters.no_peer_since is None else now - counters.no_peer_since,
         time=context.transport.now(),
         cannot_save=counters.cannot_save,
+        beginning=replica.lineage.beginning,
+        begun=replica.lineage.begun if replica.lineage.beginning else None,
+        awaited=awaited,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from node.config import NodeConfig
 from node.context import Context
-from node.entering import enter_run, equip
+from node.entering import enter_run, equip, save_past
 from node.giving.ledger import ContributionLedger
 from node.giving.rest import Rest
 from node.links.links import Links
@@ -305,6 +305,7 @@ class Node:
         await attempt(self.rpc.close, "closing the streams", member.time_to_end())
         await attempt(self.transport.close, "closing the network", member.time_to_end())
         await self._stage.aclose()
+        await attempt(lambda: save_past(member), "writing down who served what", member.time_to_end())
         self._closing.close()
         await attempt(member.supervisor.close, "ending what ran in the background", member.time_to_end())
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from node.data.batches import Position
 from node.membership.data_source import DataSupply, RunTokenizer
 from node.membership.entry import enter
 from node.membership.hearsay import serve_records
 from node.membership.joining import serve_greeting
+from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.stage_choice import Abilities
 from node.node_resources import NodeResources
 from node.storage.state_directory import StateDirectory
-from protocol.errors import NodeFailed, RecordError
+from protocol.errors import NodeFailed, RecordError, StateError
 from protocol.revocations import Revocations
 from protocol.signed_manifest import SignedManifest
 
 logger = logging.getLogger(__name__)
+
+SAVE_SECONDS = 60.0  # between two times that the past of the stages is written down
 
 
 def kept_revocations(state: StateDirectory, signed: SignedManifest) -> bytes:
@@ -69,9 +74,42 @@ async def enter_run(member: NodeResources, revoked: bytes, end: Callable[[NodeFa
     )
 
 
+def remember_past(member: NodeResources) -> None:
+    """Remember from now on who serves which stage, with what was kept of it, and tell whoever asks."""
+    manifest, state = member.signed.manifest, member.surroundings.state
+    past = member.past = Past(
+        member.signed.run_id,
+        manifest.inner.total_steps,
+        manifest.limits.record_lifetime,
+        member.transport.now,
+    )
+    if state is not None:
+        past.take_up(state.past())
+    member.view.noted = past.note
+    serve_past(member.rpc, past)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            await save_past(member)
+
+    consequence = "After a restart it does not know who had which stage."
+    member.supervisor.keep("keeping the past of the stages", keep, consequence)
+
+
+async def save_past(member: NodeResources) -> None:
+    """Write down what has been seen of the stages since the last time; a full disk has been reported by others."""
+    past, state = getattr(member, "past", None), member.surroundings.state  # it may not have found the run
+    if past is None or state is None or not past.has_changed:
+        return
+    with suppress(StateError):
+        await asyncio.to_thread(state.save_past, past.to_bytes())
+
+
 def equip(member: NodeResources, position: Position | None) -> None:
     """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
     serve_records(member.rpc, member.signed, member.view, member.admission)
+    remember_past(member)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)
     member.tokenizer.serve()

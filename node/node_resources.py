@@ -65,13 +65,13 @@ class NodeResources:
     supervisor: Supervisor
     view: View = field(default_factory=View)
     links: Links = field(default_factory=Links)
-    past: Past | None = None  # of the run's stages, once the run has been found
     ledger: ContributionLedger = field(default_factory=ContributionLedger)
     history: Thinned[HistoryPoint] = field(default_factory=lambda: Thinned(MOST_HISTORY, HISTORY_SECONDS))
     since: float = 0.0  # when it joined, by the loop's clock
     leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
     signed: SignedManifest = field(init=False)
     admission: Admission | None = None  # to a run that has rules of access, once it has been found
+    past: Past = field(init=False)  # of the run's stages
     abilities: Abilities = field(init=False)
     tokenizer: RunTokenizer = field(init=False)
     data: DataSupply = field(init=False)

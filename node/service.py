@@ -171,13 +171,15 @@ class Service:
         self._member = member
         self._since = member.transport.now()
         self._is_whole = False  # the replica has its stage's state: it is worth keeping
+        self._first_state: FirstState | None = None  # while it is being found, and after that
         self._background = context.supervisor.group()  # of those parts that run for ever
         feed = member.data.feed(context.run_id, context.me) if self.stage == 0 else None
         fallback = OomFallback(replica, member.config.recompute, context.events)
         work = StageWork(context.manifest, replica.passes, transfer_for(replica.device), fallback)
         self._pipeline = Pipeline(context, replica, work, member.random())
         self.rounds = Rounds(context, replica, member.random())
-        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position)
+        kept = member.config.keep_stages, member.config.keep_days
+        self.checkpoints = Checkpoints(context, replica, member.surroundings.state, self._position, *kept)
         life = f"{member.surroundings.rng.getrandbits(32):08x}"
         source = MicrobatchSource(context, self._pipeline, feed, life, seconds_left) if feed else None
         self.trainer = Trainer(context, replica, self._pipeline, self.rounds, self.checkpoints, source)
@@ -239,6 +241,7 @@ class Service:
         are replicas to take it from: it raises `JoinError` instead.
         """
         member, context, replica, discovery = self._member, self.context, self.replica, self._discovery
+        checkpoint = await self.checkpoints.of_stage(checkpoint)
         await discovery.announce()
         context.events.begin(f"getting the state of stage {self.stage}", lambda: self.trainer.downloading)
         if not await self._load_state(checkpoint, is_move):
@@ -282,13 +285,14 @@ class Service:
 
     async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Load the state; returns whether it is there. The record is renewed meanwhile: a download may outlast it."""
-        source, discovery = self._member.config.from_checkpoint, self._discovery
-        first_state = FirstState(
-            self.context, self.replica, self.checkpoints, discovery, self.trainer, source
-        )
+        config = self._member.config
+        self._first_state = FirstState(
+            self.context, self.replica, self.checkpoints, self._discovery, self.trainer,
+            config.from_checkpoint, config.begin_anew,
+        )  # fmt: skip
         self._keep_discovery()
         try:
-            return await first_state.load(checkpoint, is_move)
+            return await self._first_state.load(checkpoint, is_move)
         finally:
             await self._background.close()
 
@@ -318,7 +322,8 @@ class Service:
         return announcement(self.context, self.replica, self.public_state, self._since, may_serve)
 
     async def _on_stats(self, request: Request[GetStats]) -> Answer[NodeStats]:
-        return Answer(statistics(self.context, self.replica, self.public_state, self._member.since))
+        awaited = None if self._first_state is None else self._first_state.awaited
+        return Answer(statistics(self.context, self.replica, self.public_state, self._member.since, awaited))
 
     async def _keep_history(self) -> None:
         while True:

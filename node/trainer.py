@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from node.context import Context
 from node.model.compute import Priority
 from node.model.replica import Replica
 from node.pipeline.pipeline import Pipeline
 from node.pipeline.source import MicrobatchSource
+from node.rounds.kin import Kin
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
 from node.state.download import WantedState, download_state
@@ -17,6 +19,7 @@ from node.state.healing import Healing
 from protocol.announcement import State
 from protocol.errors import NolocoError, TransportDown
 from protocol.ground import PeerId
+from protocol.lineage import Lineage
 from protocol.supervision import cancelled
 from protocol.windows import window
 
@@ -50,6 +53,7 @@ class Trainer:
         self._replica = replica
         self._pipeline = pipeline
         self._rounds = rounds
+        self._kin = Kin(context, replica)
         self._checkpoints = checkpoints
         self._healing = Healing(context, replica, checkpoints, rounds.abandon, self.download)
         self._source = source
@@ -133,7 +137,7 @@ class Trainer:
                     if self._nobody_takes_more():
                         await cancelled(pending)
                         return False
-                elif stopping.done() or self._finished_here() or self._rounds.behind:
+                elif stopping.done() or self._finished_here() or self._rounds.behind or self._kin.older:
                     await self._catch_up()
                     return False
         finally:
@@ -147,7 +151,19 @@ class Trainer:
         self._pipeline.doubt.clear()
 
     async def _catch_up(self) -> None:
-        """Take the others' state when this replica missed what they did."""
+        """Take the others' state when this replica missed what they did, or theirs is the stage's older history."""
+        await self._kin.ask()
+        if (older := self._kin.older) is not None:
+            self._context.events.say(
+                f"Stage {self._context.stage} has its earlier state back: others have it from before this node's "
+                "was begun. This node downloads theirs.",
+                "yielded",
+                stage=self._context.stage,
+                beginning=older.beginning,
+            )
+            if not await self.download(older):
+                await asyncio.sleep(IDLE_POLL_SECONDS)
+            return
         reason = self._rounds.behind
         if reason:
             self._context.events.say(
@@ -209,14 +225,16 @@ class Trainer:
     def _note_download(self, fraction: float) -> None:
         self.downloading = f"{fraction:.0%} of it is here"
 
-    async def download(self) -> bool:
-        """Take the stage's state from its other replicas. On failure, False, the own state stays as it is."""
+    async def download(self, lineage: Lineage | None = None) -> bool:
+        """Take the stage's state from its other replicas of a lineage, by default of this one's.
+
+        On failure, False, the own state stays as it is.
+        """
         context, replica, rng = self._context, self._replica, self._context.random()
-        clock = asyncio.get_running_loop().time
+        clock, of = asyncio.get_running_loop().time, lineage or replica.lineage
 
         def holders() -> list[PeerId]:
-            holding = context.view.holding(context.stage, context.transport.now())
-            return context.view.thinned([peer for peer in holding if peer != context.me], rng)
+            return context.view.thinned(list(self._kin.holders(of)), rng)
 
         wanted = WantedState.of(context.manifest, context.stage, replica.parameters)
         began = clock()
@@ -228,7 +246,10 @@ class Trainer:
             context.events.warn(f"{failure}", "download-failed")
             return False
         await self._rounds.abandon()
-        await context.compute.run(Priority.OPTIMIZER, replica.adopt, pieces, progress.step, progress.round)
+        for told in self._kin.holders(of).values():
+            of = of.joined(told)
+        adopt = partial(replica.adopt, pieces, progress.step, progress.round, of)
+        await context.compute.run(Priority.OPTIMIZER, adopt)
         self._rounds.download_ended(True)
         seconds = clock() - began
         context.events.say(

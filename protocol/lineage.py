@@ -59,6 +59,9 @@ class Lineage:
         return cls(int(facts.get("beginning", 0)), float(facts.get("begun", 0.0)))
 
 
+UNDATED = Lineage()
+
+
 def together_within(lifetime: float) -> float:
     """Seconds within which two first replicas of a stage begin the same lineage."""
     return max(SAME_SECONDS, SAME_LIFETIMES * lifetime)

@@ -223,7 +223,9 @@ class Access(Section):
         return self.private or self.work_bits > 0
 
 
-STAGE_RETURN = 1_800.0  # seconds; not written down in a manifest that has it, so that earlier versions read it
+STAGE_RETURN = (
+    1_800.0  # seconds; not written down in a manifest that has it, so that earlier versions read it
+)
 
 
 class Limits(Section):

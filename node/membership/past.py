@@ -81,7 +81,9 @@ class Past:
     @window
     def __repr__(self) -> str:
         read = ", ".join(f"{len(found)} of stage {stage}" for stage, found in sorted(self._read.items()))
-        return f"Run: {self._run_id} | Read: {read or 'nothing'} | Told by: {sum(map(len, self._told.values()))}"
+        return (
+            f"Run: {self._run_id} | Read: {read or 'nothing'} | Told by: {sum(map(len, self._told.values()))}"
+        )
 
     # --- what this node reads -----------------------------------------------------------------
 
@@ -123,7 +125,8 @@ class Past:
     def _opened(self, record: PastRecord, admission: Admission | None) -> Remembered:
         """Check a record that may be over. Raises `RecordError`."""
         now = self._now()
-        if not (math.isfinite(record.expires) and now - DAYS * 86_400 <= record.expires and is_in_reach(record.expires, now)):
+        is_finite = math.isfinite(record.expires)
+        if not (is_finite and now - DAYS * 86_400 <= record.expires and is_in_reach(record.expires, now)):
             raise RecordError("it is not of the last days")
         place = key_digest(record_key(self._run_id, record.stage, record.peer, record.level))
         opened = authenticate(place, record.peer, record.record, record.expires)
@@ -187,7 +190,9 @@ class Past:
     def take_up(self, kept: bytes) -> None:
         """Take up what was kept; whatever is damaged, forged or too old is passed over."""
         try:
-            records = [PastRecord(*entry) for entry in msgpack.unpackb(kept)] if len(kept) <= MOST_BYTES else []
+            records = (
+                [PastRecord(*entry) for entry in msgpack.unpackb(kept)] if len(kept) <= MOST_BYTES else []
+            )
         except (ValueError, TypeError, msgpack.UnpackException):
             records = []
         for record in records[: MOST_STAGES * MOST_OF_STAGE]:

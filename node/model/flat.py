@@ -7,13 +7,13 @@ the matrices, which decay, and after them the vectors, which do not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 from torch import nn
 
-from protocol.lineage import Lineage
+from protocol.lineage import UNDATED, Lineage
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,14 @@ class StageState:
     first_moment: torch.Tensor
     second_moment: torch.Tensor
     residual: torch.Tensor | None = None  # owed to partners by the codec's error feedback
-    lineage: Lineage = Lineage()  # which beginning all of it comes from
+    lineage: Lineage = field(default=UNDATED, kw_only=True)  # which beginning all of it comes from
 
     def holding(self, tensors: Mapping[str, torch.Tensor]) -> StageState:
         """A flat layout of the same counts that holds these tensors, by name."""
         return StageState(
             self.step, self.round, self.steps_in_round, self.updates, tensors["phi"], tensors["theta"],
-            tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"), self.lineage,
+            tensors["delta"], tensors["first_moment"], tensors["second_moment"], tensors.get("residual"),
+            lineage=self.lineage,
         )  # fmt: skip
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -38,7 +38,7 @@ from node.model.snapshot import Snapshots, copier_of
 from node.model.stage import Stage
 from protocol import lattice
 from protocol.errors import CodecError, Refused
-from protocol.lineage import Lineage
+from protocol.lineage import UNDATED, Lineage
 from protocol.manifest import Manifest
 from protocol.near_codecs import kept_apart
 from protocol.windows import counted, window
@@ -69,7 +69,7 @@ class Replica:
         self.step = 0  # batches taken, those that were left out as well: data and learning rate go by it
         self.round = 0  # outer steps done
         self.steps_in_round = 0
-        self.lineage = Lineage()  # which beginning the weights come from
+        self.lineage = UNDATED  # which beginning the weights come from
         self.passes = Passes(self.stage, self.device, self.slow_weights())
         self.snapshots = Snapshots(self.state, copier_of(self.device))
         # outer steps: in one launch, as a GPU is quickest, or a piece at a time, which stays in a processor's cache
@@ -309,7 +309,7 @@ class Replica:
         self.passes.weights_changed()
 
     def adopt(
-        self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int, lineage: Lineage = Lineage()
+        self, pieces: dict[int, list[torch.Tensor]], step: int, round_: int, lineage: Lineage = UNDATED
     ) -> None:
         """Continue from a download of all pieces, and from the donors' count of steps and rounds and their lineage.
 

@@ -25,6 +25,7 @@ from node.model.compute import Priority
 from node.model.replica import PIECE_PARAMETERS, Replica
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.gathers import IN_FLIGHT, Assembled, Assembly, Gathers, Reduction
+from node.rounds.kin import Kin
 from node.watch.trace import Track
 from protocol.codec import Encoded, as_read, encode, require_finite_values
 from protocol.errors import (

@@ -15,8 +15,8 @@ from node.model.resources import named
 from node.rounds.averager import Averager, RoundResult
 from node.rounds.contribution import sampled
 from node.rounds.exchanges import Exchanges
-from node.rounds.matchmaker import Matchmaker
 from node.rounds.kin import Kin
+from node.rounds.matchmaker import Matchmaker
 from node.rounds.meeting import Pair
 from node.rounds.pair_exchange import PairExchange
 from node.rounds.pull import Pull

@@ -52,6 +52,17 @@ class Kin:
         members = context.view.members(context.stage, context.transport.now())
         return [member for member in members if self.is_alike(member.announcement)]
 
+    def holders(self, lineage: Lineage) -> dict[PeerId, Lineage]:
+        """The others that can give a state of this lineage, each with what it says of it."""
+        context, now = self._context, self._context.transport.now()
+        holding = {*context.view.holding(context.stage, now)} - {context.me}
+        told = {m.peer: m.announcement.lineage for m in context.view.members(context.stage, now)}
+        return {
+            peer: said
+            for peer, said in told.items()
+            if peer in holding and said.is_same(lineage, self.lifetime)
+        }
+
     def met(self, partner: PeerId) -> None:
         """Note that this replica averaged with the partner: both began when the first of them did."""
         member = self._context.view.record_of(partner)

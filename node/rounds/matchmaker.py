@@ -254,9 +254,7 @@ class Matchmaker:
         crowded = self._turns.crowded(context.view.shares(serving))
         unwanted = crowded | self._closed_with
         willing = [
-            peer
-            for peer in self._kin.among(serving)
-            if not self._avoid(peer) and peer not in unwanted
+            peer for peer in self._kin.among(serving) if not self._avoid(peer) and peer not in unwanted
         ]
         proposal = self._pairing.propose(context.view.thinned(willing, self._rng), self._here())
         successor = self._pairing.successor(self._here())

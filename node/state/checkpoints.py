@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from node.context import Context
 from node.data.batches import Position
@@ -21,7 +22,7 @@ from node.model.inner import are_finite
 from node.model.replica import Replica
 from node.model.resources import named
 from node.model.snapshot import Snapshots
-from node.storage.checkpoint_files import Checkpoint
+from node.storage.checkpoint_files import Checkpoint, path_of
 from node.storage.state_directory import StateDirectory
 from protocol.errors import CodecError, OutOfMemory, StateError
 from protocol.windows import window
@@ -50,12 +51,18 @@ class Checkpoints:
         replica: Replica,
         state: StateDirectory | None,
         position: Callable[[int], Position | None] = lambda step: None,
+        most_stages: int = 0,
+        most_days: float = 0.0,
     ) -> None:
-        """`position` tells where in the data training was after an inner step."""
+        """`position` tells where in the data training was after an inner step.
+
+        Of other stages that this node has served, the last `most_stages` checkpoints are kept for `most_days`.
+        """
         self._context = context
         self._replica = replica
         self._state = state
         self._position = position
+        self._kept_for = most_stages, most_days * 86_400
         self._saving = asyncio.Lock()
         self._stepped = asyncio.Event()
         self._seconds = 0.0  # that writing the last one took
@@ -126,6 +133,7 @@ class Checkpoints:
     def _write(self, directory: StateDirectory, checkpoint: Checkpoint) -> None:
         try:
             directory.save_checkpoint(self._context.run_id, checkpoint)
+            directory.prune(self._context.run_id, checkpoint.stage, checkpoint.saved, *self._kept_for)
         finally:
             self._replica.snapshots.keep(checkpoint.state)
 
@@ -160,7 +168,7 @@ class Checkpoints:
         except CodecError as error:
             raise StateError(
                 f"The checkpoint does not fit this run's stage {checkpoint.stage} ({error}). "
-                "Delete checkpoint.safetensors in the state directory to start from other replicas."
+                f"Delete {path_of(Path(), checkpoint.stage)} in the state directory to start from other replicas."
             ) from None
         context.counters.restore(checkpoint.tokens)
         context.events.say(
@@ -170,6 +178,20 @@ class Checkpoints:
             round=state.round,
         )
 
+    async def of_stage(self, given: Checkpoint | None) -> Checkpoint | None:
+        """The checkpoint to go on from: the `given` one if it is of this stage, else the last one on disk.
+
+        The replica has its lineage from then on, so that the node's record says it from the first. Raises
+        `StateError` when the one on disk is damaged.
+        """
+        stage = self._context.stage
+        checkpoint = given if given is not None and given.stage == stage else None
+        if checkpoint is None and self._state is not None:
+            checkpoint = await asyncio.to_thread(self._state.checkpoint, self._context.run_id, stage)
+        if checkpoint is not None:
+            self._replica.lineage = checkpoint.state.lineage
+        return checkpoint
+
     async def take_up_last(self) -> bool:
         """Take up the last checkpoint's weights instead of lost ones, counted as if they were of the present step.
 
@@ -177,8 +199,9 @@ class Checkpoints:
         """
         context, replica = self._context, self._replica
         try:
-            checkpoint = None if self._state is None else self._state.checkpoint(context.run_id)
-            if checkpoint is None or checkpoint.stage != context.stage:
+            stage = context.stage
+            checkpoint = None if self._state is None else self._state.checkpoint(context.run_id, stage)
+            if checkpoint is None:
                 return False
             state = replace(checkpoint.state, step=replica.step)
             await context.compute.run(Priority.OPTIMIZER, self._work_restore, state)

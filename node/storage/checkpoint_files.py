@@ -86,7 +86,7 @@ def contents_of(run_id: str, checkpoint: Checkpoint) -> list[bytes | memoryview]
 
 
 def read(path: Path) -> tuple[str, Checkpoint]:
-    """The run that a checkpoint is of, and the checkpoint. Raises `StateError` when it is damaged or no checkpoint."""
+    """The run that a checkpoint is of, and the checkpoint. Raises `StateError` when it is damaged, or is none."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             facts = _checked(dict(file.metadata() or {}))

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 J = TypeVar("J")
 
 MAX_PEER_BOOK = 256
+MOST_PAST_BYTES = 64 * 1024 * 1024
 OWN_NAME = re.compile(r"checkpoint-\d{1,4}\.safetensors")
 
 
@@ -148,6 +149,14 @@ class StateDirectory:
 
     def save_peer_book(self, addresses: list[str]) -> None:
         self._replace(self.path / "peers.json", json.dumps(addresses[:MAX_PEER_BOOK]).encode())
+
+    def past(self) -> bytes:
+        """Who has served the run's stages, as `node.membership.past` wrote it; unchecked, empty where nothing is."""
+        path = self.path / "past.msgpack"
+        return self._read(path) if path.exists() and path.stat().st_size <= MOST_PAST_BYTES else b""
+
+    def save_past(self, contents: bytes) -> None:
+        self._replace(self.path / "past.msgpack", contents)
 
     def given(self) -> int:
         """Tokens that all lives of this node have trained on; 0 where that is not known."""

@@ -138,7 +138,8 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
     """Ask a replica of the same stage to be the partner of a round. May be repeated, also to see whether it holds.
 
     Answered by `Accept`, or refused: "engaged" (has a partner, whom the reason names), "busy" (has just proposed
-    to somebody), "out-of-step" (the rounds cannot end together), "early" (cannot say yet), "other-stage", "other-lineage", "finished".
+    to somebody), "out-of-step" (the rounds cannot end together), "early" (cannot say yet),
+    "other-stage", "other-lineage", "finished".
     After a refusal or a failure there is no such pair.
     """
 

@@ -18,6 +18,7 @@ from protocol.announcement import Announcement
 from protocol.errors import NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.identity import Identity
+from protocol.lineage import Lineage
 from protocol.messages import Done
 from protocol.messages.training import Accept, Contribute, Propose
 from protocol.rpc import Answer, Request, Rpc
@@ -54,7 +55,7 @@ class Member:
         self.peer = self.transport.peer_id
         self.rng = random.Random(self.number)
         self.view, self.rpc = View(), Rpc(self.transport)
-        self.replica = SimpleNamespace(steps_in_round=0, round=0)
+        self.replica = SimpleNamespace(steps_in_round=0, round=0, lineage=Lineage())
         self.rounds: list[Round] = []
         self.agreed: Counter[Pair] = Counter()
         self.came: dict[str, asyncio.Event] = {}
@@ -193,7 +194,7 @@ def pair_names(stage: Stage) -> Counter[str]:
     return Counter(round_.pair for round_ in all_rounds(stage) if round_.partner is not None)
 
 
-SOON: dict[str, float] = {"opens_in": 0.0, "due_in": 1.0, "ends_in": 60.0, "step_seconds": 0.1}
+SOON: dict[str, Any] = {"opens_in": 0.0, "due_in": 1.0, "ends_in": 60.0, "step_seconds": 0.1}
 
 
 async def propose(rpc: Rpc, member: Member, **changes: Any) -> Accept:

@@ -19,6 +19,7 @@ from node.daemon import Node
 from node.model.replica import Replica
 from node.state.transfer import StateService
 from protocol.ground import PeerId
+from protocol.lineage import UNDATED, Lineage
 from protocol.manifest import Manifest
 from protocol.messages.peers import GetStateIndex, GetStatePiece
 from protocol.rpc import Answer, Request
@@ -114,7 +115,9 @@ class Arrival:
         arrival = self
 
         class Newcomer(Replica):
-            def adopt(self, pieces: dict[int, Piece], step: int, round_: int) -> None:
+            def adopt(
+                self, pieces: dict[int, Piece], step: int, round_: int, lineage: Lineage = UNDATED
+            ) -> None:
                 arrival.taken = pieces
                 arrival.honest = [
                     {
@@ -124,7 +127,7 @@ class Arrival:
                     for n in swarm.nodes
                     if n not in LIARS and n != NEWCOMER
                 ]
-                super().adopt(pieces, step, round_)
+                super().adopt(pieces, step, round_, lineage)
 
         return Newcomer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ from tests.swarm.micro import (
     training,
 )
 
-TIMES = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
+TIMES: dict[str, Any] = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
 
 
 def test_labels_of_a_stranger_train_no_last_stage() -> None:

@@ -150,7 +150,7 @@ def test_a_proposal_at_the_very_end_of_a_round_is_kept_for_the_next_one() -> Non
         partner = Identity.from_seed("partner").peer_id
 
         async def propose(name: str) -> None:
-            times = {"opens_in": 0.0, "due_in": 0.0, "ends_in": 60.0, "step_seconds": 0.0}
+            times: dict[str, Any] = {"opens_in": 0.0, "due_in": 0.0, "ends_in": 60.0, "step_seconds": 0.0}
             proposal = Propose(stage=0, round=node.replica.round, pair=name, **times)
             request: Any = SimpleNamespace(peer=partner, message=proposal)
             await matchmaker.on_propose(request)

@@ -81,7 +81,7 @@ PREFIX = struct.Struct(">4sBIQ")
 SIGNER = Identity.from_seed("signer")
 PEER = Identity.from_seed("a peer").peer_id
 
-TIMES = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
+TIMES: dict[str, Any] = {"opens_in": 0.5, "due_in": 1.0, "ends_in": 1.5, "step_seconds": 0.1}
 EXAMPLES: list[Message] = [
     Hello(port=31337),
     Welcome(run_id="abc", time=1.7e9, role="seed", manifest=b"\x00\xff"),

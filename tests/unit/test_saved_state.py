@@ -11,6 +11,7 @@ from node.first_state import OLD_ROUNDS, FirstState
 from node.membership.view import View
 from protocol.announcement import Announcement
 from protocol.ground import PeerId
+from protocol.lineage import Lineage
 from tests.swarm.micro import micro_manifest
 
 
@@ -29,9 +30,9 @@ def missed(*rounds: int) -> float:
         manifest=micro_manifest(),
         transport=SimpleNamespace(now=lambda: now),
     )
-    checkpoint: Any = SimpleNamespace(saved=1.0, state=SimpleNamespace(round=20))
+    checkpoint: Any = SimpleNamespace(saved=1.0, state=SimpleNamespace(round=20, lineage=Lineage()))
     rest: Any = SimpleNamespace()
-    return FirstState(context, rest, rest, rest, rest, "").rounds_missed(checkpoint)
+    return FirstState(context, rest, rest, rest, rest, "", begin_anew=False).rounds_missed(checkpoint)
 
 
 @pytest.mark.parametrize("rounds", [(), (20,), (21, 10**6), (22, 21, 10**6), (19, 22, 10**6, 10**6)])
