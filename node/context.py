@@ -190,7 +190,7 @@ def announcement(
         name=context.name,
         links=context.links.published(),
         beginning=replica.lineage.beginning,
-        begun=round(replica.lineage.begun, 3),
+        begun=replica.lineage.begun,
     )
 
 

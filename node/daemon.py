@@ -13,6 +13,7 @@ from node.context import Context
 from node.entering import enter_run, equip, save_past
 from node.giving.ledger import ContributionLedger
 from node.giving.rest import Rest
+from node.last_replica import what_leaving_costs
 from node.links.links import Links
 from node.membership.joining import find_run, payload_limits, serve_greeting
 from node.membership.moving import Mover, OwnersPlan
@@ -62,6 +63,7 @@ class Node:
         self._patience = LEAVE_SECONDS
         self._plan: OwnersPlan
         self._mover: Mover | None = None
+        self._has_asked = False  # whether to leave, as the last of its stage
         self._target = -1  # the stage that this node is about to move to
         self.rest = Rest()
 
@@ -108,13 +110,29 @@ class Node:
         self._failure = self._failure or failure
         self._failed.set()
 
-    def stop(self, patience: float = LEAVE_SECONDS) -> None:
-        """Leave gracefully, within `patience` seconds: finish what is in flight, save, withdraw."""
+    def stop(self, patience: float = LEAVE_SECONDS, *, asks: bool = False) -> bool:
+        """Leave gracefully, within `patience` seconds: finish what is in flight, save, withdraw.
+
+        The last that has its stage's state says what that costs; with `asks` it stays, and leaves when told again.
+        Returns whether it leaves.
+        """
+        if not self._leaving.is_set() and (cost := self.cost_of_leaving):
+            asks, self._has_asked = asks and not self._has_asked, True
+            again = " Ctrl-C again saves and leaves; a third one leaves at once." if asks else ""
+            self.member.events.warn(cost + again, "last-replica", stage=self.stage)
+            if asks:
+                return False
         self._patience = patience
         self.member.leave_by = asyncio.get_running_loop().time() + patience
         self._leaving.set()
         if self._service is not None:
             self._service.trainer.stop()
+        return True
+
+    @property
+    def cost_of_leaving(self) -> str:
+        """What the run loses while this node is away; empty where others have its stage's state."""
+        return "" if self._service is None else what_leaving_costs(self.member, self._service)
 
     def abandon(self) -> None:
         """Simulate kill -9: whatever still runs of this node saves nothing any more."""
@@ -190,6 +208,8 @@ class Node:
             if resting.done() and not leaving.done():
                 reason = self.rest.reason
                 self.member.events.say(f"Pausing: {reason}", "pausing", reason=reason)
+                if cost := self.cost_of_leaving:
+                    self.member.events.warn(cost, "last-replica", stage=self.stage)
                 await stand_down(self.member, service, training)
                 return "resting"
             if moving.done():
@@ -258,14 +278,27 @@ class Node:
     async def move(self) -> None:
         """Move from this stage to the one that needs replicas; to a third, or back, when that cannot be had.
 
-        The other replicas keep the state of the old stage: what is lost are the inner steps since the last round.
-        The checkpoint of the old stage stays until the new one has its state.
+        The state of the old stage is saved and stays on the disk. The move is called off where the stage has got
+        replicas meanwhile, or the old one would have none.
         """
         assert self._mover is not None
-        source = self._serving.stage
-        await self._give_up_stage()
-        await until_event(self._arrive(source, self._target), self._leaving)
-        await self._mover.let_go()
+        member, source = self.member, self._serving.stage
+        checkpoint = await set_aside(member, self._serving, self._give_up_stage)
+        if self._leaving.is_set():
+            return
+        member.leave_by = None
+        if await self._mover.is_still_called(source, self._target):
+            await until_event(self._arrive(source, self._target), self._leaving)
+            await self._mover.let_go()
+            return
+        sentence = f"Stage {self._target} does not need this node any more: it stays at stage {source}."
+        member.events.say(sentence, "move-called-off", source=source, target=self._target)
+        await self._mover.call_off()
+        await until_event(self._serve_again(source, checkpoint), self._leaving)
+
+    async def _serve_again(self, stage: int, checkpoint: Checkpoint | None) -> None:
+        await self._take(stage)
+        await self._serving.start(checkpoint)
 
     async def _arrive(self, source: int, target: int) -> None:
         """Serve the stage; when that fails, choose one as a newcomer does. Raises `UserError` if that fails, too."""
@@ -279,8 +312,7 @@ class Node:
                 await self._service.withdraw()
             await self._give_up_stage()
             if isinstance(failure, ResourceError):
-                await self._take(source)
-                await self._serving.start()
+                await self._serve_again(source, None)
             else:
                 await self._serve_where_needed()
         arrived = self._serving.stage
@@ -318,6 +350,8 @@ class Node:
             report |= self._service.progress()
         if self.rest.reason:
             report["paused"] = self.rest.reason
+        if cost := self.cost_of_leaving:
+            report["last"] = cost
         return report
 
     @property

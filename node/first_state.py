@@ -133,7 +133,7 @@ class FirstState:
         return found[0] if found else None
 
     async def _wait_for_return(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
-        """Wait for somebody who has the stage's state; if nobody comes, or ever had it, begin. Returns as `load` does.
+        """Wait for somebody who has the stage's state; if nobody comes, or ever had it, begin. Returns as `load`.
 
         It then goes on from the own `checkpoint`, if there is one, however old.
         """
@@ -198,7 +198,7 @@ class FirstState:
 
     def _tell_beginning(self, source: str) -> None:
         """Give the replica the lineage that begins now: the stage's first, or one more than the last one known."""
-        context, now = self._context, self._context.transport.now()
+        context, now = self._context, round(self._context.transport.now(), 3)
         known = context.past.of(context.stage) if context.past is not None else []
         last = max((one.lineage for one in known), default=None)
         lineage = self._replica.lineage = Lineage(0, now) if last is None else last.next(now)

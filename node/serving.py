@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -94,7 +95,12 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         surroundings.events,
     )
     steering = Steering(daemon, keeper)
-    on_interrupt(lambda number: daemon.stop(PATIENCE[number]))
+    asks = sys.stdin.isatty()  # somebody sits there who can answer
+
+    def leave(number: signal.Signals) -> bool:
+        return daemon.stop(PATIENCE[number], asks=asks and number == signal.SIGINT)
+
+    on_interrupt(leave)
 
     def joined_at() -> list[str]:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []

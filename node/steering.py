@@ -25,9 +25,12 @@ class Steering:
         return {
             "pause": lambda _: self._node.rest.ask("volunteer", "you asked for it."),
             "resume": lambda _: self._node.rest.lift("volunteer"),
-            "finish": lambda _: self._node.stop(PATIENCE[signal.SIGINT]),
+            "finish": lambda _: self._finish(),
             "limits": lambda said: self.change_limits(said.get("limits")),
         }
+
+    def _finish(self) -> None:
+        self._node.stop(PATIENCE[signal.SIGINT])
 
     def report(self) -> Report:
         """The health of the node, its device, and each limit with what it limits."""

@@ -39,7 +39,8 @@ def pause(state_dir: StateDir = HERE, device: Device = "") -> None:
 
     Example: noloco node pause
     """
-    for directory, _ in _ordered(state_dir, device, "pause"):
+    for directory, report in _ordered(state_dir, device, "pause"):
+        _tell_cost(report)
         print(_paused(directory))
 
 
@@ -60,7 +61,8 @@ def finish(state_dir: StateDir = HERE, device: Device = "") -> None:
 
     Example: noloco node finish
     """
-    for directory, _ in _ordered(state_dir, device, "finish"):
+    for directory, report in _ordered(state_dir, device, "finish"):
+        _tell_cost(report)
         print(f"It leaves; it can be started again with --state-dir {directory}.")
 
 
@@ -132,9 +134,17 @@ def lines_of(report: Report) -> list[str]:
     lines = [f"Node …{str(report.get('peer'))[-8:]}: {report.get('state')}{where}{tokens}."]
     if report.get("paused"):
         lines.append(f"It rests: {report['paused']}")
+    if report.get("last"):
+        lines.append(str(report["last"]))
     limits = (report.get("limits") or {}).items()
     lines += [f"{name}: {of['limit']} ({of['now']})" for name, of in limits if of["limit"]]
     return lines if report.get("healthy") else [*lines, f"Not well: {report.get('reason')}."]
+
+
+def _tell_cost(report: Report) -> None:
+    """Say what the run loses by the order, if this was the last node that had its stage's state."""
+    if report.get("last"):
+        print(report["last"], flush=True)
 
 
 def _ordered(

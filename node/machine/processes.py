@@ -91,14 +91,14 @@ class Children:
         self.interrupt(signal.SIGKILL)
 
 
-def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
-    """Call `stop` with the first signal; it then has `PATIENCE`.
+def on_interrupt(stop: Callable[[signal.Signals], bool | None]) -> None:
+    """Call `stop` with the first signal; it then has `PATIENCE`. If it returns False it asks for another first one.
 
     At the second, exit at once without saving; so too `LAST_MOMENT` after a SIGTERM or SIGHUP. Two within `TOGETHER`
     are one: `timeout`, and whatever else runs a command, signals the process and its whole group.
     """
     first: signal.Signals | None = None
-    came = 0.0
+    came = -TOGETHER
 
     def handle(number: signal.Signals) -> None:
         nonlocal first, came
@@ -106,16 +106,18 @@ def on_interrupt(stop: Callable[[signal.Signals], None]) -> None:
             let_go_of_terminal()
         if is_repeated(first, number) and loop.time() - came > TOGETHER:
             _exit("Left at once; what was in flight here is lost to the swarm.", EXIT_INTERRUPTED)
-        if first is not None:
+        if first is not None or loop.time() - came < TOGETHER:
             return
-        first, came = number, loop.time()
+        came = loop.time()
+        first = None if stop(number) is False else number
+        if first is None:
+            return
         if number != signal.SIGINT:
             # in a thread of its own: the loop may be what hangs
             sentence = "There was no time to end everything; a restart goes on from the last checkpoint."
             timer = threading.Timer(LAST_MOMENT, _exit, (sentence, EXIT_TERMINATED))
             timer.daemon = True
             timer.start()
-        stop(number)
 
     loop = asyncio.get_running_loop()
     for number in PATIENCE:

@@ -60,6 +60,7 @@ class Mover:
         self._plan = plan
         self._view = membership.view
         self._known = 0  # peers, at the last look
+        self._was_empty = False  # the stage that this node was called to
         self._events = membership.events
         self._rng = rng
         self._patience = MovePatience(PATIENCE * lifetime)
@@ -121,7 +122,9 @@ class Mover:
             return None
         if not await self._take_lease(stage, move.target, peers):
             return None
-        again = self._next_move(await self._survey(), rested, only=me)
+        peers = await self._survey()
+        again = self._next_move(peers, rested, only=me)
+        self._was_empty = not any(p.stage == move.target and p.is_serving for p in peers)
         if again is not None and again.target == move.target:
             return move.target
         await self._withdraw()
@@ -150,6 +153,26 @@ class Mover:
         is_over = any(member.announcement.state == "finished" for member in members)
         knows_me = any(member.peer == self._transport.peer_id for member in members)
         return surveyed(peers) if knows_me and not is_over else []
+
+    async def is_still_called(self, source: int, target: int) -> bool:
+        """Return whether to move, now that this node has withdrawn: the reason stands and its stage keeps a replica.
+
+        Asks all that could serve either stage whether they live, in `PROBE_DEADLINE` seconds at most.
+        """
+        left, others = await self._living(source), await self._living(target)
+        return bool(left) and not (self._was_empty and others)
+
+    async def _living(self, stage: int) -> set[PeerId]:
+        """The other replicas that serve the stage by their records, and answer."""
+        me, view = self._transport.peer_id, View()
+        await read_stage(self._transport, self._run_id, stage, view)
+        found = [p.peer for p in peers_of(view, stage, self._transport.now()) if p.is_serving]
+        others = [peer for peer in found if peer != me]
+        return set(others) - await silent(self._rpc, others)
+
+    async def call_off(self) -> None:
+        """Give the lease back: this node stays where it was."""
+        await self._withdraw()
 
     async def _is_not_missed(self, stage: int) -> bool:
         """Find out whether another serving replica of the own stage answers, whatever the records say."""

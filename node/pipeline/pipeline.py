@@ -56,6 +56,7 @@ class Pipeline:
         self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
         self._diagnostics = StageDiagnostics(context, replica)
         self._loss_screen = LossScreen()
+        self._beginnings = set[int]()  # of the lineages of the stage before, whose losses are known
         self._losses: list[float] = []  # of this step
         self._own: dict[str, Microbatch] = {}  # in a ring, those drawn here that are under way
         self.serving = True  # peers, too
@@ -173,6 +174,7 @@ class Pipeline:
         try:
             if context.is_last:
                 is_ending = context.view.most_have_finished(context.stage - 1, context.transport.now())
+                self._look_at_lineage()
                 microbatch.most_loss = self._loss_screen.most(microbatch.sender, is_ending)
                 result = await context.compute.run(Priority.FORWARD, microbatch.last_stage)
             else:
@@ -250,6 +252,19 @@ class Pipeline:
             self._report(error)
             raise
         return self._reply(*await result.result(), began)
+
+    def _look_at_lineage(self) -> None:
+        """Forget the losses known so far once all of the stage before have another lineage: it was begun anew.
+
+        They are those of other weights, and whoever began would be doubted for as long as they are remembered.
+        """
+        context = self._context
+        before = context.view.members(context.stage - 1, context.transport.now())
+        beginnings = {m.announcement.beginning for m in before if m.announcement.state == "serving"}
+        if len(beginnings) == 1 and beginnings != self._beginnings:
+            if self._beginnings:
+                self._loss_screen = LossScreen()
+            self._beginnings = beginnings
 
     def _screen_loss(self, microbatch: Microbatch, loss: float) -> None:
         sender = microbatch.sender
