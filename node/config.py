@@ -24,7 +24,7 @@ ENVIRONMENT_PREFIX = "NOLOCO_"
 RARE = frozenset(
     ("run", "text_field", "data_cache", "tokenizer", "from_checkpoint", "host", "announce", "relay", "precision",
      "recompute", "compile", "threads", "checkpoint_minutes", "trace", "panel", "verbose", "max_temperature", "name",
-     "network_hours", "keep_stages", "keep_days", "begin_anew")
+     "network_hours", "keep", "keep_stages", "keep_days", "begin_anew")
 )  # fmt: skip
 MOST_HOURS = 300  # characters of them
 MANIFEST_FILE = "manifest.noloco"  # in the state directory of a node that has been a member of a run
@@ -137,6 +137,9 @@ class NodeConfig(BaseModel):
         default=2, ge=0, le=1_024, description="Other stages it has served, whose last checkpoint is kept."
     )
     keep_days: float = Field(default=7, ge=0, le=3_650, description="Days to keep those checkpoints for.")
+    keep: bool = Field(
+        default=False, description="Keep recent copies of all stages, for when nobody serves one."
+    )
     begin_anew: bool = Field(
         default=False,
         description="If nobody has the stage's state, begin it anew at once, without waiting for its return.",

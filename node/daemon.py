@@ -322,6 +322,7 @@ class Node:
     async def _give_up_stage(self) -> None:
         await self._stage.aclose()
         self._service = None
+        self.member.copies.serve()  # also of this stage, while nobody else may have it
         self.member.events.phases.drop()  # of the stage's start: it would go on for ever
         release_memory(self.member.config.device)
 

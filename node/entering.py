@@ -16,6 +16,8 @@ from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.stage_choice import Abilities
 from node.node_resources import NodeResources
+from node.state.copies import CopyService
+from node.state.copy_keeper import CopyKeeper, copies_in
 from node.storage.state_directory import StateDirectory
 from protocol.errors import NodeFailed, RecordError, StateError
 from protocol.revocations import Revocations
@@ -97,6 +99,20 @@ def remember_past(member: NodeResources) -> None:
     member.supervisor.keep("keeping the past of the stages", keep, consequence)
 
 
+def keep_copies(member: NodeResources) -> None:
+    """Offer what is on this node's disk of other stages; with `--keep` also fetch copies of all from now on."""
+    run_id, state = member.signed.run_id, member.surroundings.state
+    directories = [] if state is None else [state]
+    if state is not None and member.config.keep:
+        keeper = CopyKeeper(member.rpc, member.signed, copies_in(state.path), member.random())
+        directories.append(keeper.directory)
+        member.supervisor.keep(
+            "keeping copies of all stages", keeper.run, "It keeps no copies of other stages."
+        )
+    member.copies = CopyService(member.rpc, run_id, directories)
+    member.copies.serve()
+
+
 async def save_past(member: NodeResources) -> None:
     """Write down what has been seen of the stages since the last time; a full disk has been reported by others."""
     past, state = getattr(member, "past", None), member.surroundings.state  # it may not have found the run
@@ -110,6 +126,7 @@ def equip(member: NodeResources, position: Position | None) -> None:
     """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
     serve_records(member.rpc, member.signed, member.view, member.admission)
     remember_past(member)
+    keep_copies(member)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)
     member.tokenizer.serve()

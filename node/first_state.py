@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from statistics import median, median_low
 
 from node.context import Context
@@ -19,6 +20,7 @@ from node.model.compute import Priority
 from node.model.pretrained import Pretrained, load_stage
 from node.model.replica import Replica
 from node.state.checkpoints import Checkpoints
+from node.state.copies import OfferedCopy, StageCopies, is_recent
 from node.state.transfer import FRESH_ROUNDS
 from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
@@ -29,6 +31,7 @@ from protocol.messages.peers import Awaited
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them
+COPIES_EVERY = 6  # such pauses, others are asked whether they have a copy
 # a checkpoint from which the live replicas have gone on for so many is not worth going on from
 OLD_ROUNDS = 4
 
@@ -49,6 +52,7 @@ class FirstState:
         checkpoints: Checkpoints,
         discovery: Discovery,
         trainer: Trainer,
+        copies: StageCopies,
         pretrained: str,
         begin_anew: bool,
     ) -> None:
@@ -57,6 +61,7 @@ class FirstState:
         self._checkpoints = checkpoints
         self._discovery = discovery
         self._trainer = trainer
+        self._copies = copies
         self._pretrained = pretrained
         self._begin_anew = begin_anew
         self.awaited: Awaited | None = None
@@ -118,10 +123,19 @@ class FirstState:
         return own
 
     async def _is_far_behind_the_past(self, checkpoint: Checkpoint) -> bool:
-        """Return whether others had the stage so much further that they are waited for, for a while."""
-        k = self._context.manifest.outer.inner_steps
+        """Return whether others had the stage so much further that they, or a copy of it, come first."""
         past = await self._past()
-        return past is not None and past.step - checkpoint.state.step > OLD_ROUNDS * k
+        return past is not None and not self._is_recent(checkpoint.state.step, checkpoint.saved, past)
+
+    def _is_recent(self, step: int, saved: float, past: Remembered) -> bool:
+        return is_recent(step, saved, past, self._context.manifest.outer.inner_steps)
+
+    async def _has_recent(self, checkpoint: Checkpoint | None, past: Remembered) -> bool:
+        """Return whether there is a state, here or at others, so recent that nobody needs to be waited for."""
+        if checkpoint is not None and self._is_recent(checkpoint.state.step, checkpoint.saved, past):
+            return True
+        offer = await self._copies.offered(0)
+        return offer is not None and self._is_recent(offer.copy.step, offer.copy.saved, past)
 
     # --- the first replica --------------------------------------------------------------------
 
@@ -138,20 +152,59 @@ class FirstState:
         It then goes on from the own `checkpoint`, if there is one, however old.
         """
         past = await self._past()
+        if past is not None and await self._has_recent(checkpoint, past):
+            return await self._go_on_from_what_there_is(checkpoint, is_move)
         if past is not None and not self._begin_anew:
             until = self._context.transport.now() + self._context.manifest.limits.stage_return
             self._tell_waiting(past, until)
             try:
-                while self._context.transport.now() < until:
-                    if not await self._pause():
-                        return False
-                    if self._holders() and await self._download():
-                        return True
+                if (is_found := await self._waited(checkpoint, past, until)) is not None:
+                    return is_found
             finally:
                 self.awaited = None
+        return await self._go_on_from_what_there_is(checkpoint, is_move)
+
+    async def _waited(self, checkpoint: Checkpoint | None, past: Remembered, until: float) -> bool | None:
+        """Wait for a replica or a copy of its state. True once it is here, False when told to leave, else None."""
+        for pause in count(1):
+            if not await self._pause():
+                return False
+            if self._holders() and await self._download():
+                return True
+            is_over = self._context.transport.now() >= until
+            if is_over or (pause % COPIES_EVERY == 0 and await self._has_recent(checkpoint, past)):
+                break
+        return None
+
+    async def _go_on_from_what_there_is(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
+        """Take the own checkpoint or others' copy, however old; without any, begin. Returns as `load` does."""
+        step = 0 if checkpoint is None else checkpoint.state.step
+        if (offer := await self._copies.offered(step)) is not None and await self._take_copy(offer):
+            return True
         if checkpoint is not None:
             return await self._restore(checkpoint)
         return await self._begin(is_move)
+
+    async def _take_copy(self, offer: OfferedCopy) -> bool:
+        """Take a copy that others have of the stage; False if nobody gives all of it."""
+        context, copy = self._context, offer.copy
+        try:
+            pieces = await self._copies.fetch(offer, self._trainer.note_download)
+        except JoinError as failure:
+            context.events.warn(str(failure), "copy-failed", stage=context.stage)
+            return False
+        adopt = partial(self._replica.adopt, pieces, copy.step, copy.round, offer.lineage)
+        await context.compute.run(Priority.OPTIMIZER, adopt)
+        self._note_alone()
+        context.events.say(
+            f"Nobody serves stage {context.stage} at present: going on from a copy at step {copy.step:,} that "
+            f"…{offer.peers[0][-8:]} has kept.",
+            "copy-taken",
+            stage=context.stage,
+            step=copy.step,
+            peer=offer.peers[0],
+        )
+        return True
 
     async def _pause(self) -> bool:
         """Stay announced and look for others after a while; False when this node is told to leave."""

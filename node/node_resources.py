@@ -18,6 +18,7 @@ from node.membership.stage_choice import Abilities
 from node.membership.view import View
 from node.model.compute import Compute
 from node.model.replica import Replica
+from node.state.copies import CopyService
 from node.storage.state_directory import StateDirectory
 from node.telling import Teller
 from node.watch.events import Events
@@ -72,6 +73,7 @@ class NodeResources:
     signed: SignedManifest = field(init=False)
     admission: Admission | None = None  # to a run that has rules of access, once it has been found
     past: Past = field(init=False)  # of the run's stages
+    copies: CopyService = field(init=False)  # of stages, on this node's disk
     abilities: Abilities = field(init=False)
     tokenizer: RunTokenizer = field(init=False)
     data: DataSupply = field(init=False)

@@ -37,6 +37,8 @@ from node.pipeline.source import MicrobatchSource
 from node.receipts import Receipts
 from node.rounds.rounds import Rounds
 from node.state.checkpoints import Checkpoints
+from node.state.copies import StageCopies
+from node.state.download import WantedState
 from node.state.transfer import StateService
 from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
@@ -218,6 +220,7 @@ class Service:
         for part in (self._pipeline, inference, self.rounds, state):
             part.serve(rpc)
         self._member.tokenizer.serve()
+        self._member.copies.serve()
         self._receipts.serve()
 
     def _door(self) -> Door:
@@ -285,10 +288,11 @@ class Service:
 
     async def _load_state(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Load the state; returns whether it is there. The record is renewed meanwhile: a download may outlast it."""
-        config = self._member.config
+        member, config = self._member, self._member.config
+        wanted = WantedState.of(self.context.manifest, self.stage, self.replica.parameters)
         self._first_state = FirstState(
             self.context, self.replica, self.checkpoints, self._discovery, self.trainer,
-            config.from_checkpoint, config.begin_anew,
+            StageCopies(member.membership, member.past, wanted), config.from_checkpoint, config.begin_anew,
         )  # fmt: skip
         self._keep_discovery()
         try:

@@ -222,7 +222,7 @@ class Trainer:
         """Note that the first state is the seed's or a saved one, and nobody seen could have given another."""
         self._rounds.began_alone()
 
-    def _note_download(self, fraction: float) -> None:
+    def note_download(self, fraction: float) -> None:
         self.downloading = f"{fraction:.0%} of it is here"
 
     async def download(self, lineage: Lineage | None = None) -> bool:
@@ -240,7 +240,7 @@ class Trainer:
         began = clock()
         self._rounds.download_began()
         try:
-            pieces, progress = await download_state(context.rpc, wanted, holders, rng, self._note_download)
+            pieces, progress = await download_state(context.rpc, wanted, holders, rng, self.note_download)
         except NolocoError as failure:
             self._rounds.download_ended(False)
             context.events.warn(f"{failure}", "download-failed")

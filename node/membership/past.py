@@ -222,15 +222,19 @@ def _within_frame(records: Sequence[PastRecord], most: int = 40 * 1024) -> list[
     return taken
 
 
+async def asked_peers(membership: Membership, most: int) -> list[PeerId]:
+    """The peers to ask for what they remember or keep: first those that are connected, then other members."""
+    transport, view, now = membership.transport, membership.view, membership.transport.now()
+    known = [peer for peer, _ in await transport.peers()]
+    known += [m.peer for s in range(membership.signed.manifest.stages) for m in view.members(s, now)]
+    return [peer for peer in dict.fromkeys(known) if peer != transport.peer_id][:most]
+
+
 async def ask_of_past(membership: Membership, past: Past, stage: int) -> None:
     """Ask some peers, the seed peer among them where it is connected, what they remember of a stage.
 
     Takes `ASK_DEADLINE`. A peer that does not answer by then, or is of an earlier version, remembers nothing.
     """
-    transport, view, now = membership.transport, membership.view, membership.transport.now()
-    known = [peer for peer, _ in await transport.peers()]
-    known += [m.peer for s in range(membership.signed.manifest.stages) for m in view.members(s, now)]
-    asked = [peer for peer in dict.fromkeys(known) if peer != transport.peer_id][:ASKED]
 
     async def ask(peer: PeerId) -> None:
         try:
@@ -241,4 +245,4 @@ async def ask_of_past(membership: Membership, past: Past, stage: int) -> None:
         told = [record for record in answer.records if record.stage == stage]
         past.hear(peer, told, membership.admission)
 
-    await all_of(*map(ask, asked))
+    await all_of(*map(ask, await asked_peers(membership, ASKED)))

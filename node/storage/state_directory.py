@@ -40,6 +40,7 @@ J = TypeVar("J")
 MAX_PEER_BOOK = 256
 MOST_PAST_BYTES = 64 * 1024 * 1024
 OWN_NAME = re.compile(r"checkpoint-\d{1,4}\.safetensors")
+OLDER_NAME = re.compile(r"checkpoint-\d{1,4}-older\.safetensors")
 
 
 class StateDirectory:
@@ -208,15 +209,24 @@ class StateDirectory:
     def kept(self, run_id: str) -> list[KeptCheckpoint]:
         """What the checkpoints of this run say of themselves, one for each stage; damaged ones are passed over."""
         found: dict[int, KeptCheckpoint] = {}
-        for path in self._checkpoint_paths():
-            try:
-                kept = header_of(path)
-            except StateError as damage:
-                logger.debug("%s", damage)
-                continue
-            if kept.run == run_id and (kept.stage not in found or path == path_of(self.path, kept.stage)):
+        for kept in self._headers(run_id, self._checkpoint_paths()):
+            if kept.stage not in found or kept.path == path_of(self.path, kept.stage):
                 found[kept.stage] = kept
         return list(found.values())
+
+    def kept_with_older(self, run_id: str) -> list[KeptCheckpoint]:
+        """As `kept`, with those of older lineages that were set aside, of which there is one for each stage."""
+        older = [path for path in self.path.glob(PATTERN) if OLDER_NAME.fullmatch(path.name)]
+        return self.kept(run_id) + self._headers(run_id, sorted(older))
+
+    def _headers(self, run_id: str, paths: list[Path]) -> list[KeptCheckpoint]:
+        found = []
+        for path in paths:
+            try:
+                found.append(header_of(path))
+            except StateError as damage:
+                logger.debug("%s", damage)
+        return [kept for kept in found if kept.run == run_id]
 
     def prune(self, run_id: str, stage: int, now: float, most_stages: int, most_seconds: float) -> None:
         """Delete checkpoints of stages that this node, now at `stage`, served longest ago, see `superfluous`."""

@@ -354,6 +354,46 @@ class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic
     ]
 
 
+# --- copies of stages that nobody serves ----------------------------------------------------------
+
+
+class StageCopy(NamedTuple):
+    """A copy of a stage's state on a peer's disk. Travels as an array."""
+
+    stage: Natural
+    step: Natural
+    round: Natural
+    parameters: Natural
+    beginning: Natural  # of its lineage, see `protocol.lineage`
+    begun: Annotated[Figure, Field(ge=0)]
+    saved: Figure  # wall clock
+
+
+class Copies(Message, kind="copies"):
+    copies: Annotated[list[StageCopy], Field(max_length=MOST_STAGES_ASKED)]
+
+
+class GetCopies(Asks[Copies], kind="get-copies", traffic=Traffic.CONTROL, asker=Asker.ANYBODY):
+    """Asks which states of these stages the peer has on its disk, of stages that it has served or keeps copies of.
+
+    May be repeated. Refusal: "unknown-request" (an earlier version).
+    """
+
+    stages: Annotated[list[Natural], Field(min_length=1, max_length=MOST_STAGES_ASKED)]
+
+
+class GetCopyPiece(Asks[StatePiece], kind="get-copy-piece", traffic=Traffic.STATE, asker=Asker.ANYBODY):
+    """Asks for a range of a copy, with moments, as of `GetStatePiece`. May be repeated.
+
+    Refusals: "no-copy" (not, or not that one any more), "no-such-piece".
+    """
+
+    stage: Natural
+    beginning: Natural
+    step: Natural
+    index: Natural
+
+
 # --- the run's tokenizer -------------------------------------------------------------------------
 
 

@@ -21,7 +21,6 @@ from tests.swarm.micro import (
     peer_of,
     run_swarm,
     step_of,
-    training,
     until,
 )
 
@@ -152,7 +151,9 @@ def test_a_stage_is_begun_anew_after_the_wait_or_by_order_and_yields_to_the_olde
         await everyone_goes_on(swarm, 20)
         assert {lineage.beginning for lineage in lineages(swarm, 0)} == {0}
         assert step_of(swarm.nodes[7]) >= 40
-        assert not [e for e in events_of(swarm, "round") if e["node"] == 7 and e["partner"] and e["round"] < 8]
+        assert not [
+            e for e in events_of(swarm, "round") if e["node"] == 7 and e["partner"] and e["round"] < 8
+        ]
         await everyone_goes_on(swarm, 20)
         assert swarm.nodes[7].context.counters.partners.total  # now they average
         await swarm.leave()

@@ -21,6 +21,7 @@ from protocol.announcement import Announcement
 from protocol.codec import as_read, encode
 from protocol.errors import Refused
 from protocol.identity import Identity
+from protocol.lineage import UNDATED
 from protocol.manifest import GOSSIP_CODECS
 from protocol.messages.training import Assemble, Reduce
 from protocol.near_codecs import BITS
@@ -59,7 +60,9 @@ class Reducer:
             events=Events(self.transport.now, self.told.append),
             counters=Counters(),
         )
-        self.reduce = AllReduce(self.context, cast(Replica, SimpleNamespace(parameters=parameters, round=0)))
+        self.reduce = AllReduce(
+            self.context, cast(Replica, SimpleNamespace(parameters=parameters, round=0, lineage=UNDATED))
+        )
         self.z = torch.randn(parameters, generator=torch.Generator().manual_seed(number))
         self.most_held = 0
 

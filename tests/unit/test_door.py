@@ -77,6 +77,9 @@ def requests() -> set[type[Asks]]:
 def test_what_anybody_may_ask_is_written_down() -> None:
     open_to_all = {kind.kind for kind in requests() if kind.asker is Asker.ANYBODY}
     assert open_to_all == {
+        "get-copies",
+        "get-copy-piece",
+        "get-past",
         "get-receipts",
         "get-records",
         "get-stats",

@@ -21,7 +21,11 @@ from protocol.ground import Buffer
 from protocol.identity import Identity
 from protocol.messages import Done, Message, Progress, peers, training
 from protocol.messages.peers import (
+    Copies,
+    GetCopies,
+    GetCopyPiece,
     GetHistory,
+    GetPast,
     GetReceipts,
     GetRecord,
     GetRecords,
@@ -36,6 +40,8 @@ from protocol.messages.peers import (
     HistoryPoint,
     Introduce,
     NodeStats,
+    PastRecord,
+    PastRecords,
     Probe,
     Probed,
     ReceiptList,
@@ -43,6 +49,7 @@ from protocol.messages.peers import (
     Revoked,
     SharedRecord,
     SignReceipt,
+    StageCopy,
     StateIndex,
     StatePiece,
     StateSample,
@@ -130,6 +137,11 @@ EXAMPLES: list[Message] = [
     StateSample(step=6, round=7, sizes=[0.0, 1e-3, 1e-3], largest=[1.0, 0.1]),
     GetTokenizer(offset=2**17),
     TokenizerPiece(total=2**20, contents=b"{}"),
+    GetPast(stages=[0, 1]),
+    PastRecords(records=[PastRecord(PEER, 1, 0, b"sealed", 10.5, 1.5)]),
+    GetCopies(stages=[0]),
+    Copies(copies=[StageCopy(0, 486, 97, 1_000, 1, 1.5, 2.5)]),
+    GetCopyPiece(stage=0, beginning=1, step=486, index=0),
 ]
 
 

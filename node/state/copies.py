@@ -1,0 +1,238 @@
+"""Copies of stages on disk, for newcomers to a stage that nobody serves: donors of last resort.
+
+Every node offers the checkpoints of the stages that it has served. The seed peer, and nodes with `--keep`, also fetch
+a copy of each stage now and then (`copy_keeper`). A copy is as of some minutes ago: better than the run's seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from node.membership.membership import Membership
+from node.membership.past import ASKED, Past, Remembered, asked_peers
+from node.model.replica import PIECE_PARAMETERS, digest_of
+from node.state.download import State, WantedState
+from node.state.transfer import PIECE_DEADLINE, piece_count, within_piece
+from node.state.witnesses import are_possible
+from node.storage.checkpoint_files import KeptCheckpoint, piece_of
+from node.storage.state_directory import StateDirectory
+from protocol.codec import encode, require_finite
+from protocol.errors import CodecError, JoinError, NolocoError, Refused, StateError
+from protocol.ground import PeerId
+from protocol.lineage import Lineage
+from protocol.messages.peers import (
+    MOST_STAGES_ASKED,
+    Copies,
+    GetCopies,
+    GetCopyPiece,
+    StageCopy,
+    StatePiece,
+)
+from protocol.rpc import Answer, Request, Rpc
+from protocol.supervision import all_of
+
+logger = logging.getLogger(__name__)
+
+ASK_DEADLINE = 5.0
+TRIES = 2  # of each peer, for a piece
+PIECES_IN_FLIGHT = 2  # read from the disk for others at once
+RECENT_SECONDS = (
+    900.0  # a copy that is no older than this, when its stage was last seen, is not waited beyond
+)
+NEAR_ROUNDS = 4  # nor is one that is so near, in rounds
+
+
+class CopyService:
+    """Offers the states on this peer's disk to whoever asks.
+
+    Mutable state: none but the directories; each question looks at what is there.
+    """
+
+    def __init__(self, rpc: Rpc, run_id: str, directories: Sequence[StateDirectory]) -> None:
+        self._rpc = rpc
+        self._run_id = run_id
+        self._directories = directories
+        self._reading = asyncio.Semaphore(PIECES_IN_FLIGHT)
+
+    def __repr__(self) -> str:
+        return (
+            f"<CopyService, directories: {', '.join(str(one.path) for one in self._directories) or 'none'}>"
+        )
+
+    def serve(self) -> None:
+        """Answer, also after a service has ended that answered for a stage."""
+        self._rpc.handle(
+            GetCopies.answered_by(self.on_copies),
+            GetCopyPiece.answered_by(self.on_piece),
+        )
+
+    def kept(self) -> list[KeptCheckpoint]:
+        """Everything that can be offered. Takes milliseconds of the disk: for another thread."""
+        return [kept for one in self._directories for kept in one.kept_with_older(self._run_id)]
+
+    async def on_copies(self, request: Request[GetCopies]) -> Answer[Copies]:
+        stages, kept = request.message.stages, await asyncio.to_thread(self.kept)
+        copies = [
+            StageCopy(
+                one.stage,
+                one.step,
+                one.round,
+                one.parameters,
+                one.lineage.beginning,
+                one.lineage.begun,
+                one.saved,
+            )
+            for one in kept
+            if one.stage in stages
+        ]
+        return Answer(Copies(copies=copies[:MOST_STAGES_ASKED]))
+
+    async def on_piece(self, request: Request[GetCopyPiece]) -> Answer[StatePiece]:
+        asked = request.message
+        async with self._reading:
+            return await asyncio.to_thread(self._piece, asked)
+
+    def _piece(self, asked: GetCopyPiece) -> Answer[StatePiece]:
+        for kept in self.kept():
+            if (kept.stage, kept.lineage.beginning, kept.step) == (asked.stage, asked.beginning, asked.step):
+                break
+        else:
+            raise Refused("no-copy", f"there is no copy of stage {asked.stage} at step {asked.step} here")
+        start = asked.index * PIECE_PARAMETERS
+        if start >= kept.parameters:
+            raise Refused("no-such-piece")
+        try:
+            tensors = piece_of(kept, slice(start, min(start + PIECE_PARAMETERS, kept.parameters)))
+        except StateError as damage:
+            raise Refused("no-copy", str(damage)[:200]) from None
+        reply = StatePiece(index=asked.index, step=kept.step, round=kept.round, digest=digest_of(tensors))
+        return Answer(reply, [encode(tensor, "fp32") for tensor in tensors])
+
+
+@dataclass(frozen=True)
+class OfferedCopy:
+    """A copy that some peers offer, all of the same step."""
+
+    copy: StageCopy
+    peers: tuple[PeerId, ...]
+
+    @property
+    def lineage(self) -> Lineage:
+        return Lineage(self.copy.beginning, self.copy.begun)
+
+
+def is_recent(step: int, saved: float, past: Remembered, inner_steps: int) -> bool:
+    """Return whether a state is so near to where its stage was last seen that nobody needs to be waited for."""
+    return past.step - step <= NEAR_ROUNDS * inner_steps or past.seen - saved <= RECENT_SECONDS
+
+
+def chosen(
+    offers: Mapping[PeerId, Sequence[StageCopy]], past: Sequence[Remembered], lifetime: float
+) -> OfferedCopy | None:
+    """The copy to take: of the oldest lineage the furthest; None where there is none that the stage's past bears out.
+
+    A copy is of a lineage that members are known to have had, and no further than they can be by now: anybody can
+    offer one.
+    """
+    found: dict[tuple[int, int], tuple[StageCopy, list[PeerId]]] = {}
+    for peer, copies in offers.items():
+        for copy in copies:
+            lineage = Lineage(copy.beginning, copy.begun)
+            of_it = [one for one in past if one.lineage.is_same(lineage, lifetime)]
+            if of_it and 0 < copy.step <= max(one.step for one in of_it) + _further(of_it):
+                found.setdefault((copy.beginning, copy.step), (copy, []))[1].append(peer)
+    if not found:
+        return None
+    copy, peers = min(found.values(), key=lambda one: (one[0].beginning, -one[0].step))
+    return OfferedCopy(copy, tuple(sorted(peers)))
+
+
+def _further(past: Sequence[Remembered]) -> int:
+    """The steps that a member may have gone on after the last record of it that was read."""
+    return max(100, max(one.step for one in past) // 4)
+
+
+class StageCopies:
+    """The copies that others have of one stage."""
+
+    def __init__(self, membership: Membership, past: Past, wanted: WantedState) -> None:
+        self._membership = membership
+        self._past = past
+        self._wanted = wanted
+
+    def __repr__(self) -> str:
+        return f"<StageCopies of stage {self._wanted.stage}>"
+
+    async def offered(self, beyond: int) -> OfferedCopy | None:
+        """Ask some peers, the seed peer among them where it is connected; return the copy to take, if there is one.
+
+        None also where none is further than step `beyond`. Takes `ASK_DEADLINE`; a peer that does not answer by then
+        has no copy.
+        """
+        membership, wanted, offers = self._membership, self._wanted, dict[PeerId, list[StageCopy]]()
+
+        async def ask(peer: PeerId) -> None:
+            try:
+                answer, _ = await membership.rpc.call(
+                    peer, GetCopies(stages=[wanted.stage]), deadline=ASK_DEADLINE
+                )
+            except NolocoError as problem:
+                logger.debug("No copies from %s: %s", peer[-8:], problem)
+                return
+            offers[peer] = [
+                copy
+                for copy in answer.copies
+                if copy.stage == wanted.stage and copy.parameters == wanted.parameters and copy.step > beyond
+            ]
+
+        await all_of(*map(ask, await asked_peers(membership, 2 * ASKED)))
+        return chosen(offers, self._past.of(wanted.stage), membership.lifetime)
+
+    async def fetch(self, offer: OfferedCopy, tell: Callable[[float], None]) -> State:
+        """Fetch the copy, see `fetch_copy`."""
+        return await fetch_copy(self._membership.rpc, offer, self._wanted, tell)
+
+
+async def fetch_copy(
+    rpc: Rpc, offer: OfferedCopy, wanted: WantedState, tell: Callable[[float], None] = lambda fraction: None
+) -> State:
+    """Fetch a copy of a stage that nobody serves from those that have it, piece by piece.
+
+    Deadline: `PIECE_DEADLINE` a piece. Each must be finite, whole, and such as the optimizer makes. Raises
+    `JoinError` when nobody gives one of them; nothing is changed by then and it may be repeated.
+    """
+    pieces, count = State(), piece_count(wanted.parameters)
+    for number in range(count):
+        pieces[number] = await _fetch_piece(rpc, offer, wanted, number)
+        tell((number + 1) / count)
+    return pieces
+
+
+async def _fetch_piece(rpc: Rpc, offer: OfferedCopy, wanted: WantedState, number: int) -> list[torch.Tensor]:
+    copy, reason = offer.copy, "nobody has it"
+    asked = GetCopyPiece(stage=copy.stage, beginning=copy.beginning, step=copy.step, index=number)
+    size = min(PIECE_PARAMETERS, wanted.parameters - number * PIECE_PARAMETERS)
+    for place in range(TRIES * len(offer.peers)):
+        peer = offer.peers[(number + place) % len(offer.peers)]
+        try:
+            reply, tensors = await rpc.call(peer, asked, deadline=PIECE_DEADLINE)
+            if reply.index != number or [tuple(t.shape) for t in tensors] != [(size,)] * 4:
+                raise CodecError("a piece of a copy does not have the expected shape")
+            if digest_of(tensors) != reply.digest or (reply.step, reply.round) != (copy.step, copy.round):
+                raise CodecError("a piece of a copy was damaged on the way")
+            for tensor in tensors:
+                require_finite(tensor)
+            _, _, first, second = tensors
+            if not are_possible(first, second, wanted.inner, within_piece(wanted.muons, number)):
+                raise CodecError("no optimizer makes such moments")
+        except NolocoError as failure:
+            reason = f"…{peer[-8:]}: {failure}"
+            logger.debug("Piece %d of a copy: %s", number, reason)
+        else:
+            return tensors
+    raise JoinError(f"The copy of stage {copy.stage} could not be fetched ({reason}).")
