@@ -30,7 +30,7 @@ class KeptBest:
             return
         self._of, self._kept = context, self._state.facts().get(FACT)
         best = best_in(self._kept, context.run_id)
-        if best is not None and context.is_last:
+        if best is not None:
             context.counters.losses.recall(best, context.view.elapsed(), context.transport.now())
 
     def save(self, context: Context) -> None:
