@@ -9,6 +9,7 @@ from node.context import Context
 from node.storage.state_directory import StateDirectory
 from protocol.errors import StateError
 from protocol.messages.peers import LossBest
+from protocol.windows import window
 
 FACT = "best_loss"
 
@@ -23,6 +24,10 @@ class KeptBest:
         self._state = state
         self._of: Context | None = None
         self._kept: object = None
+
+    @window
+    def __repr__(self) -> str:
+        return f"Kept: {self._kept or 'nothing'}"
 
     def recall(self, context: Context) -> None:
         """Take up the best of earlier lives, once for each stage that is served."""
