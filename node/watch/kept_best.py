@@ -9,6 +9,7 @@ from node.context import Context
 from node.storage.state_directory import StateDirectory
 from protocol.errors import StateError
 from protocol.messages.peers import LossBest
+from protocol.windows import window
 
 FACT = "best_loss"
 
@@ -24,13 +25,17 @@ class KeptBest:
         self._of: Context | None = None
         self._kept: object = None
 
+    @window
+    def __repr__(self) -> str:
+        return f"Kept: {self._kept or 'nothing'}"
+
     def recall(self, context: Context) -> None:
         """Take up the best of earlier lives, once for each stage that is served."""
         if self._of is context:
             return
         self._of, self._kept = context, self._state.facts().get(FACT)
         best = best_in(self._kept, context.run_id)
-        if best is not None and context.is_last:
+        if best is not None:
             context.counters.losses.recall(best, context.view.elapsed(), context.transport.now())
 
     def save(self, context: Context) -> None:

@@ -18,7 +18,10 @@ CERTAIN = 3.0  # standard errors of the difference
 QUARTILE = 0.6745  # deviations between median and lower quartile of a normal distribution
 RECENT_STEPS = 30  # whose mean people are shown: that of one step, of few sequences, is mostly chance
 BEST_STEPS = 100  # whose mean may be the best: the lowest of many shorter ones would be mostly luck
-LEAST_JUMP = 0.05  # of the best loss: the luck of the lowest of thousands of means, and drift of the data
+JUMP_ERRORS = (
+    5.0  # standard errors of the difference: three are noise, two the luck of the lowest of thousands
+)
+LEAST_JUMP = 0.05  # of the best loss: less is drift of the data, or what a rise is found by
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def has_jumped(loss: float | None, best: LossBest | None) -> bool:
     """True if the present loss is above the best one by more than noise and luck explain."""
     if loss is None or best is None:
         return False
-    return loss - best.loss > CERTAIN * best.error + LEAST_JUMP * abs(best.loss)
+    return loss - best.loss > JUMP_ERRORS * best.error + LEAST_JUMP * abs(best.loss)
 
 
 def _trend(some: Sequence[_Bucket], last: Sequence[_Bucket]) -> LossTrend:

@@ -213,7 +213,7 @@ class NodeStats(Message, kind="node-stats"):
     memory: Natural = 0  # bytes that the node takes of the device's
     memory_of_device: Natural = 0
     share_of_peak: Size | None = None  # of the device's published operations; None: nothing is known of it
-    best: LossBest | None = None  # the last stage alone knows it
+    best: LossBest | None = None  # of this node's microbatches; None: too early, or an earlier version
     beginning: Natural = (
         0  # number of the beginning of the stage's lineage; 0 is the run's seed or checkpoint
     )

@@ -41,17 +41,8 @@ def test_every_query_of_grafana_is_one(tmp_path: Path) -> None:
     assert "SUCCESS" in promtool("check", "rules", file)
 
 
-def test_the_alerts_go_off_when_they_should(tmp_path: Path) -> None:
-    series = {
-        'noloco_stage_replicas{stage="0"}': "2x20 0x20",
-        'noloco_stage_replicas{stage="1"}': "2x20 1x20",
-        "noloco_tokens_total": "0+10x20 210x20",
-    }
-    at = {
-        "5m": (),
-        "40m": ("NolocoStageEmpty", "NolocoLastReplica", "NolocoStandsStill"),
-    }
-    names = ("NolocoStageEmpty", "NolocoLastReplica", "NolocoStandsStill")
+def alerts_are(directory: Path, series: dict[str, str], firing: dict[str, set[str]], names: set[str]) -> None:
+    """Check which of the named alerts fire at each time, by series of a point a minute."""
     case = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -59,13 +50,48 @@ def test_the_alerts_go_off_when_they_should(tmp_path: Path) -> None:
             {
                 "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
                 "eval_time": time,
-                "exp_samples": [{"value": int(name in firing), "labels": "{}"}],
+                "exp_samples": [{"value": int(name in expected), "labels": "{}"}],
             }
-            for time, firing in at.items()
-            for name in names
+            for time, expected in firing.items()
+            for name in sorted(names)
         ],
     }
-    file = tmp_path / "test.yaml"
+    file = directory / "test.yaml"
     tests = {"rule_files": [str(MONITORING / "alerts.yaml")], "evaluation_interval": "1m", "tests": [case]}
     file.write_text(yaml.safe_dump(tests), encoding="utf-8")
     assert "SUCCESS" in promtool("test", "rules", file)
+
+
+def test_the_alerts_go_off_when_they_should(tmp_path: Path) -> None:
+    series = {
+        'noloco_stage_replicas{stage="0"}': "2x20 0x20",
+        'noloco_stage_replicas{stage="1"}': "2x20 1x20",
+        "noloco_tokens_total": "0+10x20 210x20",
+    }
+    names = {"NolocoStageEmpty", "NolocoLastReplica", "NolocoStandsStill"}
+    alerts_are(tmp_path, series, {"5m": set(), "40m": names}, names)
+
+
+def test_a_run_that_is_complete_does_not_stand_still_and_another_beside_it_does(tmp_path: Path) -> None:
+    complete, other = (f'{{job="noloco",instance="{name}"' for name in ("a", "b"))
+    series = {
+        f"noloco_tokens_total{complete}}}": "0+10x20 210x40",
+        f'noloco_finding{complete},kind="complete",stage="",level="fine"}}': "_x20 1x40",
+        f'noloco_stage_replicas{complete},stage="0"}}': "1x30 0x30",
+    }
+    names = {"NolocoStandsStill", "NolocoStageEmpty"}
+    alerts_are(tmp_path, series, {"25m": set(), "50m": set()}, names)
+    series[f"noloco_tokens_total{other}}}"] = "0+10x20 210x40"
+    alerts_are(tmp_path, series, {"25m": set(), "50m": {"NolocoStandsStill"}}, names)
+
+
+def test_setbacks_set_off_alerts(tmp_path: Path) -> None:
+    kinds = {
+        "loss-jumped": "NolocoLossJumped",
+        "begun-anew": "NolocoStageBegunAnew",
+        "waiting": "NolocoStageAwaited",
+        "step-fell-back": "NolocoStepFellBack",
+    }
+    for kind, alert in kinds.items():
+        series = {f'noloco_finding{{kind="{kind}",stage="0",level="warning"}}': "_x10 1x20"}
+        alerts_are(tmp_path, series, {"5m": set(), "20m": {alert}}, set(kinds.values()))

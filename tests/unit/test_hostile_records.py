@@ -24,11 +24,12 @@ from protocol.announcement import Announcement
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import load_preset
-from protocol.messages.peers import History, HistoryPoint, LossTrend, NodeStats
+from protocol.messages.peers import Awaited, History, HistoryPoint, LossBest, LossTrend, NodeStats
 from tests.unit.test_verdict import node, pairs
 
 MANIFEST = load_preset("tiny")
 LONGEST_LINE = 160
+PEER = Identity.from_seed("awaited").peer_id
 
 NUMBERS = st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e15, 1e200, 1.7e308])
 SIGNED = NUMBERS | NUMBERS.map(lambda number: -number)
@@ -41,12 +42,19 @@ TEXTS = st.sampled_from(
 
 def strategy_of(name: str) -> st.SearchStrategy[Any]:
     """Anything that a message may have in this field."""
-    if name in ("state", "version", "device"):
+    if name == "state":
+        return TEXTS | st.sampled_from(["serving", "joining", "finished"])
+    if name in ("version", "device"):
         return TEXTS
     if name.endswith("_fraction"):
         return st.sampled_from([0.0, 1.0])
     if name == "trend":
         return st.none() | st.builds(LossTrend, NUMBERS, SIGNED, SIGNED, NUMBERS)
+    if name == "best":
+        return st.none() | st.builds(LossBest, SIGNED, SIGNED, NUMBERS)
+    if name == "awaited":
+        stages = st.sampled_from([0, 1, 2**63 - 1])
+        return st.none() | st.builds(Awaited, stages, COUNTS, st.sampled_from(["", PEER]), SIGNED, SIGNED)
     kinds = {
         type(None),
         *get_args(NodeStats.model_fields[name].annotation),
@@ -83,9 +91,14 @@ def board_of(sightings: list[Sighting]) -> Board:
     return board
 
 
-@given(st.lists(TOLD, min_size=1, max_size=3), st.sampled_from([0, 1]))
-def test_no_answer_breaks_status_page_or_metrics(told: list[dict[str, Any]], stage: int) -> None:
-    sightings = [*pairs(2), *(node(stage, 5 + number, **each) for number, each in enumerate(told))]
+@given(st.lists(TOLD, min_size=1, max_size=3), st.sampled_from([0, 1]), st.booleans())
+def test_no_answer_breaks_status_page_or_metrics(
+    told: list[dict[str, Any]], stage: int, has_honest: bool
+) -> None:
+    sightings = [
+        *(pairs(2) if has_honest else ()),
+        *(node(stage, 5 + number, **each) for number, each in enumerate(told)),
+    ]
     for sighting in sightings:
         assert sighting.stats is not None
         NodeStats.parsed(sighting.stats.model_dump())

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from bootstrap.dashboard.board import Board, facts_of
@@ -16,17 +17,18 @@ from node.membership.view import Member
 from protocol.announcement import Announcement
 from protocol.identity import Identity
 from protocol.manifest import load_preset
-from protocol.messages.peers import NodeStats
+from protocol.messages.peers import LossBest, NodeStats
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 TINY = load_preset("tiny")
 
 
-def exposed() -> bytes:
+def exposed(state: str = "serving") -> bytes:
     board = Board(facts_of(TINY, "run"), Wording(TINY.stages))
     for stage in range(TINY.stages):
         stats = NodeStats(
-            stage=stage, state="serving", step=7, round=1, loss=2.5, tokens=512, tokens_per_second=100.0, spread=1e-3,
+            stage=stage, state=state, step=7, round=1, loss=2.5, tokens=512, tokens_per_second=100.0, spread=1e-3,
+            best=LossBest(2.4, 30.0),
             expected_spread=2e-3, recent_compute_fraction=0.5, gossip_bytes=9, uptime=60.0,
         )  # fmt: skip
         record = Announcement(stage=stage, state="serving", since=0.0)
@@ -54,3 +56,27 @@ def test_every_query_names_real_metrics_and_labels() -> None:
         assert named <= there, query
         grouped = re.findall(r"by \((\w+)\)", query) + re.findall(r"[{,]\s*(\w+)=", query)
         assert set(grouped) <= labels, query
+
+
+@pytest.mark.parametrize("alert", ["NolocoStandsStill", "NolocoStageEmpty"])
+def test_a_complete_run_sets_off_no_alert_that_nobody_trains(alert: str) -> None:
+    """Its own finding holds the alert back: of this dashboard, whatever other runs the same Prometheus reads."""
+    rules = yaml.safe_load((MONITORING / "alerts.yaml").read_text(encoding="utf-8"))
+    (expr,) = [rule["expr"] for group in rules["groups"] for rule in group["rules"] if rule["alert"] == alert]
+    held_back = 'unless on (job, instance) noloco_finding{kind="complete"}'
+    assert expr.endswith(held_back)
+    shown = 'noloco_finding{kind="complete",level="fine",stage=""} 1.0'
+    assert shown in exposed("finished").decode()
+    assert shown not in exposed().decode()
+
+
+def test_the_best_loss_is_a_metric_with_its_time() -> None:
+    text = exposed().decode()
+    assert "noloco_loss_best_nats 2.4" in text
+    assert "noloco_loss_best_timestamp_seconds 30.0" in text
+
+
+def test_each_setback_has_an_alert() -> None:
+    asked = " ".join(queries())
+    for kind in ("loss-jumped", "begun-anew", "waiting", "step-fell-back"):
+        assert f'noloco_finding{{kind="{kind}"' in asked

@@ -19,11 +19,15 @@ from bootstrap.dashboard.wording import Voice, Wording
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.status import RunStatus, shown
+from node.watch.words import clock_time
+from protocol.identity import Identity
 from protocol.manifest import load_preset
-from tests.unit.test_verdict import RISES, node, pairs
+from protocol.messages.peers import Awaited, LossBest
+from tests.unit.test_verdict import FALLS, RISES, node, pairs
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = load_preset("tiny")
+PEER = Identity.from_seed("awaited").peer_id
 FAST = {"seconds_per_microbatch": 0.1, "recent_compute_fraction": 0.3}
 SLOW = {"seconds_per_microbatch": 0.4, "recent_compute_fraction": 0.97}
 
@@ -47,6 +51,23 @@ CASES: dict[str, tuple[list[Sighting], str]] = {
         "everyone waits for stage 1, which is slow: every other stage could do 4.0 times as much",
     ),
     "loss-rises": (pairs(2, trend=RISES), "the loss rises: 2.28 → 2.41 in the last 30.0 min"),
+    "loss-jumped": (
+        pairs(2, trend=FALLS, loss=5.21, best=LossBest(3.62, 1.0, 0.01)),
+        f"loss 5.21, was 3.62 at {clock_time(1.0, 1.0)}",
+    ),
+    "begun-anew": (
+        [*(node(0, n, beginning=1, begun=1.0, time=2.0) for n in range(2)), *pairs(2)[2:]],
+        f"stage 0 was begun anew at {clock_time(1.0, 1.0)}: it learns from the start again",
+    ),
+    "waiting": (
+        [node(0, state="joining", awaited=Awaited(0, 486, PEER, 1.0, 900.0), time=181.0), *pairs(2)[2:]],
+        f"stage 0 was at step 486; …{PEER[-8:]} had it 3 min ago. Waiting for it until "
+        f"{clock_time(900.0, 1.0)}; begin anew with --begin-anew",
+    ),
+    "step-fell-back": (
+        [*pairs(1, step=3), *(node(1, n, step=486) for n in range(2))],
+        "stage 0 is at step 3 beside stage 1 at 486: it fell back, or was begun anew",
+    ),
     "spread": (
         stage_one(spread=4e-3, expected_spread=1e-3, round=8),
         "stage 1: the spread is out of its band, replicas are 4 times as far apart as the theory says",
