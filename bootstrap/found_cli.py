@@ -62,6 +62,15 @@ def bootstrap(
             help="Show the run on a web page there.",
         ),
     ] = "",
+    keep: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep/--no-keep",
+            envvar="NOLOCO_KEEP",
+            help="Keep copies of all stages; by default where they take under 2 GB.",
+            show_default=False,
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Also log what the network layer does.")] = False,
     version: Version = False,
 ) -> None:
@@ -88,7 +97,7 @@ def bootstrap(
             founded = found(directory, wanted, raw)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)
-            run_async(keep_seed_peer(founded, config, address_file, dashboard))
+            run_async(keep_seed_peer(founded, config, address_file, dashboard, keep))
     except NolocoError as error:
         fail(error)
 

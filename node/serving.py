@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -95,12 +96,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         surroundings.events,
     )
     steering = Steering(daemon, keeper)
-    asks = sys.stdin.isatty()  # somebody sits there who can answer
-
-    def leave(number: signal.Signals) -> bool:
-        return daemon.stop(PATIENCE[number], asks=asks and number == signal.SIGINT)
-
-    on_interrupt(leave)
+    on_interrupt(partial(leave_by_signal, daemon))
 
     def joined_at() -> list[str]:
         return own_addresses(transport, network.port, network.host) if daemon.knows_run else []
@@ -121,6 +117,11 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         trace.close()
         lines.close()
         state.close()
+
+
+def leave_by_signal(daemon: Node, number: signal.Signals) -> bool:
+    """Have the node leave; returns False where it asks first, since somebody sits at a terminal who can answer."""
+    return daemon.stop(PATIENCE[number], asks=number == signal.SIGINT and sys.stdin.isatty())
 
 
 def threads_for(setting: int) -> int:

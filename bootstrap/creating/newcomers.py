@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 
 from node.membership.discovery import read_stages
 from node.membership.view import Member, View
+from node.watch.words import waiting_sentence
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
+from protocol.messages.peers import Awaited, GetStats
+from protocol.rpc import Rpc
 from protocol.signed_manifest import SignedManifest
-from protocol.transport.base import Transport
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
+SAVE_LOOKS = 12
+ASK_DEADLINE = 3.0
+MOST_ASKED = 8
 
 
 class Roll:
@@ -46,17 +52,55 @@ class Roll:
         return f"Missing before anything is trained: {need}. Here: {there or 'nobody yet'}."
 
 
-async def tell_newcomers(transport: Transport, signed: SignedManifest, view: View) -> None:
-    """Read the records into the view every `LOOK_SECONDS`, for ever, and log what has changed."""
-    roll = Roll(signed.manifest.stages)
-    while True:
+class Waiting:
+    """Tells a founder of newcomers that wait for a stage to return.
+
+    Mutable state: what each was found to wait for.
+    """
+
+    def __init__(self, rpc: Rpc) -> None:
+        self._rpc = rpc
+        self._told: dict[PeerId, Awaited] = {}
+
+    async def ask(self, members: Sequence[Member]) -> list[str]:
+        """Ask those that join, the first few, whom they wait for; a sentence for each that did not before."""
+        sentences, joining = [], [m.peer for m in members if m.announcement.state == "joining"][:MOST_ASKED]
+        for peer in joining:
+            try:
+                stats, _ = await self._rpc.call(peer, GetStats(), deadline=ASK_DEADLINE)
+            except NolocoError:
+                continue
+            if stats.awaited is not None and self._told.get(peer) != stats.awaited:
+                self._told[peer] = stats.awaited
+                sentence = waiting_sentence(stats.awaited, self._rpc.transport.now())
+                sentences.append(f"…{peer[-8:]} joins. {sentence}")
+        for peer in self._told.keys() - set(joining):
+            del self._told[peer]
+        return sentences
+
+
+async def _save_nothing() -> None:
+    """Keep nothing of what was read."""
+
+
+async def tell_newcomers(
+    rpc: Rpc, signed: SignedManifest, view: View, save: Callable[[], Awaitable[None]] = _save_nothing
+) -> None:
+    """Read the records into the view every `LOOK_SECONDS`, for ever, and log what has changed.
+
+    Every `SAVE_LOOKS` looks it calls `save`, for what was read.
+    """
+    transport, roll, waiting = rpc.transport, Roll(signed.manifest.stages), Waiting(rpc)
+    for look in count(1):
         try:
             await read_stages(transport, signed.run_id, range(signed.manifest.stages), view)
+            if look % SAVE_LOOKS == 0:
+                await save()
         except NolocoError as problem:
             logger.debug("Looking for members: %s", problem)
         now = transport.now()
         view.expire(now)
         members = [m for stage in range(signed.manifest.stages) for m in view.members(stage, now)]
-        for sentence in roll.call(members):
+        for sentence in [*roll.call(members), *await waiting.ask(members)]:
             logger.info(sentence)
         await asyncio.sleep(LOOK_SECONDS)

@@ -27,9 +27,14 @@ from node.membership.data_source import serve_tokenizer
 from node.membership.entry import guard
 from node.membership.hearsay import serve_records
 from node.membership.joining import serve_greeting
+from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
 from node.membership.view import View
 from node.model.stage import described_parameters
+from node.node_resources import attempt
+from node.state.copies import CopyService
+from node.state.copy_keeper import MOST_BYTES, CopyKeeper, copies_in, nbytes_of_copies
+from node.storage.state_directory import StateDirectory
 from node.watch.health import Report, health_served, report_of
 from protocol.admission import Admission
 from protocol.errors import ManifestError, RecordError, StateError, TokenError
@@ -166,9 +171,11 @@ class SeedPeer:
         tokenizer: bytes | None = None,
         credential: bytes = b"",
         kept: Callable[[bytes], bytes] = lambda sealed: b"",
+        directory: StateDirectory | None = None,
     ) -> None:
         """`tokenizer` is the run's tokenizer.json, unless bytes are its tokens; `credential` lets this peer into a
-        private run; `kept` is that of `Revoking`.
+        private run; `kept` is that of `Revoking`. In the `directory`, if there is one, it remembers who had which
+        stage.
         """
         self.credential, self._kept = credential, kept
         self.transport = transport
@@ -179,6 +186,10 @@ class SeedPeer:
         self.rpc = Rpc(transport, supervisor=self._supervisor.group())
         self._tokenizer = tokenizer
         self.view = View()  # of the members, for those who ask
+        manifest = signed.manifest
+        lifetime, steps = manifest.limits.record_lifetime, manifest.inner.total_steps
+        self.past = Past(signed.run_id, steps, lifetime, transport.now)
+        self._directory = directory
 
     async def start(self) -> None:
         """Listen and greet. Raises `ResourceError` when the port is taken."""
@@ -192,6 +203,10 @@ class SeedPeer:
         serve_greeting(self.rpc, self.transport, self.signed, is_seed=True, revoked=revoked)
         serve_tokenizer(self.rpc, lambda: self._tokenizer)
         serve_records(self.rpc, self.signed, self.view, admission)
+        if self._directory is not None:
+            self.past.take_up(self._directory.past())
+        self.view.noted = self.past.note
+        serve_past(self.rpc, self.past)
         await self.rpc.start()
 
     async def _guard(self, admission: Admission) -> None:
@@ -204,12 +219,23 @@ class SeedPeer:
         )
 
     def tell_newcomers(self) -> None:
-        """Begin to tell whoever founded the run who joins."""
+        """Begin to tell whoever founded the run who joins, and to remember who had which stage."""
         self._telling.keep(
             "watching who joins",
-            lambda: tell_newcomers(self.transport, self.signed, self.view),
+            lambda: tell_newcomers(self.rpc, self.signed, self.view, self.save_past),
             "The founder does not hear who joins.",
         )
+
+    async def save_past(self) -> None:
+        """Write down who served what, if that has changed. Raises `StateError`."""
+        if self._directory is not None and self.past.has_changed:
+            await asyncio.to_thread(self._directory.save_past, self.past.to_bytes())
+
+    def keep_copies(self, directory: StateDirectory) -> None:
+        """Begin to keep a copy of each stage there, and to offer them to newcomers."""
+        keeper = CopyKeeper(self.rpc, self.signed, directory, random.Random())
+        CopyService(self.rpc, self.signed.run_id, [directory]).serve()
+        self._telling.keep("keeping copies of all stages", keeper.run, "The stages are copied nowhere else.")
 
     def health(self) -> Report:
         """The answer to a health check on this machine: see `node.watch.health`."""
@@ -217,34 +243,71 @@ class SeedPeer:
 
     async def close(self) -> None:
         await self._telling.close()
+        await attempt(self.save_past, "writing down who served what")
         await self.rpc.close()
         await self.transport.close()
         await self._supervisor.close()
 
 
 async def keep_seed_peer(
-    founded: Founded, config: Libp2pConfig, address_file: Path | None, dashboard: str = ""
+    founded: Founded,
+    config: Libp2pConfig,
+    address_file: Path | None,
+    dashboard: str = "",
+    keep: bool | None = None,
 ) -> None:
     """Run the seed peer until it is told to leave, with the `dashboard` at HOST:PORT, if any.
+
+    It keeps copies of all stages if told to `keep` them, and by default where they are small.
 
     Raises `ResourceError` when a port is taken.
     """
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     transport, revoked = Libp2pTransport(founded.seed_key, config), founded.seed_key.with_name(REVOKED)
-    seed = SeedPeer(transport, founded.signed, founded.tokenizer, founded.credential, kept_in(revoked))
+    directory = founded.seed_key.parent
+    seed = SeedPeer(
+        transport,
+        founded.signed,
+        founded.tokenizer,
+        founded.credential,
+        kept_in(revoked),
+        StateDirectory(directory),
+    )
     try:
         await seed.start()
         addresses = seed.transport.addresses()
         keep_addresses(founded.seed_key.parent, addresses)
         introduce(founded, addresses, address_file)
         seed.tell_newcomers()
+        if keeps_copies(founded.signed, keep):
+            seed.keep_copies(copies_in(directory))
         page = dashboard_beside(dashboard, lambda: own_addresses(seed.transport, config.port, config.host))
         async with health_served(founded.seed_key.parent, seed.health), page:
             await leaving.wait()
         logger.info("The seed peer leaves. The run goes on: newcomers may join through any member.")
     finally:
         await seed.close()
+
+
+def keeps_copies(signed: SignedManifest, keep: bool | None) -> bool:
+    """Return whether to keep copies of all stages, and say so: as told, else where they take little."""
+    nbytes = nbytes_of_copies(signed)
+    keeps = nbytes <= MOST_BYTES if keep is None else keep
+    taken = f"{nbytes / 1e9:.2g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2g} MB"
+    if keeps:
+        print(
+            f"This seed peer keeps a copy of every stage's state ({taken} in all), so that the run outlives a night "
+            "in which all members are off. --no-keep leaves that to the members.",
+            flush=True,
+        )
+    else:
+        print(
+            f"This seed peer keeps no copies of the stages ({taken} in all): what nobody serves is where its members "
+            "saved it. --keep has it keep them.",
+            flush=True,
+        )
+    return keeps
 
 
 def kept_in(place: Path) -> Callable[[bytes], bytes]:

@@ -18,6 +18,7 @@ from node.watch.counting import MAX_COUNTED, Tally
 from protocol.frames import MAX_HEADER_BYTES
 from protocol.ground import PeerId
 from protocol.identity import Identity
+from protocol.lineage import UNDATED
 from protocol.messages.peers import MOST_TOLD_PEERS, NodeStats
 from tests.swarm.micro import micro_manifest
 
@@ -51,7 +52,7 @@ async def test_the_numbers_of_a_node_that_met_thousands_of_peers_can_be_read() -
         transport=SimpleNamespace(now=lambda: 1.7e9),
         view=View(),
     )
-    replica = SimpleNamespace(step=7, round=1, device=torch.device("cpu"))
+    replica = SimpleNamespace(step=7, round=1, device=torch.device("cpu"), lineage=UNDATED)
     since = asyncio.get_running_loop().time()
     stats = statistics(cast(Context, context), cast(Replica, replica), "serving", since)
     packed = msgpack.packb(stats.model_dump())
