@@ -7,7 +7,7 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -16,6 +16,12 @@ from protocol.errors import StateError
 from protocol.places import refusal, require_folder, require_only_name, require_way
 
 LOCK = "lock"  # in a directory that a process owns
+OWNED = {
+    LOCK,
+    "identity.key",
+    "run.key",
+    "manifest.noloco",
+}  # of which one lies in a directory that had an owner
 FOR_ITS_OWNER = 0o600
 FOR_OTHERS = 0o666  # less what the umask takes
 LONGEST_BESIDE = 40  # characters of a file's name in that of the file beside it: a name has 255 bytes at most
@@ -192,9 +198,10 @@ def _lock_file(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, FOR_OTHERS), "rb")
 
 
-def own(directory: Path, flag: str, *, is_private: bool = False) -> Lock:
+def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collection[str] = ()) -> Lock:
     """Make the directory and lock it; a private one is for its owner's eyes alone, also if it was there.
 
+    Files named in `writes` will be replaced: one that is there before any process owned the directory is in the way.
     Raises `StateError` that names `flag`.
     """
     lock = Lock(directory)
@@ -202,6 +209,9 @@ def own(directory: Path, flag: str, *, is_private: bool = False) -> Lock:
         require_way(directory)
         directory.mkdir(mode=0o700 if is_private else 0o777, parents=True, exist_ok=True)
         require_folder(directory, is_private=is_private)
+        there = {path.name for path in directory.iterdir()}
+        if not there & OWNED and (found := sorted(there & set(writes))):
+            raise refusal(f"it has a {found[0]} that is not a node's")
         with suppress(PermissionError):  # root's, who lets this user write there: the volume of a container
             if is_private:
                 directory.chmod(0o700)

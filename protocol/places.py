@@ -1,7 +1,7 @@
 """Whether a place on the disk may be used: its owner, who else can change it, and whose links lead there.
 
-`protocol.keeping` asks here before it writes or locks anything. The refusals are `PermissionError`s whose `strerror` is
-the reason, so that a caller's "Cannot write … (…). Choose another …" is a whole sentence.
+`protocol.keeping` asks here before it writes or locks anything. The refusals are `PermissionError`s whose `strerror`
+is the reason, so that a caller's "Cannot write … (…). Choose another …" is a whole sentence.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ FACTS = {
     "run", "stage", "step", "round", "saved", "steps_in_round", "updates", "tokens", "position", "crc32"
 }  # fmt: skip
 
+# under names that a user may have given to other files: those are not replaced
+WRITTEN = {"token", "tokenizer.json", "node.json", "peers.json", "given.json", "events.jsonl", "node.log"}
+
 logger = logging.getLogger(__name__)
 
 J = TypeVar("J")
@@ -66,7 +69,9 @@ class StateDirectory:
 
     def open(self) -> None:
         """Create and lock the directory. Raises `StateError`."""
-        self._lock = own(self.path, "--state-dir", is_private=True)  # keys, a token, prepared text
+        self._lock = own(
+            self.path, "--state-dir", is_private=True, writes=WRITTEN
+        )  # keys, a token, prepared text
 
     def close(self) -> None:
         if self._lock is not None:
