@@ -86,7 +86,7 @@ def put_in_place(directory: Path) -> None:
     require_free(directory)
     former, coming = _lists_in(directory)
     names = {*coming, SUMS}
-    for name in {CONFIG, *(former.keys() - names)}:
+    for name in [CONFIG, *sorted(former.keys() - names - {CONFIG})]:  # first the one that made the export whole
         (directory / name).unlink(missing_ok=True)
     # the list comes after what is on it, and last the file that makes the export whole
     for name in [*sorted(names - {CONFIG, SUMS}), SUMS, CONFIG]:
