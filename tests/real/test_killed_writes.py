@@ -22,7 +22,9 @@ SIZE = 5000  # parameters: the file has more than a buffer's bytes
 
 def checkpoint(step: int) -> Checkpoint:
     tensors = (torch.arange(5 * SIZE, dtype=torch.float32) * step).reshape(5, SIZE).unbind()
-    return Checkpoint(1, StageState(step, 3, 2, step - 1, *(tensor.clone() for tensor in tensors)), tokens=512)
+    return Checkpoint(
+        1, StageState(step, 3, 2, step - 1, *(tensor.clone() for tensor in tensors)), tokens=512
+    )
 
 
 CHECKPOINTS = {step: checkpoint(step) for step in (1, 2)}
@@ -65,7 +67,9 @@ def test_a_write_that_is_killed_at_any_call_leaves_one_that_is_whole(
         WRITES[write](state, 1)
         assert not list(path.glob("*.new"))  # what the killed process left beside, this write has removed
         state.close()
-        was_killed = killed_at(call, is_after=is_after, path=path, write=lambda state: WRITES[write](state, 2))
+        was_killed = killed_at(
+            call, is_after=is_after, path=path, write=lambda state: WRITES[write](state, 2)
+        )
         again = StateDirectory(path)
         again.open()
         found.append(step_of(again, write))
