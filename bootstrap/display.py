@@ -108,7 +108,7 @@ def figure(file: Path, panels: int = 1) -> Iterator[Sequence[Axes]]:
         try:
             yield axes[0]
             drawing.tight_layout()
-            file.parent.mkdir(parents=True, exist_ok=True)
+            require_writable(file)
             drawn, kind = BytesIO(), file.suffix.removeprefix(".")
             drawing.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
             replace_whole(file, drawn.getvalue(), mode=FOR_OTHERS)

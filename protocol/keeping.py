@@ -211,7 +211,7 @@ def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collect
         require_folder(directory, is_private=is_private)
         there = {path.name for path in directory.iterdir()}
         if not there & OWNED and (found := sorted(there & set(writes))):
-            raise refusal(f"it has a {found[0]} that is not a node's")
+            raise refusal(f"it has a {found[0]} that this program has not written")
         with suppress(PermissionError):  # root's, who lets this user write there: the volume of a container
             if is_private:
                 directory.chmod(0o700)

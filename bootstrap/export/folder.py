@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from protocol.errors import StateError
-from protocol.places import require_folder
+from protocol.places import require_folder, require_way
 
 PARTIAL = "partial"  # the folder in the export in which it is made
 FACTS = "noloco.json"
@@ -36,6 +36,7 @@ def require_free(directory: Path, flag: str = "--out") -> None:
     Changes nothing. What else lies in the folder stays.
     """
     try:
+        require_way(directory)
         if not directory.exists():
             return
         require_folder(directory)
@@ -86,7 +87,10 @@ def put_in_place(directory: Path) -> None:
     require_free(directory)
     former, coming = _lists_in(directory)
     names = {*coming, SUMS}
-    for name in [CONFIG, *sorted(former.keys() - names - {CONFIG})]:  # first the one that made the export whole
+    for name in [
+        CONFIG,
+        *sorted(former.keys() - names - {CONFIG}),
+    ]:  # first the one that made the export whole
         (directory / name).unlink(missing_ok=True)
     # the list comes after what is on it, and last the file that makes the export whole
     for name in [*sorted(names - {CONFIG, SUMS}), SUMS, CONFIG]:

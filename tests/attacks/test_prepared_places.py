@@ -17,6 +17,7 @@ import pytest
 
 from bootstrap.display import require_places, write_whole
 from bootstrap.export.order import ExportOrder, check_order
+from node.data.documents import Split, stored_documents
 from node.storage.state_directory import StateDirectory
 from node.watch.events import JsonLines
 from node.watch.trace import TraceFile
@@ -159,6 +160,13 @@ def locked(path: Path) -> None:
         pass
 
 
+def prepared(cache: Path) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+        text.write("A text.")
+        text.flush()
+        stored_documents([text.name], "text", 4096, Split(0.5), cache)
+
+
 WRITES: dict[str, Callable[[Path], object]] = {
     "a file written whole": lambda path: write_whole(path, "new", "Choose another file."),
     "the check before": lambda path: require_places(path, advice="Choose another file."),
@@ -166,6 +174,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "a trace": TraceFile,
     "events": JsonLines,
     "a lock": locked,
+    "documents": prepared,
     "an export": lambda path: check_order(ExportOrder(path)),
 }
 

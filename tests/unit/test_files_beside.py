@@ -97,7 +97,7 @@ def test_a_file_that_grows_goes_on_or_begins_again(tmp_path: Path) -> None:
 def test_a_state_directory_with_a_file_of_the_users_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"mine")
     (tmp_path / "notes.txt").write_bytes(b"mine")
-    with pytest.raises(StateError, match=f"it has a {name} that is not a node's.*--state-dir"):
+    with pytest.raises(StateError, match=f"it has a {name} that this program has not written.*--state-dir"):
         StateDirectory(tmp_path).open()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         name: b"mine",
