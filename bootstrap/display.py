@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,8 +108,10 @@ def figure(file: Path, panels: int = 1) -> Iterator[Sequence[Axes]]:
         try:
             yield axes[0]
             drawing.tight_layout()
-            file.parent.mkdir(parents=True, exist_ok=True)
-            drawing.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+            require_writable(file)
+            drawn, kind = BytesIO(), file.suffix.removeprefix(".")
+            drawing.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
+            replace_whole(file, drawn.getvalue(), mode=FOR_OTHERS)
         except OSError as error:
             raise UserError(f"Cannot write {file} ({error.strerror}). Choose another file.") from None
         finally:

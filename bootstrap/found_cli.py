@@ -84,6 +84,7 @@ def bootstrap(
         return
     _require_usable(announce or (), dashboard, address_file)
     from bootstrap.creating.choosing import RunOptions
+    from bootstrap.creating.invitation import ADDRESSES
     from bootstrap.creating.run import found, keep_seed_peer
     from protocol.transport.libp2p import Libp2pConfig
 
@@ -93,7 +94,7 @@ def bootstrap(
         if preset or manifest or from_checkpoint or tokenizer:
             wanted, raw = RunOptions(preset, manifest, tokenizer, end_of_text, from_checkpoint).resolved()
         require_port(host, port)  # after what was typed: a mistake there is one on any machine
-        with own(directory, "--dir"):
+        with own(directory, "--dir", writes={ADDRESSES}):
             founded = found(directory, wanted, raw)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)

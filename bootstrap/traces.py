@@ -21,6 +21,7 @@ from node.watch.spans import NOTHING, Spans, common, length, merged
 from node.watch.time_use import Idle, idle_shares
 from node.watch.trace import Track
 from protocol.errors import StateError
+from protocol.keeping import FOR_OTHERS, replacing
 
 LEAST_SHOWN = 0.0005  # of the time: shorter jobs have no line of their own
 FILE_NAME = "trace.json"  # of a node, in its state directory
@@ -152,15 +153,15 @@ def merge_traces(processes: Mapping[str, int], directory: Path, into: Path) -> N
     `StateError` when the file cannot be written; the nodes' own files stay where they are.
     """
     try:
-        with into.open("w", encoding="utf-8") as target:
+        with replacing(into, FOR_OTHERS) as target:
             separator = "[\n"
             for name, process in processes.items():
                 label = {"ph": "M", "name": "process_labels", "pid": process}
                 labelled = json.dumps(label | {"args": {"labels": name}})
                 for event in chain([labelled], _events(directory / name / FILE_NAME)):
-                    target.write(separator + event)
+                    target.write(f"{separator}{event}".encode())
                     separator = ",\n"
-            target.write("\n]\n")
+            target.write(b"\n]\n")
     except OSError as error:
         raise StateError(
             f"Cannot write the trace {into} ({error.strerror}). The nodes' own are complete, and can be opened: "

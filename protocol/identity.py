@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from protocol.errors import RecordError, StateError
 from protocol.ground import PeerId
 from protocol.keeping import advice_for, create_whole
+from protocol.places import read_own
 from protocol.windows import short, window
 
 BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -55,7 +56,7 @@ class Identity:
     def load(cls, path: Path) -> Identity:
         """Read a key file. Raises `StateError` when it is missing or damaged."""
         try:
-            raw = path.read_bytes()
+            raw = read_own(path)
         except OSError as error:
             raise StateError(
                 f"Cannot read the key file {path} ({error.strerror}). Check its permissions."

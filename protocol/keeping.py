@@ -5,39 +5,113 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+import re
+import secrets
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from protocol.errors import StateError
+from protocol.places import refusal, require_folder, require_only_name, require_way
 
 LOCK = "lock"  # in a directory that a process owns
+OWNED = {
+    LOCK,
+    "identity.key",
+    "run.key",
+    "manifest.noloco",
+}  # of which one lies in a directory that had an owner
 FOR_ITS_OWNER = 0o600
 FOR_OTHERS = 0o666  # less what the umask takes
+LONGEST_BESIDE = 40  # characters of a file's name in that of the file beside it: a name has 255 bytes at most
 
 
 def replace_whole(path: Path, *contents: bytes | memoryview, mode: int = FOR_ITS_OWNER) -> None:
-    """Write the file beside, flush it to the disk, rename it; its directory must be there.
+    """Replace the file as `replacing` does, with these contents."""
+    with replacing(path, mode) as file:
+        file.writelines(contents)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = FOR_ITS_OWNER) -> Iterator[BinaryIO]:
+    """A file beside, which is flushed to the disk and renamed at the end of the block; its directory must be there.
 
     Raises `OSError`; what was there before is then as it was, and nothing is left beside it. A device or a pipe is
-    written to as it is.
+    written to as it is. A process that is killed leaves the file beside; the next one to write `path` removes it.
     """
+    require_way(path)
     if path.exists() and not path.is_file():
         with path.open("wb") as device:
-            device.writelines(contents)
+            yield device
         return
-    path = path.resolve()  # a link goes on leading there
-    beside = path.with_name(path.name + ".new")
+    path = path.resolve()  # a link of this user's goes on leading there
+    _remove_stale(path)
+    file, beside = _file_beside(path, mode)
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-            file.writelines(contents)
+        with file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+            beside.replace(path)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+    _flush_names(path.parent)
+
+
+def _file_beside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
+    """A new file under a name that nobody can foresee, locked as long as it is written."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        beside = path.with_name(f"{path.name[:LONGEST_BESIDE]}.{secrets.token_hex(8)}.new")
+        file = os.fdopen(os.open(beside, flags, mode), "wb")
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file, beside
+        file.close()  # taken for stale before it was locked
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the files beside `path` that nobody writes any more: of processes that were killed."""
+    pattern = re.compile(re.escape(path.name[:LONGEST_BESIDE]) + r"\.[0-9a-f]{16}\.new")
+    with suppress(OSError):
+        for left in [entry for entry in path.parent.iterdir() if pattern.fullmatch(entry.name)]:
+            with suppress(OSError):
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                with os.fdopen(os.open(left, flags), "rb") as file:
+                    if os.fstat(file.fileno()).st_uid == os.geteuid():
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        left.unlink()
+
+
+def _flush_names(directory: Path) -> None:
+    """Bring a rename to the disk, as far as the file system can: the file itself is there, whole, in any case."""
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def descriptor_of(path: Path, *, is_fresh: bool = False, mode: int = FOR_OTHERS) -> int:
+    """Open a file that grows while it is used, at its end; with `is_fresh` it is emptied. Raises `OSError`."""
+    require_way(path)
+    if path.exists() and not path.is_file():
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    path = path.resolve()
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, mode)
+    try:
+        require_only_name(descriptor, path)
+        if is_fresh:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def require_writable(path: Path) -> None:
@@ -46,12 +120,12 @@ def require_writable(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if any(folder.exists() and not folder.is_dir() for folder in path.absolute().parents):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    require_way(path)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():
         return
-    path = path.resolve()
-    beside = path.with_name(path.name + ".new")
-    beside.touch()
+    file, beside = _file_beside(path.resolve(), FOR_ITS_OWNER)
+    file.close()
     beside.unlink()
 
 
@@ -81,14 +155,14 @@ class Lock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / LOCK
-        self._file: TextIO | None = None
+        self._file: BinaryIO | None = None
 
     def __repr__(self) -> str:
         return f"Lock({self._path}, {'open' if self._file is None else 'held'})"
 
     def take(self) -> None:
         """Take the lock. Raises `BlockingIOError` while another process has it, and `OSError`."""
-        file = self._path.open("w")
+        file = _lock_file(self._path)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -111,20 +185,34 @@ class Lock:
 @contextmanager
 def one_after_another(path: Path) -> Iterator[None]:
     """Processes, and threads, that come here with the same lock file wait for each other. Raises `OSError`."""
-    with path.open("w") as file:
+    with _lock_file(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def own(directory: Path, flag: str, *, is_private: bool = False) -> Lock:
+def _lock_file(path: Path) -> BinaryIO:
+    """Open a file to lock, which is made if it is missing; no link is followed, and nothing in it changes."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if path.is_symlink():
+        raise refusal(f"{path.name} in it is a link")
+    return os.fdopen(os.open(path, flags, FOR_OTHERS), "rb")
+
+
+def own(directory: Path, flag: str, *, is_private: bool = False, writes: Collection[str] = ()) -> Lock:
     """Make the directory and lock it; a private one is for its owner's eyes alone, also if it was there.
 
+    Files named in `writes` will be replaced: one that is there before any process owned the directory is in the way.
     Raises `StateError` that names `flag`.
     """
     lock = Lock(directory)
     try:
+        require_way(directory)
         directory.mkdir(mode=0o700 if is_private else 0o777, parents=True, exist_ok=True)
-        with suppress(PermissionError):  # somebody else's, who lets this user write there
+        require_folder(directory, is_private=is_private)
+        there = {path.name for path in directory.iterdir()}
+        if not there & OWNED and (found := sorted(there & set(writes))):
+            raise refusal(f"it has a {found[0]} that this program has not written")
+        with suppress(PermissionError):  # root's, who lets this user write there: the volume of a container
             if is_private:
                 directory.chmod(0o700)
         lock.take()

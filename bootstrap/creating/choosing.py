@@ -18,7 +18,7 @@ from node.data.hub import HUB
 from node.data.tokenizer import FileTokenizer, end_of_text_in, identity_of, load_tokenizer, require_fit
 from node.data.tokenizer_files import FILE_NAME, others_in, read_tokenizer
 from node.model.pretrained import CONFIG, Pretrained, stage_digest
-from protocol.errors import CheckpointError, ManifestError, TokenizerError
+from protocol.errors import CheckpointError, ManifestError, StateError, TokenizerError
 from protocol.manifest import (
     BYTES,
     Manifest,
@@ -219,10 +219,13 @@ def _tell_rowless(tokenizer: FileTokenizer, manifest: Manifest) -> None:
         )
 
 
-def kept_tokenizer(directory: Path, manifest: Manifest, raw: bytes | None) -> bytes | None:
+def kept_tokenizer(
+    directory: Path, manifest: Manifest, raw: bytes | None, *, is_new: bool = False
+) -> bytes | None:
     """Keep the founder's copy in `directory`, or take up the one kept there; None where bytes are tokens.
 
-    Raises `TokenizerError` when the manifest names a tokenizer and its file is neither given nor there.
+    Raises `TokenizerError` when the manifest names a tokenizer and its file is neither given nor there, `StateError`
+    when the run is new and `directory` has another tokenizer, which is not the run's to replace.
     """
     if manifest.data.tokenizer == BYTES:
         return None
@@ -241,6 +244,9 @@ def kept_tokenizer(directory: Path, manifest: Manifest, raw: bytes | None) -> by
     load_tokenizer(raw, manifest)
     with writing(path, "Choose another --dir."):
         directory.mkdir(parents=True, exist_ok=True)
-    if not (path.exists() and path.read_bytes() == raw):
+    is_there = path.exists()
+    if not (is_there and path.read_bytes() == raw):
+        if is_there and is_new:
+            raise StateError(f"{path} is another tokenizer than the new run's. Choose another --dir.")
         write_whole(path, raw, "Choose another --dir.")
     return raw

@@ -89,7 +89,7 @@ def found(directory: Path, manifest: Manifest | None, tokenizer: bytes | None = 
                 f"{directory} holds run {signed.run_id} with another manifest, and manifests never change. "
                 "Give a new run a directory of its own with --dir."
             )
-    kept = kept_tokenizer(directory, signed.manifest, tokenizer)
+    kept = kept_tokenizer(directory, signed.manifest, tokenizer, is_new=is_new)
     seed = Identity.load_or_create(seed_key)
     shown = _seed_credential(directory, signed, seed) if signed.manifest.access.private else b""
     revocations_in(directory, signed)

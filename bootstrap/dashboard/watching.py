@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,6 +18,7 @@ from bootstrap.display import writing
 from bootstrap.inspect.observer import visit
 from node.machine.limits import optional
 from node.machine.processes import on_interrupt
+from protocol.keeping import descriptor_of
 from protocol.supervision import until_event
 
 Write = Callable[[Point], None]
@@ -115,6 +117,6 @@ def to_file(file: Path) -> Iterator[Write]:
         yield lambda point: print(json.dumps(point._asdict()), file=sys.stdout, flush=True)
         return
     with writing(file, "Name another --events."):
-        lines = file.open("a", encoding="utf-8", buffering=1)
+        lines = os.fdopen(descriptor_of(file), "a", encoding="utf-8", buffering=1)
     with lines:
         yield lambda point: print(json.dumps(point._asdict()), file=lines)

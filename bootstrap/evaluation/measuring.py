@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from bootstrap.display import bars
-from bootstrap.export.order import FACTS
+from bootstrap.export.folder import FACTS
 from bootstrap.export.tokenizer import ModelTokenizer, tokenizer_file, tokenizer_of_run
 from bootstrap.generation.exported import load_exported
 from bootstrap.inspect.observer import PAUSE_SECONDS, ROUTE_TRIES, Observer, route_patience, short, visit

@@ -5,7 +5,6 @@ They have the layout of transformers, so that it loads them without anything of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,12 +84,6 @@ def _umask() -> int:
 def _tensor(weight: Weight, stages: list[NDArray[np.float32]], dtype: torch.dtype) -> torch.Tensor:
     flat = stages[weight.stage][weight.place.start : weight.place.stop]
     return torch.from_numpy(np.array(flat)).view(weight.place.shape).to(dtype)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_json(contents: Mapping[str, object], path: Path) -> None:

@@ -12,11 +12,9 @@ import torch
 
 from bootstrap.display import bars
 from bootstrap.export.checkpoint import (
-    INDEX,
     Facts,
     model_card,
     save_json,
-    sha256_of,
     weights_of,
     write_shards,
 )
@@ -30,8 +28,9 @@ from bootstrap.export.fetching import (
     earlier_donors,
     fetch_stage,
 )
+from bootstrap.export.folder import FACTS, PARTIAL, clear_new, clear_partial, put_in_place, write_sums
 from bootstrap.export.model_config import config_of
-from bootstrap.export.order import DTYPES, FACTS, PARTIAL, ExportOrder, check_order, shard_bytes
+from bootstrap.export.order import DTYPES, ExportOrder, check_order, shard_bytes
 from bootstrap.export.tokenizer import ModelTokenizer, fingerprint_of, tokenizer_file, tokenizer_of_run
 from bootstrap.inspect.contributors import contributions
 from bootstrap.inspect.observer import Observer, Sighting, visit
@@ -42,7 +41,6 @@ from protocol.errors import JoinError, ResourceError, StateError
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
 
-SUMS = "SHA256SUMS"
 TRIES = 6  # to fetch a stage within a round of its replica
 
 Tell = Callable[[str], None]
@@ -68,6 +66,7 @@ async def export(
     partial = order.directory / PARTIAL
     try:
         partial.mkdir(parents=True, exist_ok=True)
+        put_in_place(order.directory)  # one that was stopped on the way there
         _require_disk(observer.manifest, order)
         files = []
         for stage in range(observer.manifest.stages):
@@ -177,26 +176,19 @@ def _finish(
     tokenizer: bytes | None,
     tell: Tell,
 ) -> None:
-    """Write everything into a folder, then move it into place and forget what was fetched. Raises `OSError`."""
+    """Write everything into a folder, then move it into place and forget what was fetched.
+
+    Raises `OSError`, and `StateError` where a file that no export has written came in the way meanwhile.
+    """
     manifest, dtype = observer.manifest, _dtype(order)
-    new = order.directory / PARTIAL / "new"
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
+    new = clear_new(order.directory)
     weights, most = [file.weights() for file in files], shard_bytes(order.shard_size)
     for name in write_shards(manifest, weights, new, dtype, most):
         tell(f"Wrote {name}.")
     _describe(tokenizer_of_run(manifest, tokenizer), new, dtype, facts)
-    sums = [f"{sha256_of(path)}  {path.name}\n" for path in sorted(new.iterdir())]
-    (new / SUMS).write_text("".join(sums), encoding="utf-8")
-    # an earlier export may have had more shards
-    for former in ("config.json", INDEX, "model*.safetensors"):
-        for path in order.directory.glob(former):
-            path.unlink()
-    # config.json comes last: it makes the export whole
-    for path in sorted(new.iterdir(), key=lambda path: path.name == "config.json"):
-        path.chmod(0o644)  # a model is to be given away, whatever the volunteer's umask
-        path.replace(order.directory / path.name)
-    shutil.rmtree(order.directory / PARTIAL)
+    write_sums(new)
+    put_in_place(order.directory)
+    clear_partial(order.directory)
 
 
 def _describe(tokenizer: ModelTokenizer, new: Path, dtype: torch.dtype, facts: Facts) -> None:

@@ -7,12 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bootstrap.export.folder import PARTIAL, require_free
 from node.machine.limits import parse_size
 from protocol.errors import ResourceError, StateError, UserError
 from protocol.ground import PeerId
 
-PARTIAL = "partial"  # the folder in the export in which it is made
-FACTS = "noloco.json"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # and what torch calls them
 DEFAULT_SHARD = "2GB"
 LEAST_SHARD = 1_000  # bytes: less is a size whose unit was forgotten
@@ -38,8 +37,7 @@ def check_order(order: ExportOrder) -> None:
         raise ResourceError(f"There is no --dtype {order.dtype!r}. Choose one of: {', '.join(DTYPES)}.")
     if directory.exists() and not directory.is_dir():
         raise StateError(f"{directory} is a file. Choose a directory for the model with --out.")
-    if (directory / "config.json").exists() and not (directory / FACTS).exists():
-        raise StateError(f"{directory} holds a model, not an export of a run. Choose another --out.")
+    require_free(directory)
     partial = directory / PARTIAL
     made = [folder for folder in [partial, *partial.parents] if not folder.exists()]
     try:

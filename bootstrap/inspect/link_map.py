@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from bootstrap.display import plain_table, writing
+from bootstrap.display import plain_table, write_whole
 from bootstrap.inspect.observer import Sighting, visit
 from node.model.stage import parameter_count
 from protocol.announcement import PEER_CHARACTERS, LinkReport
@@ -153,8 +153,7 @@ async def show_links(join: list[str], token: str, out: Path | None) -> None:
 
 def write_scenario(file: Path, scenario: dict[str, object]) -> None:
     """Write a scenario as JSON. Raises `StateError` when the file cannot be written."""
-    with writing(file, "Name another --out."):
-        file.write_text(json.dumps(scenario), encoding="utf-8")
+    write_whole(file, json.dumps(scenario), "Name another --out.")
 
 
 def table_of(found: LinkMap, name: str) -> Table:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bootstrap.display import plain_table, writing
+from bootstrap.display import plain_table, write_whole
 from bootstrap.inspect.observer import Sighting
 from bootstrap.inspect.seen import Seen
 from bootstrap.inspect.verdict import tokens_per_second, word
@@ -153,8 +153,7 @@ def save_svg(path: Path, picture: Picture) -> None:
     """The table as a terminal shows it, as an SVG file. Raises `StateError` when it cannot be written."""
     console = Console(markup=False, record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(render(picture, PICTURE_WIDTH))
-    with writing(path, "Name another --picture."):
-        path.write_text(console.export_svg(title="noloco swarm"), encoding="utf-8")
+    write_whole(path, console.export_svg(title="noloco swarm"), "Name another --picture.")
 
 
 def name_of(sighting: Sighting, names: Mapping[PeerId, str]) -> str:

@@ -25,9 +25,9 @@ time.time = lambda: _true_time() + 3600 * _asked["hours"]
 
 def ask(directory: Path, hours: float = 0.0, nan: bool = False) -> None:
     """Ask the node of this state directory for faults from now on; without arguments, for none."""
-    beside = directory / f"{FILE_NAME}.new"
-    beside.write_text(json.dumps({"hours": hours, "nan": float(nan)}), encoding="utf-8")
-    beside.replace(directory / FILE_NAME)
+    from protocol.keeping import replace_whole  # this module comes before all others
+
+    replace_whole(directory / FILE_NAME, json.dumps({"hours": hours, "nan": float(nan)}).encode())
 
 
 def obey(directory: Path) -> None:

@@ -26,6 +26,7 @@ from node.data.sources import DEFAULT_FIELD
 from node.machine.home import at_home
 from node.machine.processes import die_with_parent
 from node.serving import share_on
+from protocol.keeping import descriptor_of
 from protocol.manifest import Manifest
 
 POLL_SECONDS = 0.05
@@ -171,7 +172,7 @@ def _be_node(arguments: list[str], directory: Path, prepare: Callable[[Path], No
     die_with_parent()
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with (directory / "output.log").open("ab") as log:
+    with os.fdopen(descriptor_of(directory / "output.log"), "ab") as log:
         for descriptor in (1, 2):
             os.dup2(log.fileno(), descriptor)
     sys.argv = ["noloco-node", *arguments]

@@ -23,6 +23,7 @@ from node.machine.listening import HERE, OPEN_TO_ALL, address_of, is_for_this_ma
 from node.machine.listening import require_place as require_host_and_port
 from node.machine.processes import die_with_parent
 from protocol.errors import UserError
+from protocol.keeping import descriptor_of
 from protocol.supervision import Supervisor, Tell, all_of
 
 NOWHERE = "none"
@@ -119,7 +120,7 @@ def _be_page(listening: socket.socket, join: Sequence[str], log: Path) -> None:
     die_with_parent()
     os.setsid()
     os.nice(NICENESS)
-    with log.open("ab") as output:
+    with os.fdopen(descriptor_of(log), "ab") as output:
         for descriptor in (1, 2):
             os.dup2(output.fileno(), descriptor)
     from bootstrap.dashboard.running import show_at

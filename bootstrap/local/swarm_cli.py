@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootstrap.display import require_places
+from bootstrap.export.folder import require_free
 from bootstrap.local.page import open_page, require_place
 from bootstrap.model_options import (
     DataOption,
@@ -30,7 +32,7 @@ from bootstrap.model_options import (
 from node.command import fail, run_async
 from node.data.sources import DEFAULT_FIELD
 from node.machine.open_files import take_open_files
-from protocol.errors import NolocoError
+from protocol.errors import NolocoError, StateError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,6 +59,10 @@ HeldOut = Annotated[int, typer.Option(min=1, help="Held-out sequences to measure
 TraceFile = Annotated[
     Path | None,
     typer.Option(help="All nodes' timing, for ui.perfetto.dev."),
+]
+SummaryFile = Annotated[
+    Path | None,
+    typer.Option(help="File to write the summary to; default: summary.json."),
 ]
 Devices = Annotated[
     str,
@@ -85,7 +91,7 @@ def swarm(
     steps: Steps = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="Stop training after this many minutes.")] = 5.0,
     directory: Directory = None,
-    summary: Annotated[Path, typer.Option(help="File to write the summary to.")] = Path("summary.json"),
+    summary: SummaryFile = None,
     picture: Annotated[Path | None, typer.Option(help="Save the last table as an SVG file.")] = None,
     validation_sequences: HeldOut = 256,
     trace: TraceFile = None,
@@ -99,6 +105,10 @@ def swarm(
     """
     try:
         require_place(dashboard)
+        if summary is None:
+            require_summary(summary := Path("summary.json"))
+        for place in () if directory is None else _exports_in(directory, chaos):
+            require_free(place, "--dir")
         for name, file in (("summary", summary), ("picture", picture), ("trace", trace)):
             require_places(file, advice=f"Choose another file with --{name}.")
         take_open_files()
@@ -131,6 +141,22 @@ def swarm(
         complete = _train(plan, console, progress, chaos)
     if not complete:
         sys.exit(130)
+
+
+def require_summary(file: Path) -> None:
+    """Refuse to replace a file that nobody named and that is no summary of a swarm. Raises `StateError`."""
+    try:
+        found = json.loads(file.read_bytes()) if file.exists() else {"preset": ""}
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or "preset" not in found:
+        raise StateError(f"{file} is not the summary of a swarm. Name another file with --summary.")
+
+
+def _exports_in(directory: Path, chaos: int | None) -> list[Path]:
+    """The folders of the exports that the swarms will make at the end."""
+    swarms = [directory] if chaos is None else [directory / "undisturbed", directory / "disturbed"]
+    return [swarm / "export" for swarm in swarms]
 
 
 @contextmanager

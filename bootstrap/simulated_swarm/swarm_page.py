@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bootstrap.display import writing
+from bootstrap.display import write_whole
 from bootstrap.simulated_swarm.swarm_checks import SwarmCheck
 from bootstrap.simulated_swarm.swarm_measures import BIN, Moment
 from bootstrap.simulated_swarm.swarm_outcome import SwarmOutcome
@@ -50,8 +50,7 @@ def write_page(file: Path, world: SwarmWorld, outcome: SwarmOutcome, checks: Seq
         f"<p>{outcome.peers:,} peers, {outcome.minutes:g} virtual minutes, seed {outcome.seed}.</p>"
         f"<table>{rows}</table><h2>Checks</h2><table>{told}</table>{charts}</html>\n"
     )
-    with writing(file, "Choose another file for --page."):
-        file.write_text(page, encoding="utf-8")
+    write_whole(file, page, "Choose another file for --page.")
 
 
 def _chart(moments: Sequence[tuple[float, Moment]], curves: Sequence[Curve]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, fields
@@ -19,6 +20,7 @@ from scipy.special import stdtrit
 from bootstrap.display import figure
 from bootstrap.simulation.learning import LearningResult, LearningSetting, simulate
 from protocol.errors import DataError
+from protocol.keeping import descriptor_of
 from protocol.manifest import Manifest, manifest_from
 from protocol.near_codecs import BITS
 
@@ -116,7 +118,7 @@ def run_study(
     ):
         known[outcome.key] = outcome
         if file is not None:
-            with file.open("a", encoding="utf-8") as lines:
+            with os.fdopen(descriptor_of(file), "a", encoding="utf-8") as lines:
                 lines.write(json.dumps(asdict(outcome)) + "\n")
         on_outcome(outcome, done, len(wanted))
     return [known[setting.key] for setting in settings]

@@ -30,6 +30,7 @@ from node.data.hub import Document, HubStream
 from node.data.sources import documents_in, facts_of, places_of
 from protocol.errors import DataError
 from protocol.keeping import advice_for, one_after_another
+from protocol.places import require_folder, require_way
 from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,11 @@ def stored_documents(
     places = places_of(entries)
     directory = cache / _name(places, field, longest)
     try:
+        require_way(cache)
         cache.mkdir(parents=True, exist_ok=True)
+        for folder in (cache, directory):
+            if folder.exists():
+                require_folder(folder)
         with one_after_another(directory.with_suffix(".lock")):
             if not _is_whole(directory):
                 _make(places, field, longest, directory)

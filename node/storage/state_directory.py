@@ -33,6 +33,18 @@ from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
 from protocol.windows import window
 
+# under names that a user may have given to other files: those are not replaced
+WRITTEN = {
+    "token",
+    "tokenizer.json",
+    "node.json",
+    "peers.json",
+    "given.json",
+    "past.msgpack",
+    "events.jsonl",
+    "node.log",
+}
+
 logger = logging.getLogger(__name__)
 
 J = TypeVar("J")
@@ -61,7 +73,9 @@ class StateDirectory:
 
     def open(self) -> None:
         """Create and lock the directory. Raises `StateError`."""
-        self._lock = own(self.path, "--state-dir", is_private=True)  # keys, a token, prepared text
+        self._lock = own(
+            self.path, "--state-dir", is_private=True, writes=WRITTEN
+        )  # keys, a token, prepared text
 
     def close(self) -> None:
         if self._lock is not None:

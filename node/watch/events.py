@@ -13,6 +13,7 @@ from pathlib import Path
 
 from node.watch.line_limit import LineLimit
 from node.watch.phases import Phases
+from protocol.keeping import descriptor_of
 
 LOG_BYTES = (
     8 << 20
@@ -76,7 +77,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = os.fdopen(descriptor_of(path), "ab", buffering=0)
         self._size = path.stat().st_size
         self._problem = ""
         self._is_torn = False
@@ -108,7 +109,11 @@ class JsonLines:
     def _begin_again(self) -> None:
         self._path.replace(before(self._path))
         self._file.close()
-        self._file, self._size, self._is_torn = self._path.open("ab", buffering=0), 0, False
+        self._file, self._size, self._is_torn = (
+            os.fdopen(descriptor_of(self._path), "ab", buffering=0),
+            0,
+            False,
+        )
         for event in self._standing.values():
             self._write(event)
 

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from protocol.errors import NolocoError, TransportDown
+from protocol.keeping import replace_whole
 
 if TYPE_CHECKING:
     from protocol.supervision import Supervisor
@@ -76,7 +77,7 @@ async def health_served(
     try:
         server = await asyncio.start_unix_server(answer, str(place / "socket"), limit=MAX_ORDER)
         (place / "socket").chmod(0o600)
-        named.write_text(str(place / "socket"), encoding="utf-8")
+        replace_whole(named, str(place / "socket").encode())
         async with server:
             yield
     finally:

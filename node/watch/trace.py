@@ -23,7 +23,7 @@ from typing import TypeAlias
 from protocol.errors import StateError
 from protocol.frames import FrameWatch
 from protocol.ground import PeerId
-from protocol.keeping import advice_for
+from protocol.keeping import advice_for, descriptor_of
 from protocol.windows import amount, window
 
 logger = logging.getLogger("noloco")
@@ -124,7 +124,7 @@ class TraceFile(Trace):
         self._recording = True
         self._process = os.getpid()
         try:
-            self._file = path.open("wb", buffering=0)
+            self._file = os.fdopen(descriptor_of(path, is_fresh=True), "wb", buffering=0)
         except OSError as error:
             raise _unusable(path, error) from None
         self.name_process("noloco-node")

@@ -18,7 +18,8 @@ import node.model.replica
 import node.state.transfer
 from bootstrap.export.checkpoint import weights_of
 from bootstrap.export.exporting import export
-from bootstrap.export.order import PARTIAL, ExportOrder
+from bootstrap.export.folder import PARTIAL
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_file
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm

@@ -20,7 +20,8 @@ from bootstrap.evaluation.measuring import (
     text_of_files,
 )
 from bootstrap.export.exporting import export
-from bootstrap.export.order import PARTIAL, ExportOrder
+from bootstrap.export.folder import PARTIAL
+from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.inspect.observer import Observer
 from bootstrap.simulation.swarm import SimulatedSwarm
