@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from node.model.flat import StageState
-from node.storage.state_directory import Checkpoint, StateDirectory
+from node.storage.checkpoint_files import Checkpoint
+from node.storage.state_directory import StateDirectory
 from tests.real.killed_write import killed_at
 
 RUN = "run-1"
