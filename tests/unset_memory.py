@@ -11,12 +11,9 @@ import torch
 @contextmanager
 def unset_memory_is_nan() -> Iterator[None]:
     """Have torch fill what `torch.empty` and its like return, which it does where it is to be deterministic."""
-    before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
     try:
         assert torch.empty(1).isnan()
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = before

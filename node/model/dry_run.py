@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,23 @@ def dry_run(replica: Replica, recompute: str, most_memory: int) -> DryRunResult:
     return trial.run(recompute, chosen.compiles)
 
 
+@contextmanager
+def blank_weights(replica: Replica) -> Iterator[None]:
+    """Have a replica that has not trained yet, so that its θ is φ, compute on weights that give finite values.
+
+    Afterwards θ is φ again, and nothing is left of the passes between.
+    """
+    replica.flat.make_blank()
+    replica.passes.weights_changed()
+    try:
+        yield
+    finally:
+        replica.flat.values.copy_(replica.phi)
+        replica.passes.weights_changed()
+        replica.passes.probes.clear()
+        replica.forget_gradients()
+
+
 class DryRun:
     """Measures the memory of a training step before the replica serves, and finds the largest that fits.
 
@@ -89,7 +107,7 @@ class DryRun:
 
     def run(self, recompute: str, compiles: bool) -> DryRunResult:
         """Find the fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
-        with self._replica.with_blank_weights():
+        with blank_weights(self._replica):
             self._replica.dry_run_step()
             return self._fastest(recompute, compiles)
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -153,22 +152,6 @@ class Replica:
         if self.settings.kept_apart:
             lattice.load()
         self.delta.zero_()  # zeros are given by the system when they are first touched
-
-    @contextmanager
-    def with_blank_weights(self) -> Iterator[None]:
-        """Compute on weights that give finite values, whatever the replica's are: before training, where θ is φ.
-
-        Afterwards θ is φ again, and nothing is left of the passes between.
-        """
-        self.flat.make_blank()
-        self.passes.weights_changed()
-        try:
-            yield
-        finally:
-            self.flat.values.copy_(self.phi)
-            self.passes.weights_changed()
-            self.passes.probes.clear()
-            self.forget_gradients()
 
     def offered_phi(self, bounds: slice) -> torch.Tensor:
         """φ over `bounds` as partners are told it. With `offered_theta`, all that a contribution is made from."""

@@ -137,7 +137,8 @@ def test_whatever_memory_held_before_the_weights_nodes_and_a_later_joiner_train(
 
     async def main() -> None:
         swarm = swarm_for(manifest)
-        folder, settings = str(tmp_path / "model"), {"recompute": recompute, "precision": precision}
+        folder = str(tmp_path / "model")
+        settings: dict[str, Any] = {"recompute": recompute, "precision": precision}
         await swarm.start(1, from_checkpoint=folder, replica=measured, **settings)
         await everyone_reaches(swarm, 15)
         swarm.add(2, stage=1, replica=measured, **settings)

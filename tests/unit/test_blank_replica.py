@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from node.model.dry_run import DryRun
+from node.model.dry_run import DryRun, blank_weights
 from node.model.execution import Execution, modes
 from node.model.replica import Replica
 from protocol.errors import NonFinite, Refused
-from protocol.manifest import Manifest, Start
+from protocol.manifest import Manifest
+from protocol.start import Start
 from tests.unit.test_fitting import MIB, dry_run_with, ring, small
 from tests.unset_memory import unset_memory_is_nan
 
@@ -70,7 +71,7 @@ def test_each_way_to_compute_is_measured_without_weights(made: Any, optimizer: s
 def test_no_mode_gives_a_value_that_is_not_finite(precision: Any, stage: int) -> None:
     manifest = from_checkpoint(ring())
     trial, replica = dry_run_with(manifest, stage, 100 * MIB)
-    with replica.with_blank_weights():
+    with blank_weights(replica):
         for way in modes(manifest, stage):
             replica.passes.execute(Execution(precision, way.recomputes, at_once=way.at_once))
             trial._pass(manifest.inner.sequences)  # raises it
