@@ -47,7 +47,7 @@ HANGS := 1800  # seconds after which a long test does: the longest take five min
 
 test-long: $(VENV)/.installed-for-all  ## the rest: long studies in virtual time; then real time, one after another
 	$(BIN)/pytest -n auto --tb=native --timeout $(HANGS) -m long $(IN_VIRTUAL_TIME) tests/unit tests/swarm tests/fuzz
-	$(BIN)/pytest --tb=native --timeout $(HANGS) -m long --reruns 1 -rR --ignore $(IN_VIRTUAL_TIME) tests/real tests/attacks
+	$(BIN)/pytest --tb=native --timeout $(HANGS) -m long --reruns 1 -rR --ignore $(IN_VIRTUAL_TIME) tests/real tests/attacks tests/journeys
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -67,11 +67,14 @@ def bootstrap(
         typer.Option(
             "--keep/--no-keep",
             envvar="NOLOCO_KEEP",
-            help="Keep copies of all stages; by default where they take under 2 GB.",
+            help="Keep copies of all stages; default: if small.",
             show_default=False,
+            show_envvar=False,
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option(help="Also log what the network layer does.")] = False,
+    verbose: Annotated[
+        bool, typer.Option(help="Also log what the network layer does.", show_default=False)
+    ] = False,
     version: Version = False,
 ) -> None:
     """Found a run: make its keys, sign its manifest, and run the seed peer that newcomers dial first.

@@ -10,9 +10,9 @@ from typing import Protocol
 
 from node.config import NodeConfig, arguments_of
 from node.context import Context, Throughput, use_of_device
+from node.kept_best import KeptBest
 from node.model.replica import Replica
 from node.storage.state_directory import StateDirectory
-from node.watch.kept_best import KeptBest
 from node.watch.panel import LivePanel
 from node.watch.phases import Phases
 from node.watch.pulse import Pulse, farewell, sentence

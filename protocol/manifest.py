@@ -19,15 +19,18 @@ from protocol.identity import is_peer_id
 from protocol.manifest_advice import advice
 from protocol.model import Count, Model, Positive, Section
 from protocol.near_codecs import BITS, kept_apart
+from protocol.start import Start
 
 BYTES = "bytes"  # data.tokenizer where each byte is a token
 PRESETS = ("tiny", "llama-125m", "llama-1.3b", "llama-6.8b")
 
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Codec = Literal["fp32", "fp16", "bf16", "int8"]
 BoundaryCodec = Literal["fp32", "fp16", "bf16", "int8", "eden4", "eden2"]  # between two stages
 # of z also modulo a few bits, for replicas that are near: `protocol.lattice`
 GossipCodec = Literal["fp32", "fp16", "bf16", "int8", "mod4", "mod3", "mod2"]
+MOST_TEMPLATE_BYTES = (
+    24 * 1024
+)  # of a chat template: the manifest's other settings need the rest of its 64 KiB
 GOSSIP_CODECS: tuple[str, ...] = get_args(GossipCodec)
 
 
@@ -47,17 +50,6 @@ def gamma_bound(alpha: float, group_size: int = 2, kept_apart: float = 0.0) -> f
         return 2 * (1 - alpha**2) / (1 + kept_apart * (1 + alpha))
     n = group_size
     return 2 * n * (1 - alpha**2) / (n * (1 - alpha) + 2 * alpha)
-
-
-class Start(Section):
-    """The Hugging Face checkpoint that a run starts from, in place of random weights.
-
-    The name is for people: a node takes a checkpoint from where its volunteer says, and believes the digests.
-    """
-
-    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\w./-]+$")]
-    # SHA-256 over each stage's flat float32 weights, in hex
-    digests: Annotated[tuple[Digest, ...], Field(min_length=1, max_length=512)]
 
 
 class Data(Section):

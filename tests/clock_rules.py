@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-REAL_FOLDERS = ("real", "attacks")
+REAL_FOLDERS = ("real", "attacks", "journeys")
 
 REAL_IN_GATE = (
     "tests/real/test_libp2p_transport.py::TestOnUvloop::test_a_stream_carries_bytes_both_ways",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # names of devices are needed before a command imports torch
 MEASURED_TOKENS = 256  # in a layer at first; then as many of a microbatch's as
 MOST_SECONDS = 1.0  # a layer may take
 LEAST_SECONDS = 0.5  # of runs behind a mean
+HARMLESS_STD = 0.02  # of the weights that are timed: with a checkpoint's own a loss may not be finite
 
 
 def named(names: str) -> list[Device]:
@@ -45,11 +46,11 @@ def measured_here(manifest: Manifest, threads: int = 0) -> Device:
     torch.set_num_threads(threads or min(torch.get_num_threads(), cores()))
     cuda = torch.cuda.is_available()
     where = torch.device("cuda" if cuda else "cpu")
-    three = manifest.model.model_copy(update={"layers": 3})
+    three = manifest.model.model_copy(update={"layers": 3, "init_std": HARMLESS_STD})
     piece = manifest.model_copy(update={"stages": 3, "model": three})
     piece = _in_time(piece, where)
     timed = _timed(piece, where)
-    passes = torch.empty(2**26, device=where)
+    passes = torch.ones(2**26, device=where)  # what memory happens to hold may be slow to multiply
     bandwidth = 2 * passes.nbytes / _seconds(lambda: passes.mul_(1.0), where) / GB
     watts = watts_of(torch.cuda.get_device_name(where)) if cuda else 0.0
     tflops = 6 * work_of(piece, 1) / timed.layer / 1e12

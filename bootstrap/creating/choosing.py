@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from bootstrap.creating.chat_template import chat_template_of
 from bootstrap.creating.positions import longer_than_positions
 from bootstrap.creating.probing import probe
 from bootstrap.display import write_whole, writing
@@ -22,13 +23,13 @@ from protocol.errors import CheckpointError, ManifestError, StateError, Tokenize
 from protocol.manifest import (
     BYTES,
     Manifest,
-    Start,
     load_preset,
     load_toml,
     manifest_from,
     toml_contents,
 )
 from protocol.model import Model
+from protocol.start import Start
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,10 @@ class RunOptions:
         if told := longer_than_positions(manifest):
             logger.warning("%s", told)
         if self.from_checkpoint is not None:
-            manifest = with_digests(Pretrained(self.from_checkpoint), manifest)
+            source = Pretrained(self.from_checkpoint)
+            manifest = with_digests(source, manifest)
+            if not self.tokenizer:  # another one does not know the template's tokens
+                manifest = with_chat_template(source, manifest)
         return manifest, raw
 
     def _manifest(self) -> Manifest:
@@ -165,6 +169,13 @@ def with_digests(source: Pretrained, manifest: Manifest) -> Manifest:
     logger.info("Reading the weights of %s: their SHA-256 goes into the manifest.", source.name)
     digests = tuple(stage_digest(source, manifest, stage) for stage in range(manifest.stages))
     return manifest.model_copy(update={"start": manifest.start.model_copy(update={"digests": digests})})
+
+
+def with_chat_template(source: Pretrained, manifest: Manifest) -> Manifest:
+    """The manifest with the checkpoint's chat template, which exports have again. Raises `CheckpointError`."""
+    assert manifest.start is not None
+    start = manifest.start.model_copy(update={"chat_template": chat_template_of(source)})
+    return manifest.model_copy(update={"start": start})
 
 
 def chosen_tokenizer(named: str, checkpoint: str | None) -> bytes | None:

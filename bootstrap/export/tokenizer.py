@@ -27,13 +27,19 @@ class ModelTokenizer:
     """
 
     def __init__(
-        self, file: tokenizers.Tokenizer, begin_name: str | None, end_name: str | None, context: int
+        self,
+        file: tokenizers.Tokenizer,
+        begin_name: str | None,
+        end_name: str | None,
+        context: int,
+        chat_template: str = "",
     ) -> None:
         self._file = file
         self._begin_name, self._end_name = begin_name, end_name
         self.begin: int | None = None if begin_name is None else file.token_to_id(begin_name)
         self.end: int | None = None if end_name is None else file.token_to_id(end_name)
         self.context = context
+        self._chat_template = chat_template  # of what the run started from; empty for none
 
     def ids_of(self, text: str) -> list[int]:
         """The tokens of `text` alone: none around it, and what reads like a special token is text."""
@@ -112,7 +118,8 @@ class ModelTokenizer:
             "model_max_length": self.context,
             "tokenizer_class": "PreTrainedTokenizerFast",
         }
-        save_json(settings | names, directory / CONFIG)
+        chats = {"chat_template": self._chat_template} if self._chat_template else {}
+        save_json(settings | names | chats, directory / CONFIG)
 
 
 def tokenizer_of_run(manifest: Manifest, raw: bytes | None) -> ModelTokenizer:
@@ -126,7 +133,8 @@ def tokenizer_of_run(manifest: Manifest, raw: bytes | None) -> ModelTokenizer:
         file, end = byte_tokenizer(), BYTES_END
     else:
         file, end = _adding_nothing(raw), manifest.data.end_of_text
-    return ModelTokenizer(file, end, end, manifest.data.sequence_tokens)
+    template = "" if manifest.start is None else manifest.start.chat_template
+    return ModelTokenizer(file, end, end, manifest.data.sequence_tokens, template)
 
 
 def fingerprint_of(manifest: Manifest, raw: bytes | None) -> str:

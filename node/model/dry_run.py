@@ -3,14 +3,18 @@
 Peers are told of a node only when it is known how it computes without running out of memory. First one and two
 sequences are computed, which tells what each costs; then a whole microbatch in the way that should fit. If that takes
 more than it should, the next way is tried. Activations are recomputed only where they do not fit: torch's
-checkpointing imports its compiler, which takes seconds and 70 MB. Nothing of it stays in the replica.
+checkpointing imports its compiler, which takes seconds and 70 MB.
+
+It computes on blank weights, since a replica of a run that starts from a checkpoint has no others yet, and what is
+computed does not matter: values that are not finite end no node here. Nothing of it stays in the replica.
 """
 
 from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +28,7 @@ from node.model.replica import Replica
 from node.model.resources import is_out_of_memory, room_on, too_little
 from node.model.stage_work import StageWork
 from node.model.transfer import transfer_for
-from protocol.errors import ResourceError
+from protocol.errors import Refused, ResourceError
 
 _RESET_PEAK = "5"  # proc_pid_clear_refs(5)
 _SAMPLE_SECONDS = 0.002
@@ -58,6 +62,23 @@ def dry_run(replica: Replica, recompute: str, most_memory: int) -> DryRunResult:
     return trial.run(recompute, chosen.compiles)
 
 
+@contextmanager
+def blank_weights(replica: Replica) -> Iterator[None]:
+    """Have a replica that has not trained yet, so that its θ is φ, compute on weights that give finite values.
+
+    Afterwards θ is φ again, and nothing is left of the passes between.
+    """
+    replica.flat.make_blank()
+    replica.passes.weights_changed()
+    try:
+        yield
+    finally:
+        replica.flat.values.copy_(replica.phi)
+        replica.passes.weights_changed()
+        replica.passes.probes.clear()
+        replica.forget_gradients()
+
+
 class DryRun:
     """Measures the memory of a training step before the replica serves, and finds the largest that fits.
 
@@ -86,7 +107,11 @@ class DryRun:
 
     def run(self, recompute: str, compiles: bool) -> DryRunResult:
         """Find the fastest way that fits. Raises `ResourceError` with what the stage needs when none does."""
-        self._replica.dry_run_step()
+        with blank_weights(self._replica):
+            self._replica.dry_run_step()
+            return self._fastest(recompute, compiles)
+
+    def _fastest(self, recompute: str, compiles: bool) -> DryRunResult:
         allowed = list(modes(self._manifest, self._stage, recompute))
         room = self._room_for_activations()
         share = usable_on(self._replica.device)
@@ -150,11 +175,17 @@ class DryRun:
         return sliced(self._manifest, self._stage, cost.peak) if way.at_once else cost
 
     def _measured(self, execution: Execution, sequences: int) -> MicrobatchBytes | None:
-        """Measure a microbatch of so many sequences in this way; None when memory ran out."""
+        """Measure a microbatch of so many sequences in this way; None when memory ran out.
+
+        By formula where the pass was refused for its values, and so ended before its peak.
+        """
         self._replica.passes.execute(execution)
         self._meter.begin()
         try:
             return self._pass(sequences)
+        except Refused:
+            at_once = execution.at_once or (0 if sequences == self._manifest.inner.sequences else sequences)
+            return self._formula(ExecutionMode(execution.recomputes, at_once, 1))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

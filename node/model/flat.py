@@ -57,6 +57,14 @@ class FlatParameters:
             parameter.data = place.of(self.values)
             parameter.grad = place.of(self.gradients)
 
+    @torch.no_grad()
+    def make_blank(self) -> None:
+        """Set weights that are no model and give finite values: zeros, with gains of one."""
+        self.values.zero_()
+        for place in self.slices:
+            if len(place.shape) < 2 and not place.name.endswith(".bias"):
+                place.of(self.values).fill_(1.0)
+
     def groups(self, left_out: slice) -> list[slice]:
         """The entries of the flat tensors but for `left_out`, in groups: what decays, and what does not."""
         ends = (0, left_out.start, left_out.stop, self.decayed, self.values.numel())

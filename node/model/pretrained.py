@@ -34,6 +34,7 @@ CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.in
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth")
 MAX_CONFIG_BYTES = 2**20
 MAX_INDEX_BYTES = 2**26  # a thousand layers have less
+MAX_TOKENIZER_CONFIG_BYTES = 2**24  # Gemma's, which lists six thousand tokens, has 2**20
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -66,6 +67,21 @@ class Pretrained:
                 "model.save_pretrained(DIRECTORY)."
             )
         return self._json(path, MAX_CONFIG_BYTES)
+
+    def settings(self, name: str) -> dict[str, object]:
+        """A JSON file that it need not have, such as tokenizer_config.json; empty when it has none."""
+        path = self._file(name)
+        return {} if path is None else self._json(path, MAX_TOKENIZER_CONFIG_BYTES)
+
+    def text(self, name: str) -> str:
+        """A text file that it need not have; empty when it has none."""
+        path = self._file(name)
+        try:
+            return "" if path is None else path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{name} of {self.source} cannot be read ({error}). Get it again."
+            ) from None
 
     def tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor that is named, in that order, as float32 of the given shape."""

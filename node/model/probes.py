@@ -35,6 +35,10 @@ class Probes:
     def __repr__(self) -> str:
         return f"Kept: {counted(len(self._kept), 'sequence')}"
 
+    def clear(self) -> None:
+        """Keep none of the sequences so far."""
+        self._kept.clear()
+
     @torch.no_grad()
     def keep(self, inputs: torch.Tensor, target: torch.Tensor) -> None:
         """Keep the first sequence of a microbatch, or what of it is within `TOKENS`.

@@ -57,10 +57,14 @@ class Replica:
     def __init__(self, manifest: Manifest, stage_index: int, device: str = "cpu") -> None:
         self.manifest = manifest
         self.device = torch.device(device)
-        self.stage = Stage(manifest, stage_index, initialise=manifest.start is None).to(self.device)
+        # True until it has the weights of a run that starts from a checkpoint; others are made from the seed here
+        self.is_blank = manifest.start is not None
+        self.stage = Stage(manifest, stage_index, initialise=not self.is_blank).to(self.device)
         self.flat = FlatParameters(
             [(self.stage.checkpoint_name(name), p) for name, p in self.stage.named_parameters()]
         )
+        if self.is_blank:
+            self.flat.make_blank()
         self.settings = OuterSettings(*manifest.outer.coefficients, kept_apart(manifest.wire.gossip))
         self.phi = self.flat.values.clone()
         self.delta = torch.zeros_like(self.phi)
@@ -283,6 +287,8 @@ class Replica:
     def read_piece(self, index: int, moments: bool) -> list[torch.Tensor]:
         """Copies of φ, and with `moments` also δ and AdamW's moments, over one piece. Raises `Refused`."""
         bounds = self.piece_bounds(index)
+        if self.is_blank:
+            raise Refused("no-weights", "this replica has no weights yet")
         sources = [self.phi, self.delta, *self.optimizer.moments] if moments else [self.phi]
         if not are_finite(source[bounds] for source in sources):
             raise Refused("not-finite", "this replica's weights hold NaN or infinity")
@@ -326,6 +332,7 @@ class Replica:
 
         Microbatches that have run forward with the old weights still come back: their batches are left out.
         """
+        self.is_blank = False
         self.step, self.round, self.steps_in_round = step, round_, 0
         self.optimizer.updates = updates
         staleness = self.manifest.inner.staleness
@@ -344,6 +351,7 @@ class Replica:
         assert not places, f"no weights for {list(places)}"
         self.phi.copy_(self.flat.values)
         self.passes.weights_changed()
+        self.is_blank = False
 
     def state(self) -> StageState:
         """Everything that the next inner step, and the outer step of this round, depend on; it goes on changing.

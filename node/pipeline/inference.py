@@ -159,6 +159,7 @@ class Inference:
 
     async def on_evaluate(self, request: Request[Evaluate]) -> Answer[Evaluated]:
         """Loss of the slow weights on a microbatch, along the route that the caller chose."""
+        self._require_weights()
         context, message = self._context, request.message
         if context.is_last or _comes_back(context, message):
             loss_sum, tokens = await self._leftover.run(self._evaluate_last, request)
@@ -168,6 +169,7 @@ class Inference:
 
     async def on_predict(self, request: Request[Predict]) -> Answer[Predicted]:
         """Logits of the slow weights after the last token, along the route that the caller chose."""
+        self._require_weights()
         context, message = self._context, request.message
         if _comes_back(context, message):
             logits, round_ = await self._leftover.run(self._head, request)
@@ -182,6 +184,10 @@ class Inference:
         parcel = [encode(outputs[0], "fp32")]
         predicted, tensors = await _onward(context, message, message.stage, message.route, parcel)
         return _answer([memory.round, *predicted.rounds], tensors)
+
+    def _require_weights(self) -> None:
+        if self._replica.is_blank:
+            raise Refused("not-serving", "this replica has no weights yet")
 
     # --- on the compute thread ----------------------------------------------------------------
 

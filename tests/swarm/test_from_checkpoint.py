@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bootstrap.creating.choosing import model_of, unread_start, with_digests
 from bootstrap.evaluation.measuring import (
@@ -24,22 +25,30 @@ from bootstrap.export.order import ExportOrder
 from bootstrap.export.tokenizer import tokenizer_of_run
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.model.pretrained import Pretrained
-from protocol.errors import CheckpointError
+from protocol.codec import encode
+from protocol.errors import CheckpointError, Refused
 from protocol.manifest import Manifest, manifest_from
+from protocol.messages.peers import GetStatePiece
+from protocol.messages.training import Evaluate, Predict
 from protocol.model import Family
 from tests.pretrained import saved_model
+from tests.swarm.measured import measured
 from tests.swarm.micro import (
     FOREVER,
     WIDE,
     events_of,
     everyone_goes_on,
+    everyone_reaches,
     fails_to_join,
+    mean_losses,
     micro_corpus,
     micro_manifest,
     observer_of,
+    peer_of,
     run_swarm,
     until,
 )
+from tests.unset_memory import unset_memory_is_nan
 
 SEQUENCES = 16
 KINDS: dict[str, tuple[Family, dict[str, Any]]] = {
@@ -111,6 +120,62 @@ def test_where_a_run_starts_is_told_by_its_own_stages_as_transformers_would(
     told = starting_loss(manifest, text_of(manifest), str(tmp_path / "model"))
     assert told.nats == pytest.approx(model_loss(whole, text_of(manifest)).nats, rel=1e-5)
     assert told.nats != pytest.approx(starting_loss(manifest, text_of(manifest)).nats, rel=1e-4)
+
+
+@pytest.mark.long_but("llama-adamw-auto-fp32", "llama-muon-on-fp32", "tied llama-muon-auto-bf16")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["auto", "on"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["llama", "tied llama"])
+def test_whatever_memory_held_before_the_weights_nodes_and_a_later_joiner_train(
+    kind: str, optimizer: str, recompute: str, precision: str, tmp_path: Path
+) -> None:
+    """Each measures its memory before it has them, as a daemon does."""
+    family, shape = KINDS[kind]
+    saved_model(tmp_path / "model", family, **shape)
+    manifest = manifest_for(tmp_path / "model", inner__total_steps=FOREVER, inner__optimizer=optimizer)
+
+    async def main() -> None:
+        swarm = swarm_for(manifest)
+        folder = str(tmp_path / "model")
+        settings: dict[str, Any] = {"recompute": recompute, "precision": precision}
+        await swarm.start(1, from_checkpoint=folder, replica=measured, **settings)
+        await everyone_reaches(swarm, 15)
+        swarm.add(2, stage=1, replica=measured, **settings)
+        swarm.add(3, stage=0, replica=measured, **settings)
+        await until(lambda: len(events_of(swarm, "downloaded")) == 2)
+        await everyone_goes_on(swarm)
+        assert {event["node"] for event in events_of(swarm, "initialised")} == {0, 1}
+        assert not events_of(swarm, "step-left-out")
+        assert not events_of(swarm, "non-finite")
+        first, last = mean_losses(swarm, 4, 4)
+        assert last < first
+        await swarm.leave()
+
+    with unset_memory_is_nan():
+        run_swarm(main())
+
+
+def test_a_replica_that_waits_for_weights_gives_none(tmp_path: Path) -> None:
+    saved_model(tmp_path / "model")
+
+    async def main() -> None:
+        swarm = swarm_for(manifest_for(tmp_path / "model"))
+        await swarm.start(1)
+        await until(lambda: len(events_of(swarm, "no-weights")) == 2)
+        observer = await observer_of(swarm)
+        sequence = [encode(torch.zeros(1, 4, dtype=torch.int32), "int32")]
+        for request, tensors in (
+            (GetStatePiece(stage=0, index=0, moments=True), []),
+            (Predict(stage=0, route=[peer_of(swarm.nodes[1])], answer="a", position=0, top=1), sequence),
+            (Evaluate(stage=0, route=[peer_of(swarm.nodes[1])]), sequence * 2),
+        ):
+            with pytest.raises(Refused, match="no weights yet"):
+                await observer.rpc.call(peer_of(swarm.nodes[0]), request, tensors, deadline=5.0)
+        await observer.rpc.close()
+        await swarm.leave()
+
+    run_swarm(main())
 
 
 def test_a_replica_without_the_checkpoint_waits_for_one_that_has_it(

@@ -43,7 +43,7 @@ def test_a_node_that_waits_for_its_stage_is_seen_by_status_and_page(
     saved_model(tmp_path / "model")
     manifest = manifest_for(tmp_path / "model", inner__total_steps=FOREVER)
 
-    def waiting(context: Any, replica: Any, state: State, since: float) -> NodeStats:
+    def waiting(context: Any, replica: Any, state: State, since: float, *_: Any) -> NodeStats:
         stats, now = statistics(context, replica, state, since), context.transport.now()
         awaited = Awaited(context.stage, 486, LOST, now - 180.0, now + 600.0)
         return stats.model_copy(update={"awaited": awaited if state == "joining" else None})

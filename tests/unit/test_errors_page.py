@@ -40,6 +40,10 @@ ELSEWHERE = {
         "node/first_state.py", "JoinError", "The state of stage … could not be downloaded."
     ): "the log: This node chooses a stage again",
     Met(
+        "node/state/copies.py", "JoinError", "The copy of stage … could not be fetched (…)."
+    ): "the log: The copy of stage … could not be fetched",
+    Met("node/state/copy_keeper.py", "StateError", "the copy is not finite"): "the log, at --verbose",
+    Met(
         "protocol/transport/memory.py",
         "UserError",
         "… is no address in this network; try /memory/12D3Koo…",

@@ -1,4 +1,4 @@
-"""No file is longer than 500 lines and no function than 60: what does not fit is most likely two things."""
+"""No file is longer than 500 lines and no function than 70: what does not fit is most likely two things."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("protocol", "node", "bootstrap", "tests", "benchmarks", "docker")
-MOST_LINES, MOST_OF_A_FUNCTION = 500, 60
+MOST_LINES, MOST_OF_A_FUNCTION = 500, 70
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
