@@ -20,7 +20,7 @@ from node.config import ENVIRONMENT_PREFIX, NodeConfig, arguments_of
 from node.daemon import Node
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.first_look import tell_of_machine, towards
-from node.giving.keeper import Keeper, Senses
+from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.limits import LIMITS, of_one_node
 from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
@@ -87,7 +87,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         teller=teller,
     )
     daemon = Node(config, surroundings)
-    keeper = Keeper(
+    keeper = LimitWatch(
         limits,
         senses,
         Line(state, transport, datetime.now().astimezone()),

@@ -6,7 +6,7 @@ import signal
 
 from node.daemon import Node
 from node.giving.bandwidth import most_by_bandwidth
-from node.giving.keeper import Keeper, local_time
+from node.giving.limit_watch import LimitWatch, local_time
 from node.giving.limits import changed, limits_of
 from node.giving.policy import VolunteerLimits
 from node.machine.processes import PATIENCE
@@ -17,7 +17,7 @@ from node.watch.health import Orders, Report
 class Steering:
     """Carries out a volunteer's orders to a node, and tells of it. Mutable state: that of the node."""
 
-    def __init__(self, node: Node, keeper: Keeper) -> None:
+    def __init__(self, node: Node, keeper: LimitWatch) -> None:
         self._node = node
         self._keeper = keeper
 

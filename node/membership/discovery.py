@@ -19,6 +19,7 @@ from protocol.addresses import network_of
 from protocol.announcement import Announcement, bucket_key, is_sampled, record_key, stage_key
 from protocol.errors import NodeFailed, NolocoError, RecordError, StateError, TransportDown
 from protocol.ground import PeerId
+from protocol.lineage import UNDATED
 from protocol.messages.peers import Introduce
 from protocol.records import CLOCK_SLACK
 from protocol.supervision import Supervisor, all_of
@@ -148,6 +149,7 @@ class Discovery:
         self._announced = float("-inf")
         self._alone = self._is_known = False
         self._said = "joining"  # the state, in the last announcement
+        self._said_lineage = UNDATED
         self._ahead = self._clock_ahead()
         self._twins = Twins()
         self._told_of_twin = False
@@ -174,7 +176,7 @@ class Discovery:
         if (sealed := self._transport.last_put(key)) is not None:
             record, expires = sealed
             self._rpc.introduction = Introduce(stage=stage, level=level, record=record, expires=expires)
-        self._said = said.state
+        self._said, self._said_lineage = said.state, said.lineage
         if level:  # else it is among those that are read
             self._view.update(me, said, self._transport.now() + self._lifetime)
         for key in sample:
@@ -224,6 +226,8 @@ class Discovery:
             try:
                 self._notice_clock()
                 due = self._announced + self._lifetime / ANNOUNCEMENTS_PER_LIFETIME
+                if self._describe().lineage != self._said_lineage:
+                    due = float("-inf")  # others average with this node, or not, by that
                 is_urgent = math.isinf(due)
                 if not is_urgent:
                     await self.refresh()

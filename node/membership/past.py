@@ -46,6 +46,7 @@ class Remembered:
     step: int
     round: int
     lineage: Lineage
+    addresses: tuple[str, ...] = ()
 
     @property
     def peer(self) -> PeerId:
@@ -98,7 +99,7 @@ class Past:
         key = member.peer, said.lineage
         first = of_stage[key].record.first if key in of_stage else self._now()
         record = PastRecord(member.peer, said.stage, said.level, member.sealed, member.expires, first)
-        of_stage[key] = Remembered(record, said.step, said.round, said.lineage)
+        of_stage[key] = Remembered(record, said.step, said.round, said.lineage, tuple(said.addresses))
         self.has_changed = True
         if len(of_stage) > MOST_OF_STAGE:
             del of_stage[min(of_stage, key=lambda key: of_stage[key].span)]
@@ -136,7 +137,8 @@ class Past:
         if admission is not None:
             admission.check(opened.subkey, opened.credential)
         first = record.first if math.isfinite(record.first) else now
-        return Remembered(record._replace(first=first), said.step, said.round, said.lineage)
+        addresses = tuple(said.addresses)
+        return Remembered(record._replace(first=first), said.step, said.round, said.lineage, addresses)
 
     # --- what follows from it -----------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class StageCopies:
         return f"<StageCopies of stage {self._wanted.stage}>"
 
     async def offered(self, beyond: int) -> OfferedCopy | None:
-        """Ask some peers, the seed peer among them where it is connected; return the copy to take, if there is one.
+        """Ask those who had it last, and others, as the seed peer; return the copy to take, if there is one.
 
         None also where none is further than step `beyond`. Takes `ASK_DEADLINE`; a peer that does not answer by then
         has no copy.
@@ -190,8 +190,12 @@ class StageCopies:
                 if copy.stage == wanted.stage and copy.parameters == wanted.parameters and copy.step > beyond
             ]
 
-        await all_of(*map(ask, await asked_peers(membership, 2 * ASKED)))
-        return chosen(offers, self._past.of(wanted.stage), membership.lifetime)
+        past = self._past.of(wanted.stage)
+        for one in past[:ASKED]:  # it may rest, with the stage on its disk
+            membership.transport.learn(one.peer, list(one.addresses))
+        asked = [one.peer for one in past[:ASKED]] + await asked_peers(membership, 2 * ASKED)
+        await all_of(*map(ask, set(asked) - {membership.transport.peer_id}))
+        return chosen(offers, past, membership.lifetime)
 
     async def fetch(self, offer: OfferedCopy, tell: Callable[[float], None]) -> State:
         """Fetch the copy, see `fetch_copy`."""

@@ -154,7 +154,7 @@ def test_a_stage_is_begun_anew_after_the_wait_or_by_order_and_yields_to_the_olde
         assert not [
             e for e in events_of(swarm, "round") if e["node"] == 7 and e["partner"] and e["round"] < 8
         ]
-        await everyone_goes_on(swarm, 20)
+        await everyone_goes_on(swarm, 60)
         assert swarm.nodes[7].context.counters.partners.total  # now they average
         await swarm.leave()
 

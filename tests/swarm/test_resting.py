@@ -13,7 +13,7 @@ import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.giving.keeper import Keeper, Senses
+from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.line import Line
 from node.giving.policy import VolunteerLimits
 from node.machine.duty import Duty
@@ -162,7 +162,7 @@ def test_outside_of_its_hours_a_node_rests_and_it_joins_within_them(tmp_path: Pa
         assert state is not None
         duty, line = Duty(), Line(state, node.transport, night)
         senses = Senses(limits, torch.device("cpu"))
-        keeper = Keeper(limits, senses, line, duty, node.rest, node.surroundings.events)
+        keeper = LimitWatch(limits, senses, line, duty, node.rest, node.surroundings.events)
         await keeper.look(night)
         assert (node.rest.reason, duty.share) == ("", 0.5)
         await keeper.look(noon)

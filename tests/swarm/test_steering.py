@@ -14,7 +14,7 @@ from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
 from node.giving import keeper as keeping
 from node.giving import sensors
-from node.giving.keeper import Keeper, Senses
+from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.line import QUIET, Line
 from node.giving.policy import VolunteerLimits
 from node.steering import Steering
@@ -26,18 +26,18 @@ NOON = datetime(2026, 11, 24, 12, 0)
 
 @pytest.fixture(autouse=True)
 def noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("node.giving.keeper", "node.steering"):
+    for module in ("node.giving.limit_watch", "node.steering"):
         monkeypatch.setattr(f"{module}.local_time", lambda: NOON)
 
 
-def steered(swarm: SimulatedSwarm, number: int) -> tuple[Node, Keeper, Steering]:
+def steered(swarm: SimulatedSwarm, number: int) -> tuple[Node, LimitWatch, Steering]:
     """A node of the swarm with what `node.serving` gives a real one."""
     node, limits = swarm.nodes[number], VolunteerLimits()
     state = node.surroundings.state
     assert state is not None
     line = Line(state, node.transport, NOON, lambda: 0.0)
     senses = Senses(limits, torch.device("cpu"))
-    keeper = Keeper(limits, senses, line, node.context.compute.duty, node.rest, node.surroundings.events)
+    keeper = LimitWatch(limits, senses, line, node.context.compute.duty, node.rest, node.surroundings.events)
     return node, keeper, Steering(node, keeper)
 
 

@@ -39,7 +39,7 @@ def local_time() -> datetime:
     return datetime.now().astimezone()
 
 
-class Keeper:
+class LimitWatch:
     """Applies the volunteer's limits to a running node: looks every few seconds and pauses or slows it.
 
     Mutable state: the limits and what is read for them, the policy's state, what was seen last, and the last verdict.
