@@ -87,7 +87,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         teller=teller,
     )
     daemon = Node(config, surroundings)
-    keeper = LimitWatch(
+    watch = LimitWatch(
         limits,
         senses,
         Line(state, transport, datetime.now().astimezone()),
@@ -95,7 +95,7 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
         daemon.rest,
         surroundings.events,
     )
-    steering = Steering(daemon, keeper)
+    steering = Steering(daemon, watch)
     on_interrupt(partial(leave_by_signal, daemon))
 
     def joined_at() -> list[str]:
@@ -106,13 +106,13 @@ async def serve(config: NodeConfig, phases: Phases) -> None:
     has_failed = False
     try:
         async with health_served(state.path, steering.report, steering.orders()), page:
-            await keeper.begin(daemon.supervisor)
+            await watch.begin(daemon.supervisor)
             await daemon.run()
     except NolocoError:
         has_failed = True
         raise
     finally:
-        keeper.close()
+        watch.close()
         teller.end(daemon.service, has_failed=has_failed)
         trace.close()
         lines.close()

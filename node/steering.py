@@ -17,9 +17,9 @@ from node.watch.health import Orders, Report
 class Steering:
     """Carries out a volunteer's orders to a node, and tells of it. Mutable state: that of the node."""
 
-    def __init__(self, node: Node, keeper: LimitWatch) -> None:
+    def __init__(self, node: Node, watch: LimitWatch) -> None:
         self._node = node
-        self._keeper = keeper
+        self._watch = watch
 
     def orders(self) -> Orders:
         return {
@@ -49,7 +49,7 @@ class Steering:
         node = self._node
         member, service = node.member, node.service
         config = changed(member.config, wishes if isinstance(wishes, dict) else {})
-        self._keeper.change(VolunteerLimits.of(config), local_time())
+        self._watch.change(VolunteerLimits.of(config), local_time())
         member.config = config
         given = ", ".join(
             f"{name.replace('_', '-')} {value}" for name, value in limits_of(config).items() if value
@@ -65,20 +65,20 @@ class Steering:
 
     def _measured(self) -> dict[str, str]:
         """What each limit limits, as it is at present, in words."""
-        keeper, service, now = self._keeper, self._node.service, local_time()
-        up, down = (f"{8e-6 * rate:.2f} Mbit/s at present" for rate in keeper.line.rates())
+        watch, service, now = self._watch, self._node.service, local_time()
+        up, down = (f"{8e-6 * rate:.2f} Mbit/s at present" for rate in watch.line.rates())
         busy = 0.0 if service is None else service.context.compute.busy.recent_fraction()
-        throttled = f"; {keeper.verdict.reason}" if keeper.verdict.share and keeper.verdict.reason else ""
+        throttled = f"; {watch.verdict.reason}" if watch.verdict.share and watch.verdict.reason else ""
         told = {
             "max_upload": up,
             "max_download": down,
-            "monthly_cap": f"{keeper.line.moved(now) / 1e9:.2f} GB this month",
+            "monthly_cap": f"{watch.line.moved(now) / 1e9:.2f} GB this month",
             "gpu_percent": f"it computes {busy:.0%} of the time{throttled}",
             "hours": f"it is {now:%a %H:%M}",
             "network_hours": f"it is {now:%a %H:%M}",
         }
-        if keeper.seen is not None and keeper.seen.temperature is not None:
-            told["max_temperature"] = f"{keeper.seen.temperature:.0f} °C"
-        if keeper.seen is not None and self._node.member.config.only_idle:
-            told["only_idle"] = keeper.seen.others or "nobody else needs the machine"
+        if watch.seen is not None and watch.seen.temperature is not None:
+            told["max_temperature"] = f"{watch.seen.temperature:.0f} °C"
+        if watch.seen is not None and self._node.member.config.only_idle:
+            told["only_idle"] = watch.seen.others or "nobody else needs the machine"
         return told

@@ -12,7 +12,7 @@ import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.daemon import Node
-from node.giving import keeper as keeping
+from node.giving import limit_watch as keeping
 from node.giving import sensors
 from node.giving.limit_watch import LimitWatch, Senses
 from node.giving.line import QUIET, Line
