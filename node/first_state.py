@@ -131,7 +131,12 @@ class FirstState:
         return is_recent(step, saved, past, self._context.manifest.outer.inner_steps)
 
     async def _has_recent(self, checkpoint: Checkpoint | None, past: Remembered) -> bool:
-        """Return whether there is a state, here or at others, so recent that nobody needs to be waited for."""
+        """Return whether there is a state, here or at others, so recent that nobody needs to be waited for.
+
+        The run's seed is one for a stage that has had a few rounds.
+        """
+        if self._is_recent(0, 0.0, past):
+            return True
         if checkpoint is not None and self._is_recent(checkpoint.state.step, checkpoint.saved, past):
             return True
         offer = await self._copies.offered(0)
