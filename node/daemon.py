@@ -116,8 +116,8 @@ class Node:
         The last that has its stage's state says what that costs; with `asks` it stays, and leaves when told again.
         Returns whether it leaves.
         """
-        if not self._leaving.is_set() and (cost := self.cost_of_leaving):
-            asks, self._has_asked = asks and not self._has_asked, True
+        if not (self._leaving.is_set() or self._has_asked) and (cost := self.cost_of_leaving):
+            self._has_asked = True
             again = " Ctrl-C again saves and leaves; a third one leaves at once." if asks else ""
             self.member.events.warn(cost + again, "last-replica", stage=self.stage)
             if asks:
