@@ -31,6 +31,7 @@ from protocol.messages.peers import Awaited
 
 DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them
+FEW_STEPS = 20  # that a stage may have had and nobody is waited for
 COPIES_EVERY = 6  # such pauses, others are asked whether they have a copy
 # a checkpoint from which the live replicas have gone on for so many is not worth going on from
 OLD_ROUNDS = 4
@@ -133,9 +134,9 @@ class FirstState:
     async def _has_recent(self, checkpoint: Checkpoint | None, past: Remembered) -> bool:
         """Return whether there is a state, here or at others, so recent that nobody needs to be waited for.
 
-        The run's seed is one for a stage that has had a few rounds.
+        The run's seed is one for a stage that has had a few steps.
         """
-        if self._is_recent(0, 0.0, past):
+        if past.step <= FEW_STEPS:
             return True
         if checkpoint is not None and self._is_recent(checkpoint.state.step, checkpoint.saved, past):
             return True
