@@ -1,4 +1,4 @@
-"""Everything is closed in the evening, and opened in the morning in the other order, without the founder's machine."""
+"""Everything is closed in the evening, and opened in the other order without the founder's machine."""
 
 from __future__ import annotations
 
