@@ -42,6 +42,10 @@ def bootstrap(
     end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
+    join: Annotated[
+        list[str] | None,
+        typer.Option(help="Address of any member, to take up on another machine a run that goes on."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 picks a free one.")] = 31337,
     announce: Annotated[
@@ -101,7 +105,7 @@ def bootstrap(
             founded = found(directory, wanted, raw)
             known_as = announced(announce or (), port, founded.peer_id)
             config = Libp2pConfig(host=host, port=port, announce=known_as)
-            run_async(keep_seed_peer(founded, config, address_file, dashboard, keep))
+            run_async(keep_seed_peer(founded, config, address_file, dashboard, keep, join or ()))
     except NolocoError as error:
         fail(error)
 

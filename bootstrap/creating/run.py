@@ -12,13 +12,14 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bootstrap.creating.choosing import kept_tokenizer
 from bootstrap.creating.invitation import in_a_line, keep_addresses, reach_of, show_code
 from bootstrap.creating.newcomers import tell_newcomers
+from bootstrap.creating.staying import join_members, stay_with_members
 from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
@@ -226,6 +227,20 @@ class SeedPeer:
             "The founder does not hear who joins.",
         )
 
+    async def join(self, addresses: Sequence[str]) -> None:
+        """Join the members of a run that goes on. Raises `JoinError` when none of this run answers there."""
+        await join_members(self.rpc, self.signed.run_id, addresses)
+
+    def stay_with_members(self) -> None:
+        """Begin to remember members' addresses in the directory, and to dial them when nobody is connected."""
+        if self._directory is not None:
+            directory = self._directory
+            self._telling.keep(
+                "staying with the members",
+                lambda: stay_with_members(self.rpc, directory),
+                "Started again, this seed peer does not find the run's members by itself.",
+            )
+
     async def save_past(self) -> None:
         """Write down who served what, if that has changed. Raises `StateError`."""
         if self._directory is not None and self.past.has_changed:
@@ -255,12 +270,14 @@ async def keep_seed_peer(
     address_file: Path | None,
     dashboard: str = "",
     keep: bool | None = None,
+    join: Sequence[str] = (),
 ) -> None:
     """Run the seed peer until it is told to leave, with the `dashboard` at HOST:PORT, if any.
 
-    It keeps copies of all stages if told to `keep` them, and by default where they are small.
+    It keeps copies of all stages if told to `keep` them, and by default where they are small. `join` are addresses
+    of members, for a run that goes on and whose members do not know this peer.
 
-    Raises `ResourceError` when a port is taken.
+    Raises `ResourceError` when a port is taken, and `JoinError` when none of the run answers at `join`.
     """
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
@@ -276,6 +293,14 @@ async def keep_seed_peer(
     )
     try:
         await seed.start()
+        if join:
+            await seed.join(join)
+        elif not founded.is_new and not StateDirectory(directory).peer_book():
+            logger.warning(
+                "This seed peer knows none of the run's members. If some train already, start it again with --join "
+                "ADDRESS of one: newcomers would not find them through it."
+            )
+        seed.stay_with_members()
         addresses = seed.transport.addresses()
         keep_addresses(founded.seed_key.parent, addresses)
         introduce(founded, addresses, address_file)

@@ -1,0 +1,41 @@
+"""Keeps a seed peer connected with its run's members, also when it was started again or on another machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from node.membership.joining import DIAL_DEADLINE, greet
+from node.storage.state_directory import StateDirectory
+from protocol.errors import JoinError
+from protocol.rpc import Rpc
+
+LOOK_SECONDS = 15.0
+
+
+async def join_members(rpc: Rpc, run_id: str, addresses: Sequence[str]) -> None:
+    """Dial members of the run and join their DHT. Raises `JoinError` when none of that run answers."""
+    reached = await rpc.transport.connect(addresses, DIAL_DEADLINE)
+    if not reached:
+        raise JoinError(
+            "No member answered at:\n  " + "\n  ".join(addresses) + "\n"
+            "Name another one with --join; every member's log shows its addresses."
+        )
+    await greet(rpc, rpc.transport, sorted(reached), run_id, 0)
+
+
+async def stay_with_members(rpc: Rpc, directory: StateDirectory) -> None:
+    """Save the addresses of connected peers in the directory; when none is connected, dial them. For ever.
+
+    Raises `StateError` when the directory cannot be written.
+    """
+    book, saved = directory.peer_book(), set[str]()
+    while True:
+        connected = [address for _, known in await rpc.transport.peers() for address in known]
+        if not connected and book:
+            await rpc.transport.connect(book, DIAL_DEADLINE)
+        elif not saved.issuperset(connected):
+            saved |= {*connected}
+            book = [*connected, *(address for address in book if address not in set(connected))]
+            await asyncio.to_thread(directory.save_peer_book, book)
+        await asyncio.sleep(LOOK_SECONDS)
