@@ -8,11 +8,13 @@ between two lineages, since anybody can claim a step: the older one wins, once i
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 SAME_SECONDS = 60.0  # first replicas that begin this close to each other, or
 SAME_LIFETIMES = 2.0  # record lifetimes, have not seen each other and have the same weights
+MOST_BEGINNINGS = 1_000_000  # no stage has begun more often; one that says so is not believed
 
 
 @dataclass(frozen=True, order=True)
@@ -47,7 +49,7 @@ class Lineage:
 
     def next(self, now: float) -> Lineage:
         """The lineage of a stage that is begun anew at `now`, after this one."""
-        return Lineage(self.beginning + 1, now)
+        return Lineage(min(self.beginning + 1, MOST_BEGINNINGS), now)
 
     def facts(self) -> dict[str, str]:
         """The lineage as a checkpoint has it."""
@@ -56,7 +58,10 @@ class Lineage:
     @classmethod
     def of(cls, facts: Mapping[str, str]) -> Lineage:
         """Read a checkpoint's facts; those of earlier versions have none. Raises `ValueError`."""
-        return cls(int(facts.get("beginning", 0)), float(facts.get("begun", 0.0)))
+        beginning, begun = int(facts.get("beginning", 0)), float(facts.get("begun", 0.0))
+        if beginning < 0 or not 0 <= begun < math.inf:
+            raise ValueError(f"no lineage is {beginning} of {begun}")
+        return cls(beginning, begun)
 
 
 UNDATED = Lineage()

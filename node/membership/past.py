@@ -11,7 +11,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgpack
 
@@ -22,7 +22,7 @@ from protocol.admission import Admission
 from protocol.announcement import Announcement, record_key
 from protocol.errors import NolocoError, RecordError
 from protocol.ground import PeerId
-from protocol.lineage import Lineage
+from protocol.lineage import MOST_BEGINNINGS, Lineage
 from protocol.messages.peers import MOST_SHARED, GetPast, PastRecord, PastRecords
 from protocol.records import authenticate, is_in_reach, key_digest
 from protocol.rpc import Answer, Request, Rpc
@@ -35,7 +35,9 @@ DAYS = 7.0  # for which the past is remembered, as long as checkpoints are kept
 MOST_OF_STAGE = 16  # members and lineages; those that were there for the shortest time go first
 MOST_STAGES = 256
 MOST_BYTES = 8 * 1024 * 1024  # of a file of it
+BYTES_IN_FRAME = 40 * 1024  # of them in one answer
 ASKED = 8  # peers, for what they remember
+MOST_WITNESSES = 64  # of a stage; those that were heard first go first
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,6 @@ class Remembered:
     def seen(self) -> float:
         """The wall clock until which its record was to live."""
         return self.record.expires
-
-    @property
-    def span(self) -> float:
-        return self.record.expires - self.record.first
 
 
 class Past:
@@ -102,10 +100,14 @@ class Past:
         of_stage[key] = Remembered(record, said.step, said.round, said.lineage, tuple(said.addresses))
         self.has_changed = True
         if len(of_stage) > MOST_OF_STAGE:
-            del of_stage[min(of_stage, key=lambda key: of_stage[key].span)]
+            del of_stage[min(of_stage, key=lambda key: self._span(of_stage[key]))]
+
+    def _span(self, one: Remembered) -> float:
+        """Return the seconds for which a member was seen: a record may live for longer than the run's do."""
+        return min(one.seen, self._now() + self._lifetime) - one.record.first
 
     def _is_possible(self, said: Announcement) -> bool:
-        return 0 < said.step <= self._total_steps
+        return 0 < said.step <= self._total_steps and said.beginning <= MOST_BEGINNINGS
 
     # --- what others have read ----------------------------------------------------------------
 
@@ -121,7 +123,11 @@ class Past:
                 logger.debug("Ignoring a record of the past: %s", problem)
         for stage, remembered in found.items():
             if stage in self._told or len(self._told) < MOST_STAGES:
-                self._told[stage][witness] = remembered
+                witnesses = self._told[stage]
+                witnesses.pop(witness, None)
+                witnesses[witness] = remembered[:MOST_OF_STAGE]
+                if len(witnesses) > MOST_WITNESSES:
+                    del witnesses[next(iter(witnesses))]
 
     def _opened(self, record: PastRecord, admission: Admission | None) -> Remembered:
         """Check a record that may be over. Raises `RecordError`."""
@@ -183,38 +189,41 @@ class Past:
         return found[:MOST_SHARED]
 
     def to_bytes(self) -> bytes:
-        """What this node has read, to be kept."""
+        """Return what this node has read, to be kept, in `MOST_BYTES`: those seen for the shortest time are left out."""
         self.has_changed = False
-        records = [one.record for of_stage in self._read.values() for one in of_stage.values()]
+        remembered = [one for of_stage in self._read.values() for one in of_stage.values()]
+        remembered.sort(key=self._span, reverse=True)
+        records = _within([one.record for one in remembered], MOST_BYTES)
         packed: bytes = msgpack.packb([list(record) for record in records])
         return packed
 
     def take_up(self, kept: bytes) -> None:
         """Take up what was kept; whatever is damaged, forged or too old is passed over."""
         try:
-            records = (
-                [PastRecord(*entry) for entry in msgpack.unpackb(kept)] if len(kept) <= MOST_BYTES else []
-            )
-        except (ValueError, TypeError, msgpack.UnpackException):
-            records = []
-        for record in records[: MOST_STAGES * MOST_OF_STAGE]:
+            entries = msgpack.unpackb(kept) if len(kept) <= MOST_BYTES else []
+        except (ValueError, msgpack.UnpackException):
+            entries = []
+        if not isinstance(entries, list):
+            entries = []
+        for entry in entries[: MOST_STAGES * MOST_OF_STAGE]:
             try:
-                remembered = self._opened(record, None)
+                remembered = self._opened(PastRecord(*entry), None)
             except (RecordError, ValueError, TypeError, AttributeError, OverflowError):
                 continue
-            self._read[record.stage][remembered.peer, remembered.lineage] = replace(remembered)
+            self._read[remembered.record.stage][remembered.peer, remembered.lineage] = remembered
 
 
 def serve_past(rpc: Rpc, past: Past) -> None:
     """Tell whoever asks what this peer has read of the past."""
 
     async def on_get_past(request: Request[GetPast]) -> Answer[PastRecords]:
-        return Answer(PastRecords(records=_within_frame(past.shown(request.message.stages))))
+        return Answer(PastRecords(records=_within(past.shown(request.message.stages), BYTES_IN_FRAME)))
 
     rpc.handle(GetPast.answered_by(on_get_past))
 
 
-def _within_frame(records: Sequence[PastRecord], most: int = 40 * 1024) -> list[PastRecord]:
+def _within(records: Sequence[PastRecord], most: int) -> list[PastRecord]:
+    """Return the first of the records that take `most` bytes together."""
     taken: list[PastRecord] = []
     for record in records:
         most -= len(record.record) + 128

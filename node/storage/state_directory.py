@@ -199,11 +199,18 @@ class StateDirectory:
         with self._saving:
             known = next((kept for kept in self.kept(run_id) if kept.stage == checkpoint.stage), None)
             if known is not None and known.lineage.is_before(checkpoint.state.lineage, 0.0):
-                known.path.replace(set_aside_path(self.path, checkpoint.stage))
+                if not self._has_older(known):
+                    known.path.replace(set_aside_path(self.path, checkpoint.stage))
                 known = None
             self._replace(path, *contents_of(run_id, checkpoint))
             if known is not None and known.path != path:  # the one file of an earlier version
                 known.path.unlink(missing_ok=True)
+
+    def _has_older(self, known: KeptCheckpoint) -> bool:
+        """Return whether one of a still older lineage was set aside before: of three lineages the oldest stays."""
+        aside = set_aside_path(self.path, known.stage)
+        older = self._headers(known.run, [aside] if aside.is_file() else [])
+        return any(one.lineage.is_before(known.lineage, 0.0) for one in older)
 
     def checkpoint(self, run_id: str, stage: int | None = None) -> Checkpoint | None:
         """The last checkpoint of this run, of one stage or of any. Raises `StateError` when it is damaged."""

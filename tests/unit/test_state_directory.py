@@ -210,6 +210,14 @@ def test_a_stage_that_is_begun_anew_leaves_its_past_on_the_disk(state: StateDire
     assert steps_kept(state) == {1: 490}
 
 
+def test_of_three_lineages_the_oldest_stays_on_the_disk(state: StateDirectory) -> None:
+    for beginning, begun in enumerate((1_000.0, 5_000.0, 9_000.0)):
+        state.save_checkpoint(RUN, of_lineage(beginning, begun, step=486 - beginning))
+    assert steps_kept(state) == {1: 484}
+    _, older = read(state.path / "checkpoint-1-older.safetensors")
+    assert (older.state.step, older.state.lineage) == (486, Lineage(0, 1_000.0))
+
+
 def test_the_state_directory_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     shutil.copytree(Path(__file__).parent.parent / "versions" / "69c8df8" / "node-1", tmp_path / "node")
     state = StateDirectory(tmp_path / "node")
