@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,7 +20,9 @@ from node.watch.events import Events
 from protocol.errors import JoinError
 from protocol.ground import PeerId
 from protocol.messages.peers import StageCopy
-from protocol.supervision import Supervisor
+from protocol.supervision import Supervisor, all_of
+
+MOST_LOOKED_AT = 16  # stages at once: each asks some twenty peers
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,18 @@ async def find_copies(observer: Observer, stage: int, without: Collection[PeerId
     if offer is None:
         raise JoinError(_not_borne_out(stage, offers, bool(past.of(stage))))
     return [KeptCopy(peer, _of_peer(offers[peer], offer.copy)) for peer in offer.peers]
+
+
+async def copies_of(observer: Observer, stages: Sequence[int]) -> dict[int, KeptCopy]:
+    """Return a copy to take of each of these stages, where one is borne out. Deadline: that of `find_copies`."""
+
+    async def find(stage: int) -> list[KeptCopy]:
+        with suppress(JoinError):
+            return await find_copies(observer, stage)
+        return []
+
+    found = await all_of(*map(find, stages[:MOST_LOOKED_AT]))
+    return {kept[0].copy.stage: kept[0] for kept in found if kept}
 
 
 def _of_peer(copies: Collection[StageCopy], chosen: StageCopy) -> StageCopy:

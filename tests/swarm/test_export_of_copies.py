@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from bootstrap.export.exporting import export
 from bootstrap.export.fetching import StageFile
 from bootstrap.export.order import ExportOrder
 from bootstrap.inspect.observer import Observer
+from bootstrap.inspect.status import Watching
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.state import copy_keeper
 from node.state.copies import CopyService
@@ -48,7 +51,7 @@ def stages_of(swarm: SimulatedSwarm, directory: Path) -> dict[int, torch.Tensor]
     return {stage: torch.cat(parts) for stage, parts in stages.items()}
 
 
-async def exported(observer: Observer, directory: Path) -> tuple[list[str], dict[int, dict[str, object]]]:
+async def exported(observer: Observer, directory: Path) -> tuple[list[str], dict[int, dict[str, Any]]]:
     """What the command says, and what noloco.json says of each stage."""
     said: list[str] = []
     await export(observer, ExportOrder(directory), tell=said.append)
@@ -63,6 +66,11 @@ def test_what_three_friends_who_left_have_trained_is_exported_from_the_seeds_cop
             await leave(swarm, number)
         await asyncio.sleep(60)
         seed = swarm.seed_peer.transport.peer_id
+        status = await Watching(await observer_of(swarm, "watcher")).look(is_first=True)
+        [nobody] = [finding.sentence for finding in status.findings if finding.kind == "nobody"]
+        assert re.search(
+            rf"nobody trains; …{seed[-8:]} has copies of all stages \(step .*, .* ago\)$", nobody
+        )
         said, facts = await exported(await observer_of(swarm), tmp_path / "model")
         kept = kept_in(tmp_path / "seed" / "copies")
         assert all(
@@ -70,7 +78,7 @@ def test_what_three_friends_who_left_have_trained_is_exported_from_the_seeds_cop
         )
         for stage in (0, 1):
             header = read(path_of(tmp_path / "seed" / "copies", stage))[1]
-            [replica] = facts[stage]["replicas"]  # type: ignore[misc]
+            [replica] = facts[stage]["replicas"]
             assert (replica["peer"], replica["step"]) == (seed, header.state.step)
             assert facts[stage]["copy_saved"] == header.saved
             told = f"Stage {stage} from the copy that …{seed[-8:]} keeps, step {header.state.step}, saved "
@@ -104,7 +112,7 @@ def test_a_paused_node_gives_its_stage_to_an_export(tmp_path: Path) -> None:
         await asyncio.sleep(20)
         said, facts = await exported(await observer_of(swarm), tmp_path / "model")
         assert "copy_saved" in facts[1], said
-        assert facts[1]["replicas"][0]["peer"] == peer_of(swarm.nodes[B])  # type: ignore[index]
+        assert facts[1]["replicas"][0]["peer"] == peer_of(swarm.nodes[B])
         saved = read(path_of(tmp_path / f"node-{B}", 1))[1]
         assert torch.equal(stages_of(swarm, tmp_path / "model")[1], saved.state.phi)
         await swarm.leave()
