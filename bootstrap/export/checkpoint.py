@@ -118,6 +118,7 @@ class Facts:
             {
                 "stage": source.stage,
                 "replicas": [{"peer": str(d.peer), "step": d.step, "round": d.round} for d in source.donors],
+                **({} if source.copy is None else {"copy_saved": source.copy.copy.saved}),
             }
             for source in self.sources
         ]
@@ -228,4 +229,7 @@ def _weights(facts: Facts) -> str:
         for source in facts.sources
         for donor in source.donors
     ]
+    for source in facts.sources:
+        if source.copy is not None:
+            lines += ["", f"Nobody served stage {source.stage}: its weights are of {source.copy}."]
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from bootstrap.export.model_config import config_of
 from bootstrap.export.order import DTYPES, ExportOrder, check_order, shard_bytes
 from bootstrap.export.tokenizer import ModelTokenizer, fingerprint_of, tokenizer_file, tokenizer_of_run
 from bootstrap.inspect.contributors import contributions
+from bootstrap.inspect.kept_copies import find_copies
 from bootstrap.inspect.observer import Observer, Sighting, visit
 from bootstrap.inspect.table import tokens_trained
 from node.machine.limits import size
@@ -57,8 +58,8 @@ async def export(
     """Fetch the slow weights and write a checkpoint. Continues an export that was cut short in the same directory.
 
     `tokenizer` is the run's tokenizer.json, None where bytes are tokens.
-    Raises `JoinError` when a replica goes away, `StateError` or `ResourceError` when the directory cannot be
-    written; a checkpoint that is there is replaced only when the new one is whole.
+    Raises `JoinError` when a replica goes away or nobody has a stage, `StateError` or `ResourceError` when the
+    directory cannot be written; a checkpoint that is there is replaced only when the new one is whole.
     """
     check_order(order)
     tokenizer_of_run(observer.manifest, tokenizer)  # refused before anything is fetched
@@ -88,13 +89,25 @@ async def export(
 
 
 async def _source(
-    observer: Observer, order: ExportOrder, stage: int, partial: Path, distrusted: Collection[PeerId] = ()
+    observer: Observer, order: ExportOrder, stage: int, partial: Path, distrusted: Set[PeerId] = frozenset()
 ) -> Source:
+    """The source of a stage: its replicas, or where none gives its weights a peer that keeps a copy of them.
+
+    Raises `JoinError` where nobody has either.
+    """
     holders = observer.view.holding(stage, observer.transport.now())
     peers = [peer for peer in ([order.route[stage]] if order.route else holders) if peer not in distrusted]
     parameters = parameter_count(observer.manifest, stage)
-    donors = await donors_of(observer, stage, parameters, peers)
     earlier = earlier_donors(partial, observer.signed.run_id, stage)
+    try:
+        donors = await donors_of(observer, stage, parameters, peers)
+    except JoinError:
+        if order.route or not distrusted.isdisjoint(holders):
+            raise
+        copies = [Source.of_copy(stage, kept) for kept in await find_copies(observer, stage, distrusted)]
+        if not copies:
+            raise
+        return next((source for source in copies if source.key == earlier), copies[0])
     return Source(stage, parameters, tuple(choose(donors, order.mean, earlier)), tuple(holders))
 
 
@@ -120,6 +133,11 @@ async def _fetch(
             distrusted.add(liar.peer)
             if order.route:
                 raise JoinError(f"Stage {stage}: {liar}. Export without this route.") from None
+        except JoinError as failure:
+            if source.copy is None:
+                raise
+            tell(f"Stage {stage}: {failure}")
+            distrusted.add(source.copy.peer)
         else:
             return file
         source = await _source(observer, order, stage, partial, distrusted)

@@ -1,6 +1,7 @@
 """An export's weights: whose they are, fetched in verified pieces, and kept on disk so that the export can resume.
 
 They come from one replica of each stage, or from all of a stage that are at one round; then the file has their mean.
+Those of a stage that nobody serves come from a copy on a peer's disk.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bootstrap.inspect.kept_copies import KeptCopy
 from bootstrap.inspect.observer import Observer
 from node.model.replica import PIECE_PARAMETERS
 from node.state.transfer import INDEX_DEADLINE, PIECES_IN_FLIGHT, fetch_slow_piece
@@ -46,13 +48,25 @@ class Source:
     parameters: int
     donors: tuple[Donor, ...]
     holders: tuple[PeerId, ...] = ()  # all that have them, to compare a donor's with
+    copy: KeptCopy | None = None  # that the only donor keeps of a stage that nobody serves
+
+    @classmethod
+    def of_copy(cls, stage: int, kept: KeptCopy) -> Source:
+        """The source of a stage that nobody serves."""
+        copy = kept.copy
+        return cls(stage, copy.parameters, (Donor(kept.peer, copy.step, copy.round),), copy=kept)
 
     @property
     def key(self) -> list[list[str | int]]:
         """The key that two fetches must have in common to be of the same weights."""
+        if self.copy is not None:
+            copy = self.copy.copy
+            return [[f"{self.copy.peer} at step {copy.step} of {copy.beginning}, {copy.saved}", copy.round]]
         return [[str(donor.peer), donor.round] for donor in self.donors]
 
     def __str__(self) -> str:
+        if self.copy is not None:
+            return f"{self.copy}: nobody serves it"
         if len(self.donors) == 1:
             return f"…{self.donors[0].peer[-8:]} at round {self.donors[0].round}"
         rounds = sorted({donor.round for donor in self.donors})
@@ -146,6 +160,8 @@ async def fetch_stage(
 async def _mean(observer: Observer, file: StageFile, piece: int, rng: random.Random) -> torch.Tensor:
     """The piece's float32 mean over the donors, added up in float64; a single donor's piece stays bit for bit."""
     source = file.source
+    if source.copy is not None:
+        return await source.copy.slow_piece(observer, piece)
     total: torch.Tensor | None = None
     for donor in source.donors:
         state, phi = await fetch_slow_piece(observer.rpc, source.stage, source.parameters, piece, donor.peer)

@@ -23,6 +23,7 @@ from node.membership.view import Member, View
 from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
+from protocol.admission import Admission
 from protocol.codec import require_finite
 from protocol.errors import JoinError, NolocoError
 from protocol.ground import PeerId
@@ -75,7 +76,10 @@ class Observer:
         rpc: Rpc,
         signed: SignedManifest,
         tell: Callable[[str], None] = logger.info,
+        admission: Admission | None = None,
     ) -> None:
+        """`admission` is that to a run that has rules of access."""
+        self.admission = admission
         self.transport = transport
         self.rpc = rpc
         self.signed = signed
@@ -188,11 +192,15 @@ async def visit(join: Sequence[str], token: str = "") -> AsyncIterator[Observer]
                     "complete, that the peer runs, and that its TCP port is open."
                 )
             greeting = await greet(rpc, transport, sorted(reached), None)
-            await enter(rpc, greeting.signed, greeting.revoked, token, takes_part=False)
-            yield Observer(transport, rpc, greeting.signed, lambda sentence: print(sentence, file=sys.stderr))
+            admission = await enter(rpc, greeting.signed, greeting.revoked, token, takes_part=False)
+            yield Observer(transport, rpc, greeting.signed, _tell_on_stderr, admission)
         finally:
             await rpc.close()
             await transport.close()
+
+
+def _tell_on_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def _those(among: Collection[PeerId] | None, peers: list[PeerId]) -> list[PeerId]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bootstrap.display import plain_table
+from bootstrap.inspect.kept_copies import copies_of
 from bootstrap.inspect.observer import Observer, sampled_spreads, spread_of_all, visit
 from bootstrap.inspect.remembering import Memory
 from bootstrap.inspect.seen import Finding, Seen, Severity
@@ -224,6 +225,8 @@ class Watching:
         observer = self._observer
         sightings = await (observer.survey() if is_first else observer.look())
         seen = self._memory.look(sightings, observer.transport.now())
+        if seen.empty:
+            seen = replace(seen, copies=await copies_of(observer, seen.empty))
         spreads = await sampled_spreads(observer, random.SystemRandom())
         return RunStatus(observer.signed.run_id, observer.manifest, seen, spreads)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bootstrap.inspect.losses import loss_findings
 from bootstrap.inspect.seen import Finding, Seen, Severity
 from bootstrap.inspect.setbacks import setbacks
-from node.watch.words import duration
+from node.watch.words import ago, duration
 from protocol.errors import legible
 
 if TYPE_CHECKING:  # it imports torch
@@ -26,6 +26,7 @@ ENOUGH_ROUNDS = 8  # before that an estimate rests on fewer meetings, and says n
 CLOCK_APART, LEAST_CLOCKS = 5.0, 2  # seconds, of which an answer may take some; clocks beside the observer's
 MOST_VERSIONS = 5  # that are named
 MOST_LETTERS = 20  # of a word that a stranger wrote
+MOST_AGO = 365 * 86_400.0  # seconds for which a copy has been kept, as far as it is told: a stranger wrote it
 LEAST_MICROBATCH = 1e-9  # seconds: nobody computes one in less
 
 
@@ -64,7 +65,8 @@ def tokens_per_second(seen: Seen) -> float:
 
 def _empty_stages(seen: Seen) -> list[Finding]:
     if not seen.stats():
-        return [Finding(Severity.ALARM, "nobody", "no node of this run answers: nobody trains")]
+        sentence = f"no node of this run answers: nobody trains{_copies(seen, range(seen.stages))}"
+        return [Finding(Severity.ALARM, "nobody", sentence)]
     return [_empty_stage(seen, stage) for stage in seen.empty]
 
 
@@ -74,7 +76,23 @@ def _empty_stage(seen: Seen, stage: int) -> Finding:
     sentence = f"stage {stage}: nobody{since}, training stands still"
     if coming := sum(stats.state == "joining" for stats in seen.stats(stage)):
         sentence += f"; {coming} {'is' if coming == 1 else 'are'} joining it"
+    sentence += _copies(seen, [stage])
     return Finding(Severity.ALARM, "stage-empty", sentence, stage)
+
+
+def _copies(seen: Seen, stages: Sequence[int]) -> str:
+    """The end of a sentence on stages that nobody serves: who keeps copies of them, how far, since when."""
+    kept = [seen.copies[stage] for stage in stages if stage in seen.copies]
+    if not kept:
+        return ""
+    steps, saved = [one.copy.step for one in kept], min(one.copy.saved for one in kept)
+    keepers = sorted({one.peer for one in kept})
+    who = f"…{keepers[0][-8:]} has" if len(keepers) == 1 else f"{len(keepers)} peers have"
+    which = "a copy" if len(stages) == 1 else "copies"
+    if len(stages) > 1:
+        which += " of all stages" if len(kept) == len(stages) else f" of {len(kept)} of {len(stages)} stages"
+    at = f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,} to {max(steps):,}"
+    return f"; {who} {which} (step {at}, {ago(min(MOST_AGO, seen.now - saved))})"
 
 
 def _unserved(seen: Seen, stage: int) -> float:

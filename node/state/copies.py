@@ -169,10 +169,17 @@ class StageCopies:
         return f"<StageCopies of stage {self._wanted.stage}>"
 
     async def offered(self, beyond: int) -> OfferedCopy | None:
-        """Ask those who had it last, and others, as the seed peer; return the copy to take, if there is one.
+        """Ask as `offers` does; return the copy to take, None where there is none beyond step `beyond`."""
+        return self.chosen(await self.offers(beyond))
 
-        None also where none is further than step `beyond`. Takes `ASK_DEADLINE`; a peer that does not answer by then
-        has no copy.
+    def chosen(self, offers: Mapping[PeerId, Sequence[StageCopy]]) -> OfferedCopy | None:
+        """The copy to take of these, see the function."""
+        return chosen(offers, self._past.of(self._wanted.stage), self._membership.lifetime)
+
+    async def offers(self, beyond: int) -> dict[PeerId, list[StageCopy]]:
+        """Ask those who had the stage last, and others, as the seed peer, for copies beyond step `beyond`.
+
+        Takes `ASK_DEADLINE`; a peer that does not answer by then has no copy.
         """
         membership, wanted, offers = self._membership, self._wanted, dict[PeerId, list[StageCopy]]()
 
@@ -195,7 +202,7 @@ class StageCopies:
             membership.transport.learn(one.peer, list(one.addresses))
         asked = [one.peer for one in past[:ASKED]] + await asked_peers(membership, 2 * ASKED)
         await all_of(*map(ask, set(asked) - {membership.transport.peer_id}))
-        return chosen(offers, past, membership.lifetime)
+        return offers
 
     async def fetch(self, offer: OfferedCopy, tell: Callable[[float], None]) -> State:
         """Fetch the copy, see `fetch_copy`."""
@@ -212,12 +219,15 @@ async def fetch_copy(
     """
     pieces, count = State(), piece_count(wanted.parameters)
     for number in range(count):
-        pieces[number] = await _fetch_piece(rpc, offer, wanted, number)
+        pieces[number] = await fetch_copy_piece(rpc, offer, wanted, number)
         tell((number + 1) / count)
     return pieces
 
 
-async def _fetch_piece(rpc: Rpc, offer: OfferedCopy, wanted: WantedState, number: int) -> list[torch.Tensor]:
+async def fetch_copy_piece(
+    rpc: Rpc, offer: OfferedCopy, wanted: WantedState, number: int
+) -> list[torch.Tensor]:
+    """Fetch one piece, φ, δ and AdamW's moments, of a copy; see `fetch_copy`."""
     copy, reason = offer.copy, "nobody has it"
     asked = GetCopyPiece(stage=copy.stage, beginning=copy.beginning, step=copy.step, index=number)
     size = min(PIECE_PARAMETERS, wanted.parameters - number * PIECE_PARAMETERS)
