@@ -95,6 +95,14 @@ class Terminal:
         assert done.returncode == 0, self._printed
         return self
 
+    def types_until(self, command: str, pattern: str) -> Self:
+        """Type it again and again until it shows that: others' news are read a few times in a record's lifetime."""
+        shown = wait_until(
+            lambda: re.search(pattern, self.types(command)._printed), MINUTES, self._is_running
+        )
+        assert shown, f"{self.name}: {pattern!r} did not appear in:\n{self.shown}"
+        return self
+
     def presses_ctrl_c(self) -> Self:
         """Send what a terminal sends: SIGINT to the node and to all that it has started; wait until it has ended."""
         self._look_from_here()

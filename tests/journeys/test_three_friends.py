@@ -10,6 +10,7 @@ from tests.journeys.terminals import INNER_STEPS, LIFETIME, FriendsRun
 from tests.patience import patience
 
 WORSE = 0.1  # of a loss, at most
+LAST = r"This node is the last that has the state of stage {} \(step [\d,]+\)"
 
 
 @pytest.mark.timeout(patience(900))
@@ -20,12 +21,12 @@ def test_a_pause_a_move_and_a_ctrl_c_lose_nothing(tmp_path: Path) -> None:
     begun, before = run.beginnings(0), a.loss()
 
     b.types("noloco node pause").sees("Paused")
-    b.sees(r"This node is the last that has the state of stage 1 \(step [\d,]+\)")
+    b.sees(LAST.format(1))
     a.presses_ctrl_c()
     left = a.saved(0)[0]
     a.types("noloco-node --stage 1").serves(1)
     a.trains()
-    c.presses_ctrl_c().sees(r"This node is the last that has the state of stage 0 \(step [\d,]+\)")
+    c.presses_ctrl_c().sees(LAST.format(0))
     a.presses_ctrl_c()
     b.types("noloco node resume").serves(1)
     a.types("noloco-node --stage 0")
@@ -50,7 +51,8 @@ def test_a_newcomer_waits_for_the_friend_who_has_the_stage_and_says_so(tmp_path:
     begun, holders = run.beginnings(0), f"{a.peer[-8:]}|{c.peer[-8:]}"
 
     a.presses_ctrl_c().loses_the_disk()
-    c.presses_ctrl_c().sees(r"This node is the last that has the state of stage 0 \(step [\d,]+\)")
+    c.types_until("noloco node status", LAST.format(0))
+    c.presses_ctrl_c().sees(LAST.format(0))
     left, lineage = c.saved(0)
     d = run.terminal("D").types(f"noloco-node {run.join} --stage 0")
     waiting = (
