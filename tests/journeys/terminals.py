@@ -60,7 +60,6 @@ gossip_deadline = 5.0
 record_lifetime = {lifetime}
 stage_return = {stage_return}
 """
-BEGINNINGS = ("initialised", "begun-anew")  # events of a stage that starts from the run's seed
 
 
 class Terminal:
@@ -258,10 +257,14 @@ class FriendsRun:
         return self.terminals.setdefault(name, Terminal(self, name))
 
     def three_friends(self) -> tuple[Terminal, Terminal, Terminal]:
-        """A and C at stage 0, B at stage 1, in training for a while."""
+        """A and C at stage 0, B at stage 1, in training for a while. A came first: C has its weights from A."""
         a, b, c = (self.terminal(name) for name in "ABC")
-        for friend, stage in ((a, 0), (b, 1), (c, 0)):
-            friend.types(f"noloco-node {self.join} --stage {stage}")
+        a.types(f"noloco-node {self.join} --stage 0").sees(
+            "First replica of stage 0: starting from the run's seed"
+        )
+        b.types(f"noloco-node {self.join} --stage 1")
+        a.serves(0)
+        c.types(f"noloco-node {self.join} --stage 0")
         for friend in (a, b, c):
             friend.trains(AT_WORK)
         c.meets()
@@ -271,9 +274,9 @@ class FriendsRun:
         """The events of these names at all friends'."""
         return [e for terminal in self.terminals.values() for e in terminal.events(*names)]
 
-    def beginnings(self, stage: int) -> int:
-        """The number of times that the stage began from the run's seed."""
-        return sum(e["stage"] == stage for e in self.happened(*BEGINNINGS))
+    def beginnings(self) -> list[int]:
+        """The stages that began from the run's seed, in order, each as often as it did."""
+        return sorted(e["stage"] for e in self.happened("initialised", "begun-anew"))
 
     def everyone_leaves(self) -> None:
         for terminal in self.terminals.values():
