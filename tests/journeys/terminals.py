@@ -90,7 +90,9 @@ class Terminal:
         if arguments[0] == "node":
             arguments += ["--state-dir", str(self.directory)]
         done = run_tool(*arguments, patience=MINUTES)
-        self._printed = done.stdout + done.stderr
+        self._printed = " ".join(
+            (done.stdout + done.stderr).split()
+        )  # sentences go on over lines of a terminal
         assert done.returncode == 0, self._printed
         return self
 
