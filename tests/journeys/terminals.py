@@ -60,7 +60,6 @@ gossip_deadline = 5.0
 record_lifetime = {lifetime}
 stage_return = {stage_return}
 """
-BEGINNINGS = ("initialised", "begun-anew")  # events of a stage that starts from the run's seed
 
 
 class Terminal:
@@ -91,8 +90,18 @@ class Terminal:
         if arguments[0] == "node":
             arguments += ["--state-dir", str(self.directory)]
         done = run_tool(*arguments, patience=MINUTES)
-        self._printed = done.stdout + done.stderr
+        self._printed = " ".join(
+            (done.stdout + done.stderr).split()
+        )  # sentences go on over lines of a terminal
         assert done.returncode == 0, self._printed
+        return self
+
+    def types_until(self, command: str, pattern: str) -> Self:
+        """Type it again and again until it shows that: others' news are read a few times in a record's lifetime."""
+        shown = wait_until(
+            lambda: re.search(pattern, self.types(command)._printed), MINUTES, self._is_running
+        )
+        assert shown, f"{self.name}: {pattern!r} did not appear in:\n{self.shown}"
         return self
 
     def presses_ctrl_c(self) -> Self:
@@ -250,10 +259,14 @@ class FriendsRun:
         return self.terminals.setdefault(name, Terminal(self, name))
 
     def three_friends(self) -> tuple[Terminal, Terminal, Terminal]:
-        """A and C at stage 0, B at stage 1, in training for a while."""
+        """A and C at stage 0, B at stage 1, in training for a while. A came first: C has its weights from A."""
         a, b, c = (self.terminal(name) for name in "ABC")
-        for friend, stage in ((a, 0), (b, 1), (c, 0)):
-            friend.types(f"noloco-node {self.join} --stage {stage}")
+        a.types(f"noloco-node {self.join} --stage 0").sees(
+            "First replica of stage 0: starting from the run's seed"
+        )
+        b.types(f"noloco-node {self.join} --stage 1")
+        a.serves(0)
+        c.types(f"noloco-node {self.join} --stage 0")
         for friend in (a, b, c):
             friend.trains(AT_WORK)
         c.meets()
@@ -263,9 +276,9 @@ class FriendsRun:
         """The events of these names at all friends'."""
         return [e for terminal in self.terminals.values() for e in terminal.events(*names)]
 
-    def beginnings(self, stage: int) -> int:
-        """The number of times that the stage began from the run's seed."""
-        return sum(e["stage"] == stage for e in self.happened(*BEGINNINGS))
+    def beginnings(self) -> list[int]:
+        """The stages that began from the run's seed, in order, each as often as it did."""
+        return sorted(e["stage"] for e in self.happened("initialised", "begun-anew"))
 
     def everyone_leaves(self) -> None:
         for terminal in self.terminals.values():
