@@ -19,8 +19,8 @@ LEFT_ALONE_SECONDS = 60.0  # an older lineage of which nobody gave the state
 class Kin:
     """Tells the replicas of this one's lineage from others, and finds an older lineage, to which this one yields.
 
-    Mutable state: when others were last asked for the past, until when an older lineage is left alone, and the lineage
-    before any partner said when it began.
+    Mutable state: when others were last asked for the past, until when an older lineage is left alone, and the
+    lineage before any partner said when it began.
     """
 
     def __init__(self, context: Context, replica: Replica) -> None:
@@ -70,8 +70,8 @@ class Kin:
     def met(self, partner: PeerId) -> None:
         """Note that this replica averaged with the partner: both began when the first of them did.
 
-        All partners together move that by no more than first replicas are apart: else one that lies a little more each
-        time would part this replica from the others.
+        All partners together move that by no more than first replicas are apart: else one that lies a little more
+        each time would part this replica from the others.
         """
         member, own = self._context.view.record_of(partner), self._replica.lineage
         if member is None or not self.is_alike(member.announcement):

@@ -12,7 +12,7 @@ import hashlib
 import os
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from node.first_state import FirstState
 from node.model.replica import Replica
 from node.rounds.gossip import PairAverager
 from node.state import copy_keeper
-from node.state.copies import NEAR_ROUNDS
 from node.state.checkpoints import Checkpoints
+from node.state.copies import NEAR_ROUNDS
 from node.state.copy_keeper import copies_in
 from node.storage import state_directory
 from node.storage.checkpoint_files import Checkpoint, KeptCheckpoint
@@ -377,9 +377,13 @@ class Day:
             if self.keeps_copies:
                 self._accuse_holder("the seed peer", stage, self.kept_on(self.directory / "seed" / "copies"))
         for name, past in witnesses.items():
-            known = [one for one in past.of(stage, without=me) if one.peer != name] if past is not None else []
+            known = (
+                [one for one in past.of(stage, without=me) if one.peer != name] if past is not None else []
+            )
             if known and max(one.step for one in known) > NEAR_ROUNDS * INNER_STEPS and not waited:
-                self.accuse(f"stage {stage} was begun without a wait, though {name} remembers {known[0].step}")
+                self.accuse(
+                    f"stage {stage} was begun without a wait, though {name} remembers {known[0].step}"
+                )
 
     def _accuse_holder(self, name: str, stage: int, kept: list[KeptCheckpoint]) -> None:
         for one in kept:
@@ -401,7 +405,7 @@ class Day:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Day]]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Day]:
     """Where the day that is lived is put: from there the product's parts are watched."""
     days: list[Day] = []
     monkeypatch.setattr(copy_keeper, "LEAST_SECONDS", 30.0)
@@ -455,4 +459,4 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Day]]:
     wrap(PairAverager, "_record", record)
     wrap(StateDirectory, "save_checkpoint", save)
     wrap(state_directory, "replace_whole", replace_whole)
-    yield days
+    return days

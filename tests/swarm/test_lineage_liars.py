@@ -1,4 +1,4 @@
-"""Those who claim an older lineage, or an absurd one, move and break nobody; who proves one moves those begun anew."""
+"""A claim of an older or an absurd lineage moves and breaks nobody; a proved one moves those begun anew."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.swarm.micro import (
     until,
 )
 from tests.swarm.test_lying_donors import Liar, noise
-from tests.swarm.test_nothing_is_lost import A, C, RETURN, leave, lineages, three_friends
+from tests.swarm.test_nothing_is_lost import RETURN, A, C, leave, lineages, three_friends
 
 LIFETIME = 6.0
 CLAIMS = {
@@ -140,7 +140,9 @@ def test_beside_a_liar_the_replica_that_others_remember_is_yielded_to(tmp_path: 
 
 
 @pytest.mark.parametrize("beginning", [pytest.param(2**62, marks=pytest.mark.long), 2**63 - 1])
-def test_after_a_claim_of_the_last_beginning_a_stage_can_be_begun_anew(beginning: int, tmp_path: Path) -> None:
+def test_after_a_claim_of_the_last_beginning_a_stage_can_be_begun_anew(
+    beginning: int, tmp_path: Path
+) -> None:
     """Failed before: the next beginning fitted into no record, and the node ended."""
 
     async def main() -> None:

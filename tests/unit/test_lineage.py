@@ -13,6 +13,7 @@ from protocol.announcement import Announcement, open_announcement
 from protocol.ground import PeerId
 from protocol.lineage import MOST_BEGINNINGS, SAME_SECONDS, UNDATED, Lineage, together_within
 from protocol.manifest import load_preset
+from protocol.messages import Message
 from protocol.messages.peers import NodeStats, StateIndex
 from protocol.messages.training import Accept, Propose
 from protocol.signed_manifest import SignedManifest, canonical_bytes
@@ -79,7 +80,14 @@ def test_a_checkpoints_facts_are_read_back(lineage: Lineage) -> None:
 
 @pytest.mark.parametrize(
     "facts",
-    [{"beginning": "x"}, {"begun": "nan"}, {"begun": "inf"}, {"begun": "-1"}, {"beginning": "-1"}, {"begun": ""}],
+    [
+        {"beginning": "x"},
+        {"begun": "nan"},
+        {"begun": "inf"},
+        {"begun": "-1"},
+        {"beginning": "-1"},
+        {"begun": ""},
+    ],
 )
 def test_facts_of_no_lineage_are_told(facts: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -106,7 +114,12 @@ def test_a_record_of_an_earlier_version_is_of_the_undated_lineage() -> None:
 
 def test_messages_of_an_earlier_version_are_read_and_those_of_the_first_lineage_are_the_same() -> None:
     """Earlier versions refuse keys that they do not know."""
-    kinds = {"StateIndex": StateIndex, "NodeStats": NodeStats, "Propose": Propose, "Accept": Accept}
+    kinds: dict[str, type[Message]] = {
+        "StateIndex": StateIndex,
+        "NodeStats": NodeStats,
+        "Propose": Propose,
+        "Accept": Accept,
+    }
     kept = msgpack.unpackb((EARLIER / "messages.msgpack").read_bytes())
     assert {name for name, _ in kept} == kinds.keys()
     for name, fields in kept:

@@ -1,4 +1,4 @@
-"""What a node believes of a stage's past: what it read itself, and what most others did; floods and lies are bounded."""
+"""What a node believes of a stage's past: what it read, and what most others did; floods and lies are bounded."""
 
 from __future__ import annotations
 
@@ -89,7 +89,13 @@ def test_the_last_record_of_a_member_and_when_it_was_read_first_are_kept() -> No
 
 @pytest.mark.parametrize(
     "given",
-    [{"state": "joining"}, {"step": 0}, {"step": TOTAL + 1}, {"step": 10**9}, {"lineage": Lineage(2**62, NOW)}],
+    [
+        {"state": "joining"},
+        {"step": 0},
+        {"step": TOTAL + 1},
+        {"step": 10**9},
+        {"lineage": Lineage(2**62, NOW)},
+    ],
 )
 def test_a_record_that_cannot_be_is_not_kept(given: dict[str, Any]) -> None:
     past = past_of()
