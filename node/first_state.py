@@ -146,11 +146,14 @@ class FirstState:
     # --- the first replica --------------------------------------------------------------------
 
     async def _past(self) -> Remembered | None:
-        """The latest that is known of the stage, but for this node's own part in it."""
+        """The furthest that is known of the stage, but for this node's own part in it.
+
+        Not the latest: the record of somebody who has only come would have a stage begun anew at once.
+        """
         context = self._context
         await context.ask_of_past()
         found = context.past.of(context.stage, without=context.me) if context.past is not None else []
-        return found[0] if found else None
+        return max(found, key=lambda one: (one.step, one.seen), default=None)
 
     async def _wait_for_return(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Wait for somebody who has the stage's state; if nobody comes, or ever had it, begin. Returns as `load`.
@@ -358,6 +361,9 @@ class FirstState:
         lineage = await self._lineage_of_holders()
         if lineage is None or any(one.announcement.round > FRESH_ROUNDS for one in self._of(lineage)):
             return False
+        past = await self._past()
+        if past is not None and not self._is_recent(0, 0.0, past):
+            return False  # somebody was further: those with such records may have no state at all
         self._replica.lineage = lineage
         return True
 

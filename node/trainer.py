@@ -162,7 +162,7 @@ class Trainer:
                 beginning=older.beginning,
             )
             if not await self.download(older):
-                await asyncio.sleep(IDLE_POLL_SECONDS)
+                self._kin.leave_alone()
             return
         reason = self._rounds.behind
         if reason:

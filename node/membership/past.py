@@ -189,7 +189,10 @@ class Past:
         return found[:MOST_SHARED]
 
     def to_bytes(self) -> bytes:
-        """Return what this node has read within `MOST_BYTES`: those seen for the shortest time are left out."""
+        """Return what this node has read, to be kept, in `MOST_BYTES`.
+
+        Members that were seen for the shortest time are left out first.
+        """
         self.has_changed = False
         remembered = [one for of_stage in self._read.values() for one in of_stage.values()]
         remembered.sort(key=self._span, reverse=True)

@@ -30,9 +30,11 @@ from node.pipeline.stage_client import StageClient
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OddLoss, OutOfMemory, Refused, Unrepeatable
+from protocol.ground import PeerId
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient, Return
 from protocol.rpc import Answer, Request, Rpc
 
+SENDING_SECONDS = 60.0  # after its last microbatch a peer counts as one of those that send
 AGAIN_SECONDS = (
     1.0  # before an own microbatch is tried again that memory had no room for, or that came out wrong
 )
@@ -56,6 +58,7 @@ class Pipeline:
         self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
         self._diagnostics = StageDiagnostics(context, replica)
         self._loss_screen = LossScreen()
+        self._sent_at: dict[PeerId, float] = {}  # the loop's time, of those that sent microbatches lately
         self._beginnings = set[int]()  # of the lineages of the stage before, whose losses are known
         self._losses: list[float] = []  # of this step
         self._own: dict[str, Microbatch] = {}  # in a ring, those drawn here that are under way
@@ -174,7 +177,7 @@ class Pipeline:
         try:
             if context.is_last:
                 is_ending = context.view.most_have_finished(context.stage - 1, context.transport.now())
-                self._look_at_lineage()
+                self._look_at_lineage(microbatch.sender)
                 microbatch.most_loss = self._loss_screen.most(microbatch.sender, is_ending)
                 result = await context.compute.run(Priority.FORWARD, microbatch.last_stage)
             else:
@@ -253,14 +256,19 @@ class Pipeline:
             raise
         return self._reply(*await result.result(), began)
 
-    def _look_at_lineage(self) -> None:
-        """Forget the losses known so far once all of the stage before have another lineage: it was begun anew.
+    def _look_at_lineage(self, sender: PeerId | None) -> None:
+        """Forget the losses known so far once all that send here have another lineage: their stage was begun anew.
 
-        They are those of other weights, and whoever began would be doubted for as long as they are remembered.
+        They are those of other weights, and whoever began would be doubted for as long as they are remembered. A peer
+        that sends nothing does not count: by its record alone it would keep them remembered.
         """
-        context = self._context
+        context, now = self._context, asyncio.get_running_loop().time()
+        if sender is not None:
+            self._sent_at[sender] = now
+        sending = self._sent_at = {p: at for p, at in self._sent_at.items() if now - at <= SENDING_SECONDS}
         before = context.view.members(context.stage - 1, context.transport.now())
-        beginnings = {m.announcement.beginning for m in before if m.announcement.state == "serving"}
+        said = {m.peer: m.announcement.beginning for m in before if m.announcement.state == "serving"}
+        beginnings = {said[peer] for peer in sending.keys() & said.keys()}
         if len(beginnings) == 1 and beginnings != self._beginnings:
             if self._beginnings:
                 self._loss_screen = LossScreen()

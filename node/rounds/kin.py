@@ -13,18 +13,22 @@ from protocol.lineage import Lineage
 from protocol.windows import window
 
 ASK_AGAIN_SECONDS = 30.0  # after others were asked whether an older lineage is one
+LEFT_ALONE_SECONDS = 60.0  # an older lineage of which nobody gave the state
 
 
 class Kin:
     """Tells the replicas of this one's lineage from others, and finds an older lineage, to which this one yields.
 
-    Mutable state: when others were last asked for the past.
+    Mutable state: when others were last asked for the past, until when an older lineage is left alone, and the
+    lineage before any partner said when it began.
     """
 
     def __init__(self, context: Context, replica: Replica) -> None:
         self._context = context
         self._replica = replica
         self._asked_at = float("-inf")
+        self._alone_until = float("-inf")
+        self._before = replica.lineage
 
     @window
     def __repr__(self) -> str:
@@ -64,10 +68,19 @@ class Kin:
         }
 
     def met(self, partner: PeerId) -> None:
-        """Note that this replica averaged with the partner: both began when the first of them did."""
-        member = self._context.view.record_of(partner)
-        if member is not None and self.is_alike(member.announcement):
-            self._replica.lineage = self._replica.lineage.joined(member.announcement.lineage)
+        """Note that this replica averaged with the partner: both began when the first of them did.
+
+        All partners together move that by no more than first replicas are apart: else one that lies a little more
+        each time would part this replica from the others.
+        """
+        member, own = self._context.view.record_of(partner), self._replica.lineage
+        if member is None or not self.is_alike(member.announcement):
+            return
+        if not self._before.is_same(own, self.lifetime) or not self._before.begun:
+            self._before = own
+        joined = own.joined(member.announcement.lineage)
+        if self._before.is_same(joined, self.lifetime):
+            self._replica.lineage = joined
 
     # --- yielding -----------------------------------------------------------------------------
 
@@ -86,11 +99,15 @@ class Kin:
     def older(self) -> Lineage | None:
         """The oldest lineage that a member of the stage has, older than this replica's and proved to be; or None."""
         past, stage, begun = self._context.past, self._context.stage, self._replica.lineage.begun
-        if past is None:
+        if past is None or self._context.view.elapsed() < self._alone_until:
             return None
         claimed = [(member.announcement.lineage, member.peer) for member in self._older()]
         proved = [lineage for lineage, peer in claimed if past.proves(stage, peer, lineage, begun)]
         return min(proved, default=None)
+
+    def leave_alone(self) -> None:
+        """Go on training for a while: those of the older lineage gave nothing, and may not be reached from here."""
+        self._alone_until = self._context.view.elapsed() + LEFT_ALONE_SECONDS
 
     async def ask(self) -> None:
         """Ask others for the past where somebody claims an older lineage and this node cannot say whether it is one.

@@ -139,17 +139,19 @@ def chosen(
     A copy is of a lineage that members are known to have had, and no further than they can be by now: anybody can
     offer one.
     """
-    found: dict[tuple[int, int], tuple[StageCopy, list[PeerId]]] = {}
+    found: dict[tuple[int, float, int], tuple[StageCopy, list[PeerId]]] = {}
     for peer, copies in offers.items():
         for copy in copies:
             lineage = Lineage(copy.beginning, copy.begun)
             of_it = [one for one in past if one.lineage.is_same(lineage, lifetime)]
             if of_it and 0 < copy.step <= max(one.step for one in of_it) + _further(of_it):
-                found.setdefault((copy.beginning, copy.step), (copy, []))[1].append(peer)
+                # those of one lineage were seen first at one time, whatever else has the same number
+                place = copy.beginning, min(one.record.first for one in of_it), -copy.step
+                found.setdefault(place, (copy, []))[1].append(peer)
     if not found:
         return None
-    copy, peers = min(found.values(), key=lambda one: (one[0].beginning, -one[0].step))
-    return OfferedCopy(copy, tuple(sorted(peers)))
+    copy, peers = found[min(found)]
+    return OfferedCopy(copy, tuple(sorted(set(peers))))
 
 
 def _further(past: Sequence[Remembered]) -> int:

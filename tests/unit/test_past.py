@@ -1,4 +1,4 @@
-"""What a node believes of a stage's past: what it read itself, and what most others did; floods are bounded."""
+"""What a node believes of a stage's past: what it read, and what most others did; floods and lies are bounded."""
 
 from __future__ import annotations
 
