@@ -159,7 +159,7 @@ class Node:
         rpc.limit(payload_limits(self.signed.manifest))
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
         self._plan = OwnersPlan(transport, self.signed, member.events)
-        equip(member, checkpoint.position if checkpoint else None)
+        equip(member, checkpoint.position if checkpoint else None, self.rest.asked.is_set)
         self._closing.callback(member.data.close)
         await self._serve_where_needed(checkpoint)
 
