@@ -20,7 +20,9 @@ NOW = 1_800_000_000.0
 
 def kept(stage: int, step: int, minutes: float, beginning: int = 0) -> Checkpoint:
     flat = torch.zeros(1_000)
-    state = StageState(step, step // 5, 0, step, flat, flat, flat, flat, flat, lineage=Lineage(beginning, NOW - 900))
+    state = StageState(
+        step, step // 5, 0, step, flat, flat, flat, flat, flat, lineage=Lineage(beginning, NOW - 900)
+    )
     return Checkpoint(stage, state, saved=NOW - 60 * minutes)
 
 
