@@ -61,7 +61,6 @@ class Node:
         self._closing = ExitStack()  # what is open as long as the node lives
         self._leaving = asyncio.Event()
         self._patience = LEAVE_SECONDS
-        self._plan: OwnersPlan
         self._mover: Mover | None = None
         self._has_asked = False  # whether to leave, as the last of its stage
         self._target = -1  # the stage that this node is about to move to
@@ -158,8 +157,8 @@ class Node:
         await enter_run(member, found.revoked, self._fail)
         rpc.limit(payload_limits(self.signed.manifest))
         checkpoint = state.checkpoint(self.signed.run_id) if state is not None else None
-        self._plan = OwnersPlan(transport, self.signed, member.events)
-        equip(member, checkpoint.position if checkpoint else None)
+        member.plan = OwnersPlan(transport, self.signed, member.events)
+        equip(member, checkpoint.position if checkpoint else None, self.rest.asked.is_set)
         self._closing.callback(member.data.close)
         await self._serve_where_needed(checkpoint)
 
@@ -167,7 +166,7 @@ class Node:
         """Serve at the stage found. A claim to it is renewed until the service can announce itself."""
         member, previous = self.member, checkpoint.stage if checkpoint else None
         async with found_stage(
-            member.config, member.membership, self._plan, member.abilities.serveable, previous
+            member.config, member.membership, member.plan, member.abilities.serveable, previous
         ) as stage:
             await self._take(stage)
         await self._serving.start(checkpoint)
@@ -269,7 +268,7 @@ class Node:
             return
         if self._mover is None:
             member = self.member
-            self._mover = Mover(member.membership, self._plan, member.random())
+            self._mover = Mover(member.membership, member.plan, member.random())
         self._target = await self._mover.wait(
             source, abilities.may_serve, lambda target: abilities.check_move(source, target)
         )

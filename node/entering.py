@@ -99,12 +99,12 @@ def remember_past(member: NodeResources) -> None:
     member.supervisor.keep("keeping the past of the stages", keep, consequence)
 
 
-def keep_copies(member: NodeResources) -> None:
-    """Offer what is on this node's disk of other stages; with `--keep` also fetch copies of all from now on."""
+def keep_copies(member: NodeResources, is_resting: Callable[[], bool]) -> None:
+    """Offer what is on this node's disk of other stages; with `--keep` also fetch copies of all, unless it rests."""
     run_id, state = member.signed.run_id, member.surroundings.state
     directories = [] if state is None else [state]
     if state is not None and member.config.keep:
-        keeper = CopyKeeper(member.rpc, member.signed, copies_in(state.path), member.random())
+        keeper = CopyKeeper(member.rpc, member.signed, copies_in(state.path), member.random(), is_resting)
         directories.append(keeper.directory)
         member.supervisor.keep(
             "keeping copies of all stages", keeper.run, "It keeps no copies of other stages."
@@ -122,11 +122,11 @@ async def save_past(member: NodeResources) -> None:
         await asyncio.to_thread(state.save_past, past.to_bytes())
 
 
-def equip(member: NodeResources, position: Position | None) -> None:
+def equip(member: NodeResources, position: Position | None, is_resting: Callable[[], bool]) -> None:
     """Give the node its tokenizer, data from `position` on, stages it can serve, and others' records to show."""
     serve_records(member.rpc, member.signed, member.view, member.admission)
     remember_past(member)
-    keep_copies(member)
+    keep_copies(member, is_resting)
     config, manifest, state = member.config, member.signed.manifest, member.surroundings.state
     member.tokenizer = RunTokenizer(manifest, member.rpc, member.view, state, config.tokenizer)
     member.tokenizer.serve()

@@ -14,6 +14,7 @@ from statistics import median, median_low
 
 from node.context import Context
 from node.membership.discovery import Discovery
+from node.membership.moving import OwnersPlan
 from node.membership.past import Remembered
 from node.membership.view import Member
 from node.model.compute import Priority
@@ -25,7 +26,7 @@ from node.state.transfer import FRESH_ROUNDS
 from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from node.watch.words import waiting_sentence
-from protocol.errors import CheckpointError, JoinError
+from protocol.errors import CheckpointError, JoinError, NolocoError
 from protocol.lineage import Lineage
 from protocol.messages.peers import Awaited
 
@@ -54,6 +55,7 @@ class FirstState:
         discovery: Discovery,
         trainer: Trainer,
         copies: StageCopies,
+        plan: OwnersPlan,
         pretrained: str,
         begin_anew: bool,
     ) -> None:
@@ -63,6 +65,7 @@ class FirstState:
         self._discovery = discovery
         self._trainer = trainer
         self._copies = copies
+        self._plan = plan
         self._pretrained = pretrained
         self._begin_anew = begin_anew
         self.awaited: Awaited | None = None
@@ -183,7 +186,21 @@ class FirstState:
             is_over = self._context.transport.now() >= until
             if is_over or (pause % COPIES_EVERY == 0 and await self._has_recent(checkpoint, past)):
                 break
+            if pause % COPIES_EVERY == 1 and await self._is_released(past):
+                break
         return None
+
+    async def _is_released(self, past: Remembered) -> bool:
+        """Return whether the run's owner has said, since the stage was last seen, that nobody is to wait for it."""
+        context = self._context
+        with contextlib.suppress(NolocoError):
+            await self._plan.read()
+        plan = self._plan.current
+        if plan is None or context.stage not in plan.begin_anew or plan.issued < past.seen - self._lifetime:
+            return False
+        sentence = f"The run's owner says that stage {context.stage} need not wait for its state any longer."
+        context.events.say(sentence, "wait-ended", stage=context.stage)
+        return True
 
     async def _go_on_from_what_there_is(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Take the own checkpoint or others' copy, however old; without any, begin. Returns as `load` does."""

@@ -13,6 +13,7 @@ from node.giving.ledger import ContributionLedger
 from node.links.links import Links
 from node.membership.data_source import DataSupply, ReadData, RunTokenizer
 from node.membership.membership import Membership
+from node.membership.moving import OwnersPlan
 from node.membership.past import Past
 from node.membership.stage_choice import Abilities
 from node.membership.view import View
@@ -72,6 +73,7 @@ class NodeResources:
     leave_by: float | None = None  # loop time at which leaving is to be over, once that has begun
     signed: SignedManifest = field(init=False)
     admission: Admission | None = None  # to a run that has rules of access, once it has been found
+    plan: OwnersPlan = field(init=False)  # of who serves which stage
     past: Past = field(init=False)  # of the run's stages
     copies: CopyService = field(init=False)  # of stages, on this node's disk
     abilities: Abilities = field(init=False)

@@ -292,7 +292,8 @@ class Service:
         wanted = WantedState.of(self.context.manifest, self.stage, self.replica.parameters)
         self._first_state = FirstState(
             self.context, self.replica, self.checkpoints, self._discovery, self.trainer,
-            StageCopies(member.membership, member.past, wanted), config.from_checkpoint, config.begin_anew,
+            StageCopies(member.membership, member.past, wanted), member.plan,
+            config.from_checkpoint, config.begin_anew,
         )  # fmt: skip
         self._keep_discovery()
         try:

@@ -30,7 +30,10 @@ Marks = Annotated[bytes, Field(max_length=MOST_PLANNED * MARK_BYTES)]
 
 
 class PlacementPlan(BaseModel):
-    """`stages`: for each, the marks of its peers in a row. Times in seconds since the epoch."""
+    """`stages`: for each, the marks of its peers in a row. Times in seconds since the epoch.
+
+    `begin_anew`: the stages that need not wait for their state to come back; earlier versions do not know it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -38,6 +41,9 @@ class PlacementPlan(BaseModel):
     issued: Number
     expires: Number
     stages: Annotated[list[Marks], Field(max_length=1_024)]
+    begin_anew: Annotated[list[Annotated[int, Field(ge=0, lt=1_024)]], Field(max_length=1_024)] = Field(
+        default_factory=list
+    )
 
     @model_validator(mode="after")
     def _is_one_place_for_each(self) -> Self:
@@ -54,12 +60,23 @@ class PlacementPlan(BaseModel):
 
     @classmethod
     def of(
-        cls, run_id: str, stages: Sequence[Sequence[PeerId]], issued: float, seconds: float
+        cls,
+        run_id: str,
+        stages: Sequence[Sequence[PeerId]],
+        issued: float,
+        seconds: float,
+        begin_anew: Sequence[int] = (),
     ) -> PlacementPlan:
         """Make a plan of these places. Raises `RecordError` when they do not make a valid one."""
         marks = [b"".join(mark_of(peer) for peer in peers) for peers in stages]
         try:
-            return cls(run_id=run_id, issued=issued, expires=issued + seconds, stages=marks)
+            return cls(
+                run_id=run_id,
+                issued=issued,
+                expires=issued + seconds,
+                stages=marks,
+                begin_anew=list(begin_anew),
+            )
         except ValidationError as error:
             raise RecordError(f"not a plan: {error.errors()[0]['msg']}") from None
 
@@ -71,7 +88,8 @@ class PlacementPlan(BaseModel):
 
     def sign(self, key: Identity) -> bytes:
         """Sign the plan with the key of the run."""
-        body: bytes = msgpack.packb(self.model_dump())
+        left_out = set() if self.begin_anew else {"begin_anew"}
+        body: bytes = msgpack.packb(self.model_dump(exclude=left_out))
         sealed: bytes = msgpack.packb([body, key.sign(_DOMAIN + body)])
         return sealed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -97,7 +98,8 @@ def doctor(
 ) -> None:
     """Check this machine, and with --join the way to a run: clock, port, uplink. Or a node that runs, with --self.
 
-    Exit code 1 when something is wrong. A seed peer's directory is the one that its keys are in.
+    Exit code 1 when something is wrong. --self also shows the states of stages that the directory keeps. A seed
+    peer's directory is the one that its keys are in.
 
     Example: noloco doctor --join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…
     """
@@ -115,7 +117,18 @@ def examine(directory: Path) -> bool:
     """Print a table for each node whose state is in `directory`; returns whether all are well."""
     console = Console(markup=False)
     well = [_examine_one(place, console) for place in directories(directory)]  # each is shown
+    for place in directories(directory):
+        _show_states(place, console)
     return all(well)
+
+
+def _show_states(directory: Path, console: Console) -> None:
+    """Print the states of stages that are kept there, if there are any."""
+    if any(any(place.glob("checkpoint*.safetensors")) for place in (directory, directory / "copies")):
+        from bootstrap.inspect.kept_states import states_table  # it imports torch
+
+        if (table := states_table(directory, time.time())) is not None:
+            console.print(table)
 
 
 def _examine_one(directory: Path, console: Console) -> bool:

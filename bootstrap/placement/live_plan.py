@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -23,11 +24,11 @@ from bootstrap.placement.search import Problem
 from node.membership.capacity import Peer, peer_of
 from node.membership.discovery import DHT_DEADLINE
 from node.model.stage import work_of
-from protocol.errors import JoinError, ScenarioError, StateError
+from protocol.errors import JoinError, RecordError, ScenarioError, StateError, UserError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.manifest import Manifest
-from protocol.placement_plan import PlacementPlan, plan_key
+from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.records import MAX_LIFETIME
 from protocol.signed_manifest import SignedManifest
 
@@ -199,16 +200,21 @@ def moves_table(moves: Moves) -> Table:
 
 def signed_plan(swarm: LiveSwarm, moves: Moves, directory: Path, seconds: float) -> bytes:
     """Sign with the key that `noloco-bootstrap` keeps in the directory. Raises `StateError` for another run's."""
-    key = Identity.load(directory / RUN_KEY)
-    if key.public_key != swarm.signed.public_key:
-        raise StateError(
-            f"{directory / RUN_KEY} is the key of another run. Name the directory of run "
-            f"{swarm.signed.run_id} (noloco-bootstrap --dir) with --publish."
-        )
+    key = _run_key(swarm.signed, directory)
     stages: list[list[PeerId]] = [[] for _ in range(swarm.manifest.stages)]
     for peer, stage in zip(moves.peers, moves.stage_of, strict=True):
         stages[stage].append(peer.peer)
     return PlacementPlan.of(swarm.signed.run_id, stages, swarm.now, seconds).sign(key)
+
+
+def _run_key(signed: SignedManifest, directory: Path) -> Identity:
+    key = Identity.load(directory / RUN_KEY)
+    if key.public_key != signed.public_key:
+        raise StateError(
+            f"{directory / RUN_KEY} is the key of another run. Name the directory of run "
+            f"{signed.run_id} (noloco-bootstrap --dir) with --publish."
+        )
+    return key
 
 
 async def publish_plan(
@@ -216,7 +222,33 @@ async def publish_plan(
 ) -> None:
     """Publish a plan; nodes keep copies until it expires. Raises `JoinError` when nobody answers or takes it."""
     async with visit(join, token) as observer:
-        lifetime = min(MAX_LIFETIME, seconds)
-        key = plan_key(swarm.signed.run_id)
-        if not await observer.transport.put(key, sealed, lifetime, DHT_DEADLINE):
-            raise JoinError("No peer has taken the plan. Try again, with the address of another member.")
+        await _put_plan(observer, sealed, seconds)
+
+
+async def _put_plan(observer: Observer, sealed: bytes, seconds: float) -> None:
+    lifetime = min(MAX_LIFETIME, seconds)
+    key = plan_key(observer.signed.run_id)
+    if not await observer.transport.put(key, sealed, lifetime, DHT_DEADLINE):
+        raise JoinError("No peer has taken the plan. Try again, with the address of another member.")
+
+
+async def end_waits(observer: Observer, stages: Sequence[int], directory: Path, seconds: float) -> None:
+    """Publish that nobody is to wait for the state of these stages; the places of the plan in force stay.
+
+    Raises `StateError` when the key cannot be used, `UserError` for a stage that the run has not, and `JoinError`
+    when nobody takes it.
+    """
+    signed, now = observer.signed, observer.transport.now()
+    if wrong := [stage for stage in stages if stage >= observer.manifest.stages]:
+        raise UserError(f"There is no stage {wrong[0]}: the run has {observer.manifest.stages}, from 0 on.")
+    key, plans = _run_key(signed, directory), list[PlacementPlan]()
+    for record in await observer.transport.get(plan_key(signed.run_id), DHT_DEADLINE):
+        with suppress(RecordError):
+            plans.append(open_plan(record.value, signed.public_key, signed.run_id, now))
+    if plans:
+        plan = max(plans, key=lambda one: one.issued)
+        until = max(plan.expires, now + seconds)
+        plan = plan.model_copy(update={"issued": now, "expires": until, "begin_anew": list(stages)})
+    else:
+        plan = PlacementPlan.of(signed.run_id, [], now, seconds, stages)
+    await _put_plan(observer, plan.sign(key), plan.expires - now)

@@ -17,10 +17,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bootstrap.display import figure, plain_table
+from bootstrap.inspect.observer import visit
 from bootstrap.placement.kernels import Floats
 from bootstrap.placement.live_plan import (
     LiveSwarm,
     Moves,
+    end_waits,
     look_at,
     moves_of,
     moves_table,
@@ -44,6 +46,9 @@ RANDOM = 20  # placements, with whose median cost a plan is compared
 
 def make_and_show(request: PlanRequest) -> None:
     """Plan as requested and show it. Raises `NolocoError` with what to do."""
+    if request.begin_anew and request.publish is not None:
+        run_async(_end_waits(request, request.begin_anew, request.publish))
+        return
     if request.join:
         _plan_swarm(request, run_async(look_at(request.join, request.token)))
         return
@@ -72,6 +77,17 @@ def _plan_swarm(request: PlanRequest, swarm: LiveSwarm) -> None:
     if sealed is not None:
         run_async(publish_plan(request.join or [], request.token, swarm, sealed, lifetime))
         print(f"The plan is signed and published; nodes follow it for {request.hours:g} h.", file=sys.stderr)
+
+
+async def _end_waits(request: PlanRequest, stages: Sequence[int], directory: Path) -> None:
+    async with visit(request.join or [], request.token) as observer:
+        await end_waits(observer, stages, directory, request.hours * 3600)
+    names = ", ".join(str(stage) for stage in stages)
+    print(
+        f"Published: a node that waits for the state of stage {names} goes on within a minute, from its own "
+        "checkpoint or a copy, or else begins the stage anew.",
+        file=sys.stderr,
+    )
 
 
 def searched(problem: Problem, request: PlanRequest) -> list[Placement]:

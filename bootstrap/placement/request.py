@@ -27,6 +27,15 @@ class PlanRequest:
     hours: Annotated[
         float, Option(metavar="N", min=0.01, max=24, help="With --publish: hours until the plan expires.")
     ] = 6.0
+    begin_anew: Annotated[
+        list[int] | None,
+        Option(
+            metavar="STAGE",
+            min=0,
+            max=1023,
+            help="With --publish: stages that nobody is to wait for any longer. The plan in force stays as it is.",
+        ),
+    ] = None
     stages: Annotated[
         int | None,
         Option(metavar="N", min=1, max=1024, help="Pipeline stages; default: 8, or the swarm's."),
@@ -73,6 +82,8 @@ class PlanRequest:
             )
         if self.publish is not None and not (self.join and self.objective == "noloco"):
             raise UserError("--publish needs --join ADDRESS, and the objective noloco.")
+        if self.begin_anew and self.publish is None:
+            raise UserError("--begin-anew needs --join ADDRESS and --publish DIRECTORY.")
         if self.join and (self.stages or self.microbatches or self.k):
             raise UserError(
                 "With --join, the run's manifest gives --stages, --microbatches and -k: leave them out."

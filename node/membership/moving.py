@@ -302,7 +302,8 @@ class OwnersPlan:
             return
         if self._plan is None or plan.issued > self._plan.issued:
             self._plan, self._sealed = plan, record.value
-            self._events.say("The run's owner has a plan of who serves which stage.", "plan")
+            if any(plan.stages):
+                self._events.say("The run's owner has a plan of who serves which stage.", "plan")
 
     def _ignore(self, record: Record, problem: RecordError) -> None:
         if len(self._known_bad) < MOST_READ:

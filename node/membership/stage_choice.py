@@ -24,7 +24,15 @@ from node.machine.limits import Room, host_room
 from node.membership.capacity import Capacities, Peer
 from node.membership.data_source import DataSupply
 from node.model.memory_model import memory_of_state
-from node.model.resources import require_disk, require_host_memory, require_memory, room_on, stages_that_fit
+from node.model.resources import (
+    nbytes_of_checkpoint,
+    require_disk,
+    require_host_memory,
+    require_memory,
+    room_on,
+    stages_that_fit,
+)
+from node.storage.checkpoint_files import COPIES, nbytes_by_stage
 from node.storage.state_directory import StateDirectory
 from protocol.announcement import PEER_CHARACTERS, LinkReport
 from protocol.errors import UserError
@@ -184,20 +192,32 @@ class Abilities:
         room = room_on(self._device, self._config.most_memory)
         return Room(room.free + freed, room.limit, room.source)
 
-    def require(self, stage: int, freed: int = 0) -> None:
-        """Check that the stage fits, `freed` bytes of memory being given back before. Raises `UserError` if not."""
+    def require(self, stage: int, freed: int = 0, leaving: int | None = None) -> None:
+        """Check that the stage fits, `freed` bytes of memory being given back before. Raises `UserError` if not.
+
+        A checkpoint of the stage that this node is `leaving` stays on the disk.
+        """
         require_memory(self._manifest, stage, self._room(freed), self._config.recompute, self._on_host)
         if not self._on_host:
             require_host_memory(self._manifest, stage, host_room())
         if self._state is not None:
-            require_disk(self._manifest, stage, self._state.path)
+            here = nbytes_by_stage(self._state.path)
+            beside = 0 if leaving is None else self._still_to_take(leaving, here)
+            if self._config.keep:
+                copied = nbytes_by_stage(self._state.path / COPIES)
+                beside += sum(self._still_to_take(other, copied) for other in range(self._manifest.stages))
+            require_disk(self._manifest, stage, self._state.path, here=here.get(stage, 0), beside=beside)
         if stage == 0:
             self._data.require()
+
+    def _still_to_take(self, stage: int, here: Mapping[int, int]) -> int:
+        """Bytes that a checkpoint of the stage is still to take, with those on the disk by stage."""
+        return max(0, nbytes_of_checkpoint(self._manifest, stage) - here.get(stage, 0))
 
     def check_move(self, source: int, target: int) -> None:
         """Check that `target` can replace `source`. Raises `UserError` if not: others are asked from then on."""
         try:
-            self.require(target, freed=memory_of_state(self._manifest, source))
+            self.require(target, freed=memory_of_state(self._manifest, source), leaving=source)
         except UserError:
             self.may_serve.discard(target)
             raise

@@ -20,7 +20,8 @@ from protocol.manifest import Manifest
 P = ParamSpec("P")
 T = TypeVar("T")
 
-COPIES_ON_DISK = 10  # a checkpoint holds five; the old one stays until the new one is whole
+TENSORS_OF_CHECKPOINT = 5  # θ, φ, δ and AdamW's two moments, float32
+CHECKPOINTS = 2  # of a stage on the disk at once: the old one stays until the new one is whole
 GIB = 2**30
 CUDA_CONTEXT = 640 * 2**20  # that the driver takes of a GPU for each process, and torch does not count
 # what the program takes between this check and its first microbatch: text, compiled loops, threads
@@ -129,15 +130,33 @@ def stages_that_fit(
     return [s for s in range(manifest.stages) if least_memory(manifest, s, recompute, on_host) <= left]
 
 
-def require_disk(manifest: Manifest, stage: int, directory: Path, free: int | None = None) -> None:
-    """Check that checkpoints of the stage fit on the disk. Raises `ResourceError` when they do not."""
-    needed = parameter_count(manifest, stage) * 4 * COPIES_ON_DISK
+def require_disk(
+    manifest: Manifest,
+    stage: int,
+    directory: Path,
+    free: int | None = None,
+    here: int = 0,
+    beside: int = 0,
+) -> None:
+    """Check that checkpoints of the stage fit on the disk. Raises `ResourceError` when they do not.
+
+    `here`: bytes of the stage's last checkpoint, which is on the disk already and is replaced. `beside`: bytes that
+    checkpoints of other stages are still to take there.
+    """
+    whole = nbytes_of_checkpoint(manifest, stage)
+    needed = max(whole, CHECKPOINTS * whole - here)
     free = shutil.disk_usage(directory).free if free is None else free
-    if needed > free:
+    if needed + beside > free:
+        others = f", beside {size(beside)} for those of other stages" if beside else ""
         raise ResourceError(
-            f"Checkpoints of stage {stage} need {size(needed)} in {directory}, but "
+            f"Checkpoints of stage {stage} need {size(needed)} in {directory}{others}, but "
             f"{size(free)} are free. Free some space or choose another disk with --state-dir."
         )
+
+
+def nbytes_of_checkpoint(manifest: Manifest, stage: int) -> int:
+    """Bytes on disk of one checkpoint of the stage."""
+    return parameter_count(manifest, stage) * 4 * TENSORS_OF_CHECKPOINT
 
 
 # --- memory that runs out in spite of it ---------------------------------------------------------

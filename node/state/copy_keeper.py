@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.download import State, WantedState, download_state
 from node.state.transfer import DonorProgress
-from node.storage.checkpoint_files import Checkpoint
+from node.storage.checkpoint_files import COPIES, Checkpoint
 from node.storage.state_directory import StateDirectory
 from protocol.errors import NolocoError, StateError
 from protocol.ground import PeerId
@@ -28,7 +29,6 @@ from protocol.windows import window
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "copies"  # in the directory of a seed peer or a node
 BYTES_EACH = 16  # of a parameter, as it is fetched: φ, δ and AdamW's two moments
 BYTES_KEPT = 20  # and on disk, with θ
 LEAST_SECONDS = 300.0  # between two copies of a stage
@@ -49,7 +49,7 @@ def nbytes_of_copies(signed: SignedManifest) -> int:
 
 def copies_in(directory: Path) -> StateDirectory:
     """The place of copies in a directory that this process has locked; it is made where it is missing."""
-    place = directory / FOLDER
+    place = directory / COPIES
     place.mkdir(mode=0o700, exist_ok=True)
     return StateDirectory(place)
 
@@ -64,9 +64,18 @@ class CopyKeeper:
     """
 
     def __init__(
-        self, rpc: Rpc, signed: SignedManifest, directory: StateDirectory, rng: random.Random
+        self,
+        rpc: Rpc,
+        signed: SignedManifest,
+        directory: StateDirectory,
+        rng: random.Random,
+        is_resting: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`directory` is where copies are kept; `rng` must be one that peers cannot guess."""
+        """`directory` is where copies are kept; `rng` must be one that peers cannot guess.
+
+        While it `is_resting`, as a paused node is, it fetches nothing.
+        """
+        self._is_resting = is_resting
         self._rpc = rpc
         self._signed = signed
         self.directory = directory
@@ -90,7 +99,7 @@ class CopyKeeper:
         while True:
             for stage in range(self._signed.manifest.stages):
                 now = asyncio.get_running_loop().time()
-                if now - self._copied_at.get(stage, float("-inf")) >= self.pause:
+                if not self._is_resting() and now - self._copied_at.get(stage, -math.inf) >= self.pause:
                     try:
                         await self.copy(stage)
                     except (NolocoError, OSError, MemoryError) as problem:

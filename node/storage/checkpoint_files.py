@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,9 @@ from protocol.lineage import Lineage
 
 OF_ONE_STAGE = "checkpoint.safetensors"  # of earlier versions
 PATTERN = "checkpoint-*.safetensors"
+COPIES = "copies"  # the folder of copies in the directory of a seed peer or a node
+OWN_NAME = re.compile(r"checkpoint-(\d{1,4})\.safetensors")
+OLDER_NAME = re.compile(r"checkpoint-(\d{1,4})-older\.safetensors")
 OF_FACTS = "facts_crc32"  # the checksum of
 FACTS = {
     "run", "stage", "step", "round", "saved", "steps_in_round", "updates", "tokens", "position", "crc32"
@@ -62,6 +67,16 @@ def path_of(directory: Path, stage: int) -> Path:
 def set_aside_path(directory: Path, stage: int) -> Path:
     """The place of a stage's checkpoint of an older lineage than the one that is trained now."""
     return directory / f"checkpoint-{stage}-older.safetensors"
+
+
+def nbytes_by_stage(directory: Path) -> dict[int, int]:
+    """Bytes of the last checkpoint of each stage in the directory; those set aside are not counted."""
+    found: dict[int, int] = {}
+    for path in directory.glob(PATTERN):
+        if name := OWN_NAME.fullmatch(path.name):
+            with suppress(OSError):
+                found[int(name[1])] = path.stat().st_size
+    return found
 
 
 def contents_of(run_id: str, checkpoint: Checkpoint) -> list[bytes | memoryview]:

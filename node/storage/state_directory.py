@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from pathlib import Path
 from typing import TypeVar
 
 from node.storage.checkpoint_files import (
     OF_ONE_STAGE,
+    OLDER_NAME,
+    OWN_NAME,
     PATTERN,
     Checkpoint,
     KeptCheckpoint,
@@ -51,8 +52,6 @@ J = TypeVar("J")
 
 MAX_PEER_BOOK = 256
 MOST_PAST_BYTES = 64 * 1024 * 1024
-OWN_NAME = re.compile(r"checkpoint-\d{1,4}\.safetensors")
-OLDER_NAME = re.compile(r"checkpoint-\d{1,4}-older\.safetensors")
 
 
 class StateDirectory:

@@ -13,6 +13,7 @@ from node.membership.past import Past, Remembered
 from node.state import copy_keeper
 from node.state.copies import chosen, is_recent
 from node.state.copy_keeper import copies_in
+from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused
 from protocol.ground import PeerId
 from protocol.lineage import Lineage
@@ -20,6 +21,7 @@ from protocol.messages.peers import GetCopies, GetCopyPiece, PastRecord, StageCo
 from tests.swarm.micro import events_of, everyone_goes_on, guest_of, peer_of, run_swarm, step_of, until
 from tests.swarm.test_nothing_is_lost import A, B, C, leave, recent_loss, three_friends
 
+D = 3  # a node that keeps copies
 EVERY = 20.0  # seconds, that copies are made here
 BEGINNING = Lineage(0, 100.0)
 
@@ -137,6 +139,58 @@ def test_a_keeper_asks_for_little_of_the_network(tmp_path: Path) -> None:
         assert copied_steps(swarm, tmp_path) == first
         await asyncio.sleep(EVERY)
         assert copied_steps(swarm, tmp_path)[0] > first[0]
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+# --- a node that keeps copies -------------------------------------------------------------------
+
+
+def copies_of_node(swarm: SimulatedSwarm, directory: Path, number: int) -> dict[int, int]:
+    """The steps of the copies that a node keeps, by stage."""
+    place = directory / f"node-{number}" / "copies"
+    kept = StateDirectory(place).kept(swarm.seed_peer.signed.run_id)
+    return {one.stage: one.step for one in kept}
+
+
+def test_a_node_that_keeps_copies_gives_a_stage_that_it_never_served(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = await three_friends(tmp_path)
+        swarm.add(D, stage=1, keep=True)
+        await until(lambda: copies_of_node(swarm, tmp_path, D).keys() == {0, 1})
+        await asyncio.sleep(2 * EVERY)
+        await leave(swarm, A)
+        await leave(swarm, C)
+        await asyncio.sleep(20)
+        kept = copies_of_node(swarm, tmp_path, D)
+        swarm.add(7, stage=0)  # another machine
+        await everyone_goes_on(swarm, 20)
+        [taken] = events_of(swarm, "copy-taken", 7)
+        assert (taken["peer"], taken["step"]) == (peer_of(swarm.nodes[D]), kept[0])
+        assert not events_of(swarm, "begun-anew")
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_paused_node_fetches_no_copies_and_gives_those_that_it_has(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = await three_friends(tmp_path)
+        swarm.add(D, stage=1, keep=True)
+        await until(lambda: copies_of_node(swarm, tmp_path, D).keys() == {0, 1})
+        swarm.nodes[D].rest.ask("volunteer", "you asked for it.")
+        await until(lambda: bool(events_of(swarm, "paused", D)))
+        kept = copies_of_node(swarm, tmp_path, D)
+        await asyncio.sleep(5 * EVERY)
+        assert copies_of_node(swarm, tmp_path, D) == kept
+        guest = await guest_of(swarm)
+        keeper = peer_of(swarm.nodes[D])
+        await guest.transport.connect(swarm.nodes[D].transport.addresses(), 5.0)
+        answer, _ = await guest.call(keeper, GetCopies(stages=[0]), deadline=5.0)
+        assert [copy.step for copy in answer.copies] == [kept[0]]
+        swarm.nodes[D].rest.lift("volunteer")
+        await until(lambda: copies_of_node(swarm, tmp_path, D)[0] > kept[0])
         await swarm.leave()
 
     run_swarm(main())

@@ -29,7 +29,7 @@ def call_away(monkeypatch: pytest.MonkeyPatch, node: Node, *, was_empty: bool) -
         if self is not node or self._mover is not None:
             await asyncio.Event().wait()
         await go.wait()
-        self._mover = Mover(self.member.membership, self._plan, self.member.random())
+        self._mover = Mover(self.member.membership, self.member.plan, self.member.random())
         self._mover._was_empty, self._target = was_empty, 1
         called.set()
 

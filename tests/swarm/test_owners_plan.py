@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgpack
 import pytest
 
-from bootstrap.placement.live_plan import LiveSwarm, moves_of, seen_by, signed_plan
+from bootstrap.placement.live_plan import LiveSwarm, end_waits, moves_of, seen_by, signed_plan
 from bootstrap.placement.noloco import Training
 from bootstrap.placement.plan import make_plan, problem_of
 from bootstrap.placement.search import Budget
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.membership.moving import OwnersPlan
+from node.watch.events import Events
+from protocol.errors import UserError
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.placement_plan import PlacementPlan, open_plan, plan_key
 from protocol.transport.memory import MemoryTransport
 from tests.swarm.micro import events_of, observer_of, peer_of, run_swarm, stage_nodes, until
 from tests.swarm.movers import LIFETIME, all_train_on, kill_half, settled, somebody_moved
+from tests.swarm.test_nothing_is_lost import A, C, leave, three_friends
 
 
 async def publish(swarm: SimulatedSwarm, sealed: bytes, name: str = "somebody") -> None:
@@ -136,3 +141,49 @@ def planned_by(seen: LiveSwarm, owner: Identity, directory: Path) -> bytes:
     plan = open_plan(sealed, owner.public_key, seen.signed.run_id, seen.now)
     assert plan.places([p.peer for p in seen.peers]) == {p.peer: p.stage for p in seen.peers}
     return sealed
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_the_owner_ends_the_wait_of_a_stage_and_an_earlier_order_does_not(
+    is_earlier: bool, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        swarm = await three_friends(tmp_path, limits__stage_return=600.0)
+        await asyncio.sleep(20)
+        first, second = places(swarm)
+        await publish(swarm, plan_for(swarm, [first, second]).sign(owner_of(swarm)))
+        visitor = await observer_of(swarm, "owner")
+        owner_of(swarm).save(tmp_path / "run.key")
+        with pytest.raises(UserError, match="no stage 2"):
+            await end_waits(visitor, [2], tmp_path, 3600.0)
+        if is_earlier:
+            await end_waits(visitor, [0], tmp_path, 3600.0)
+            await asyncio.sleep(60)
+        await leave(swarm, A)
+        await leave(swarm, C)
+        swarm.add(7, stage=0)
+        await until(lambda: bool(events_of(swarm, "waiting-for-stage", 7)))
+        await asyncio.sleep(60)
+        assert not events_of(swarm, "begun-anew")
+        assert not is_earlier or not events_of(swarm, "wait-ended")
+        await end_waits(visitor, [0], tmp_path, 3600.0)
+        await until(lambda: bool(events_of(swarm, "begun-anew", 7)))
+        assert len(events_of(swarm, "wait-ended", 7)) == 1
+        plan = await OwnersPlan(
+            visitor.transport, visitor.signed, Events(swarm.network.now, lambda _: None)
+        ).read()
+        assert plan is not None
+        assert plan.begin_anew == [0]
+        assert plan.places([*first, *second]) == dict.fromkeys(first, 0) | dict.fromkeys(second, 1)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_plan_that_ends_no_wait_is_written_as_earlier_versions_wrote_it() -> None:
+    key = Identity.from_seed("run")
+    plan = PlacementPlan.of("r" * 32, [], 0.0, 3600.0)
+    body, _ = msgpack.unpackb(plan.sign(key))
+    assert msgpack.unpackb(body).keys() == {"run_id", "issued", "expires", "stages"}
+    plan = PlacementPlan.of("r" * 32, [], 0.0, 3600.0, [3])
+    assert open_plan(plan.sign(key), key.public_key, "r" * 32, 1.0).begin_anew == [3]

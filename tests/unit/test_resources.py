@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from node.config import NodeConfig
 from node.machine.limits import Room
+from node.membership.stage_choice import Abilities
 from node.model.memory_model import memory_of_buffers
 from node.model.resources import (
     GIB,
     STARTING,
     least_memory,
     memory_needed,
+    nbytes_of_checkpoint,
     require_disk,
     require_memory,
     stages_that_fit,
 )
 from node.model.stage import parameter_count
+from node.storage.checkpoint_files import path_of
+from node.storage.state_directory import StateDirectory
 from protocol.errors import ResourceError
 from protocol.manifest import load_preset
 
@@ -74,6 +80,51 @@ def test_too_little_disk_is_told_with_the_directory_and_the_flag(tmp_path: Path)
     assert str(tmp_path) in words
     assert "1.0 GiB are free" in words
     assert "--state-dir" in words
+
+
+def test_a_checkpoint_on_the_disk_is_replaced_and_those_of_other_stages_stay_beside(tmp_path: Path) -> None:
+    whole = nbytes_of_checkpoint(LARGE, 0)
+    require_disk(LARGE, 0, tmp_path, free=2 * whole)
+    require_disk(LARGE, 0, tmp_path, free=whole, here=whole)
+    with pytest.raises(ResourceError):
+        require_disk(LARGE, 0, tmp_path, free=2 * whole - 1)
+    with pytest.raises(ResourceError):
+        require_disk(LARGE, 0, tmp_path, free=whole - 1, here=3 * whole)  # the new one is written beside it
+    with pytest.raises(ResourceError, match="for those of other stages"):
+        require_disk(LARGE, 0, tmp_path, free=2 * whole, beside=1)
+
+
+class NoData:
+    """A supply of text that has all that is asked for."""
+
+    def require(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("keep", "checkpoints"), [(False, 3), (True, 5)])
+def test_a_move_leaves_room_for_the_state_of_the_old_stage_and_for_copies(
+    keep: bool, checkpoints: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = load_preset("tiny")
+    assert manifest.stages == 2
+    config = NodeConfig(device="cpu", keep=keep)
+    abilities = Abilities(config, manifest, StateDirectory(tmp_path), NoData())  # type: ignore[arg-type]
+    sizes = [nbytes_of_checkpoint(manifest, stage) for stage in (0, 1)]
+    # two of the new stage, one of the old stage; a copy of each
+    needed = 2 * sizes[1] + sizes[0] + (sum(sizes) if keep else 0)
+    assert needed >= (checkpoints - 1) * min(sizes)
+
+    def free(nbytes: int) -> None:
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=nbytes))
+
+    free(needed)
+    abilities.check_move(0, 1)
+    free(needed - 1)
+    with pytest.raises(ResourceError):
+        abilities.check_move(0, 1)
+    path_of(tmp_path, 0).write_bytes(bytes(sizes[0]))  # saved by now
+    free(needed - sizes[0])
+    abilities.check_move(0, 1)
 
 
 @pytest.mark.parametrize("stage", [0, 1])

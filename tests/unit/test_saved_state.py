@@ -32,7 +32,9 @@ def missed(*rounds: int) -> float:
     )
     checkpoint: Any = SimpleNamespace(saved=1.0, state=SimpleNamespace(round=20, lineage=Lineage()))
     rest: Any = SimpleNamespace()
-    return FirstState(context, rest, rest, rest, rest, rest, "", begin_anew=False).rounds_missed(checkpoint)
+    return FirstState(context, rest, rest, rest, rest, rest, rest, "", begin_anew=False).rounds_missed(
+        checkpoint
+    )
 
 
 @pytest.mark.parametrize("rounds", [(), (20,), (21, 10**6), (22, 21, 10**6), (19, 22, 10**6, 10**6)])
