@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,10 @@ LIFETIME = 6.0  # seconds, of records
 SPEED = 0.12  # of all nodes: a virtual second has few steps
 SETTLED = 40.0  # seconds after which a peer that can be reached has been reached
 ACTS = 8
+TELLING = (
+    "initialised", "restored", "downloaded", "copy-taken", "waiting-for-stage", "begun-anew", "yielded", "moved",
+    "checkpoint-failed", "paused", "last-replica",
+)  # fmt: skip
 SEED = -1  # the seed peer's number
 
 
@@ -151,6 +155,7 @@ class Day:
         self.best: dict[int, dict[Lineage, int]] = defaultdict(dict)  # the furthest step ever saved
         self.log: list[str] = []
         self.wrong: list[str] = []
+        self.averagings = 0
         self._later: list[asyncio.Task[None]] = []
         (directory / "seed").mkdir()
 
@@ -219,6 +224,9 @@ class Day:
         self.check_disks()
         await self.swarm.leave()
         self.check_disks()
+        seen = Counter(entry["event"] for entry in self.swarm.events)
+        self.note("events: " + ", ".join(f"{seen[name]} {name}" for name in TELLING))
+        self.note(f"averaged {self.averagings} times")
 
     async def all_go_on(self, seconds: float = 500.0) -> None:
         goals: dict[int, int] = {}
@@ -396,6 +404,7 @@ class Day:
 
     def averaged(self, mine: Replica, peer: PeerId, stage: int) -> None:
         assert isinstance(mine, Traced)
+        self.averagings += 1
         theirs = self.origins.lately_of(peer, stage)
         origin = mine.origin
         if origin is None or not mine.lineage.is_same(origin, LIFETIME):

@@ -143,7 +143,7 @@ def test_beside_a_liar_the_replica_that_others_remember_is_yielded_to(tmp_path: 
 def test_after_a_claim_of_the_last_beginning_a_stage_can_be_begun_anew(
     beginning: int, tmp_path: Path
 ) -> None:
-    """Failed before: the next beginning fitted into no record, and the node ended."""
+    """Failed before: the newcomer took that lineage, as of replicas that had only just begun."""
 
     async def main() -> None:
         swarm = await three_friends(tmp_path)
@@ -162,8 +162,6 @@ def test_after_a_claim_of_the_last_beginning_a_stage_can_be_begun_anew(
 
 
 def test_an_older_lineage_that_is_proved_and_gives_nothing_holds_nobody_up(tmp_path: Path) -> None:
-    """Failed before: the replica that was begun anew tried to download it for ever, and took no step meanwhile."""
-
     async def main() -> None:
         swarm = await begun_anew_everywhere()
         old = Lineage(0, swarm.network.now() - 5_000)
