@@ -67,13 +67,12 @@ async def find_copies(observer: Observer, stage: int, without: Collection[PeerId
         past.note(member)
     await ask_of_past(membership, past, stage)
     wanted = WantedState.of(manifest, stage, parameter_count(manifest, stage))
-    copies = StageCopies(membership, past, wanted)
-    offers = {
-        peer: copies for peer, copies in (await copies.offers(0)).items() if copies and peer not in without
-    }
+    stage_copies = StageCopies(membership, past, wanted)
+    answers = await stage_copies.offers(0)
+    offers = {peer: copies for peer, copies in answers.items() if copies and peer not in without}
     if not offers:
         return []
-    offer = copies.chosen(offers)
+    offer = stage_copies.chosen(offers)
     if offer is None:
         raise JoinError(_not_borne_out(stage, offers, bool(past.of(stage))))
     return [KeptCopy(peer, _of_peer(offers[peer], offer.copy)) for peer in offer.peers]
