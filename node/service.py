@@ -19,7 +19,7 @@ from node.giving.bandwidth import most_by_bandwidth
 from node.link_probes import LinkProbes
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
-from node.membership.hearsay import hear_about
+from node.membership.hearsay import hear_about, show
 from node.membership.past import ask_of_past
 from node.model.compiling import NOT_COMPILED, Compiling
 from node.model.compute import Compute, Priority
@@ -55,6 +55,7 @@ from protocol.windows import short, window
 
 logger = logging.getLogger(__name__)
 
+FEW_OTHERS = 4  # replicas, up to which a stage is small
 SETTLE_SECONDS = 1.0  # for the last receipts: nobody waits longer for them to leave
 
 
@@ -339,9 +340,16 @@ class Service:
     # --- giving it up -------------------------------------------------------------------------
 
     async def withdraw(self) -> None:
-        """Withdraw the record: others stop routing here while what is in flight is finished."""
-        seconds = self._member.time_to_end()
+        """Withdraw the record: others stop routing here while what is in flight is finished.
+
+        The others of a small stage are shown so at once: one of them may be the last from now on.
+        """
+        seconds, context = self._member.time_to_end(), self.context
         await attempt(lambda: self.announce("leaving"), "withdrawing the record", seconds)
+        others = {*context.view.holding(self.stage, context.transport.now())} - {context.me}
+        if len(others) <= FEW_OTHERS:
+            telling = show(context.rpc, sorted(others))
+            await attempt(lambda: telling, "telling the stage of it", min(seconds, SETTLE_SECONDS))
 
     async def leave(self) -> None:
         """Save, withdraw, give up what is in flight. Each step is tried whatever becomes of the others."""

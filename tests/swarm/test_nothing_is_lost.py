@@ -190,3 +190,15 @@ def test_everything_closed_and_started_in_the_other_order_goes_on(tmp_path: Path
         await swarm.leave()
 
     run_swarm(main())
+
+
+def test_one_that_leaves_right_after_the_other_is_told_that_it_is_the_last(tmp_path: Path) -> None:
+    async def main() -> None:
+        swarm = await three_friends(tmp_path, step=10)
+        await leave(swarm, A)
+        await leave(swarm, C)
+        assert [e["stage"] for e in events_of(swarm, "last-replica", C)] == [0]
+        assert not events_of(swarm, "last-replica", A)
+        await swarm.leave()
+
+    run_swarm(main())
