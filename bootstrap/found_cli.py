@@ -26,6 +26,19 @@ from protocol.keeping import own
 from protocol.manifest import PRESETS
 from protocol.transport.ports import require_port
 
+KeepCopies = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep/--no-keep",
+        envvar="NOLOCO_KEEP",
+        help="Keep copies of all stages; default: if small.",
+        show_default=False,
+        show_envvar=False,
+    ),
+]
+JoinMembers = Annotated[
+    list[str] | None, typer.Option(help="Any member, to go on from another machine.", show_default=False)
+]
 app = App(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -42,12 +55,9 @@ def bootstrap(
     end_of_text: EndOfText = "",
     from_checkpoint: FromCheckpoint = None,
     directory: Annotated[Path, typer.Option("--dir", help="For keys and manifest.")] = Path("noloco-run"),
-    join: Annotated[
-        list[str] | None,
-        typer.Option(help="Address of any member, to take up on another machine a run that goes on."),
-    ] = None,
+    join: JoinMembers = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0 picks a free one.")] = 31337,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="TCP port; 0: any.")] = 31337,
     announce: Annotated[
         list[str] | None,
         typer.Option(
@@ -66,16 +76,7 @@ def bootstrap(
             help="Show the run on a web page there.",
         ),
     ] = "",
-    keep: Annotated[
-        bool | None,
-        typer.Option(
-            "--keep/--no-keep",
-            envvar="NOLOCO_KEEP",
-            help="Keep copies of all stages; default: if small.",
-            show_default=False,
-            show_envvar=False,
-        ),
-    ] = None,
+    keep: KeepCopies = None,
     verbose: Annotated[
         bool, typer.Option(help="Also log what the network layer does.", show_default=False)
     ] = False,

@@ -359,14 +359,15 @@ class Day:
     def check_disks(self) -> None:
         """The oldest lineage of each stage is on some disk as far as it was ever saved, but for `NEAR_ROUNDS`.
 
-        A replica that comes back alone goes on from its own checkpoint, though a copy may be that much further.
+        A replica that comes back alone goes on from its own checkpoint, though a copy may be that much further than
+        the last record of the stage, which is older than the copy by up to as much again.
         """
         places = [*self.directory.glob("node-*"), self.directory / "seed" / "copies"]
         kept = [one for place in places if place.exists() for one in self.kept_on(place)]
         for stage, best in self.best.items():
             oldest = min(best)
             there = [k.step for k in kept if k.stage == stage and k.lineage.is_same(oldest, LIFETIME)]
-            if max(there, default=0) < best[oldest] - NEAR_ROUNDS * INNER_STEPS or not there:
+            if max(there, default=0) < best[oldest] - 2 * NEAR_ROUNDS * INNER_STEPS or not there:
                 self.accuse(f"stage {stage} of {oldest} was saved at step {best[oldest]}, kept are {there}")
 
     def began(self, context: Context, waited: bool) -> None:
