@@ -342,12 +342,12 @@ class Service:
     async def withdraw(self) -> None:
         """Withdraw the record: others stop routing here while what is in flight is finished.
 
-        The others of a small stage are shown so at once: one of them may be the last from now on.
+        The others that train a small stage are shown so at once: one of them may be the last from now on.
         """
-        seconds, context = self._member.time_to_end(), self.context
+        seconds, context, trained = self._member.time_to_end(), self.context, self.public_state == "serving"
         await attempt(lambda: self.announce("leaving"), "withdrawing the record", seconds)
-        others = {*context.view.holding(self.stage, context.transport.now())} - {context.me}
-        if len(others) <= FEW_OTHERS:
+        others = {*context.view.serving(self.stage, context.transport.now())} - {context.me}
+        if trained and len(others) <= FEW_OTHERS:
             telling = show(context.rpc, sorted(others))
             await attempt(lambda: telling, "telling the stage of it", min(seconds, SETTLE_SECONDS))
 
