@@ -220,7 +220,7 @@ class SeedPeer:
         )
 
     def tell_newcomers(self) -> None:
-        """Begin to tell whoever founded the run who joins, and to remember who had which stage."""
+        """Start logging for the founder who joins, and keeping which member had which stage."""
         self._telling.keep(
             "watching who joins",
             lambda: tell_newcomers(self.rpc, self.signed, self.view, self.save_past),
@@ -228,7 +228,7 @@ class SeedPeer:
         )
 
     async def join(self, addresses: Sequence[str]) -> None:
-        """Join the members of a run that goes on. Raises `JoinError` when none of this run answers there."""
+        """Join the members of a run that goes on. Raises `JoinError` if no member of this run answers there."""
         await join_members(self.rpc, self.signed.run_id, addresses)
 
     def stay_with_members(self) -> None:

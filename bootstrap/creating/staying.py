@@ -14,7 +14,7 @@ LOOK_SECONDS = 15.0
 
 
 async def join_members(rpc: Rpc, run_id: str, addresses: Sequence[str]) -> None:
-    """Dial members of the run and join their DHT. Raises `JoinError` when none of that run answers."""
+    """Dial members of the run and join their DHT. Raises `JoinError` if no member of that run answers."""
     reached = await rpc.transport.connect(addresses, DIAL_DEADLINE)
     if not reached:
         raise JoinError(

@@ -21,7 +21,7 @@ import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.context import Context
-from node.first_state import FirstState
+from node.first_state import FEW_STEPS, FirstState
 from node.model.replica import Replica
 from node.rounds.gossip import PairAverager
 from node.state import copy_keeper
@@ -389,7 +389,7 @@ class Day:
             known = (
                 [one for one in past.of(stage, without=me) if one.peer != name] if past is not None else []
             )
-            if known and max(one.step for one in known) > NEAR_ROUNDS * INNER_STEPS and not waited:
+            if known and max(one.step for one in known) > FEW_STEPS and not waited:
                 self.accuse(
                     f"stage {stage} was begun without a wait, though {name} remembers {known[0].step}"
                 )
