@@ -11,6 +11,7 @@ from protocol.errors import JoinError
 from protocol.rpc import Rpc
 
 LOOK_SECONDS = 15.0
+LONGEST_PAUSE = 300.0  # between two tries while nobody answers: each says so in the log
 
 
 async def join_members(rpc: Rpc, run_id: str, addresses: Sequence[str]) -> None:
@@ -27,15 +28,17 @@ async def join_members(rpc: Rpc, run_id: str, addresses: Sequence[str]) -> None:
 async def stay_with_members(rpc: Rpc, directory: StateDirectory) -> None:
     """Save the addresses of connected peers in the directory; when none is connected, dial them. For ever.
 
+    While nobody answers it dials more and more rarely, down to every `LONGEST_PAUSE`: members may be off for a night.
     Raises `StateError` when the directory cannot be written.
     """
-    book, saved = directory.peer_book(), set[str]()
+    book, saved, pause = directory.peer_book(), set[str](), LOOK_SECONDS
     while True:
         connected = [address for _, known in await rpc.transport.peers() for address in known]
+        pause = LOOK_SECONDS if connected else min(2 * pause, LONGEST_PAUSE)
         if not connected and book:
             await rpc.transport.connect(book, DIAL_DEADLINE)
         elif not saved.issuperset(connected):
             saved |= {*connected}
             book = [*connected, *(address for address in book if address not in set(connected))]
             await asyncio.to_thread(directory.save_peer_book, book)
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(pause)
