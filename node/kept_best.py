@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 
 from node.context import Context
 from node.storage.state_directory import StateDirectory
+from protocol.announcement import MOST_FIGURE
 from protocol.errors import StateError
 from protocol.messages.peers import LossBest
 from protocol.windows import window
@@ -55,5 +55,5 @@ def best_in(fact: object, run_id: str) -> LossBest | None:
     if not isinstance(fact, dict) or fact.get("run") != run_id:
         return None
     numbers = [fact.get(name) for name in ("loss", "time")]
-    known = [float(number) for number in numbers if isinstance(number, int | float)]
-    return LossBest(*known) if len(known) == len(numbers) and all(map(math.isfinite, known)) else None
+    known = [float(n) for n in numbers if isinstance(n, int | float) and abs(n) <= MOST_FIGURE]  # NaN is not
+    return LossBest(*known) if len(known) == len(numbers) else None

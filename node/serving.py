@@ -161,7 +161,8 @@ def transport_config(config: NodeConfig, state: StateDirectory, own: PeerId) -> 
     port = config.port
     if not port:
         before = state.facts().get("port", 0)
-        port = before if isinstance(before, int) and before and port_is_free(config.host, before) else 0
+        if isinstance(before, int) and 0 < before < 2**16 and port_is_free(config.host, before):
+            port = before
     return Libp2pConfig(
         host=config.host,
         port=port,

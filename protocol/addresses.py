@@ -53,6 +53,14 @@ def check_address(text: str) -> str:
     return address
 
 
+def is_address(text: str) -> bool:
+    """Return whether a peer can be dialled at an address that was kept, in a network in memory as well."""
+    try:
+        return text.startswith("/memory/") or bool(check_address(text))
+    except UserError:
+        return False
+
+
 def check_announced(text: str, own: PeerId | None = None) -> str:
     """Check the address that others are to dial this peer at; return it with its own /p2p/ taken off.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -24,6 +25,7 @@ OWNED = {
 }  # of which one lies in a directory that had an owner
 FOR_ITS_OWNER = 0o600
 FOR_OTHERS = 0o666  # less what the umask takes
+MOST_JSON_BYTES = 16 * 1024 * 1024  # of a small file: the largest, the ledger, has 8,192 peers of 400 bytes
 LONGEST_BESIDE = 40  # characters of a file's name in that of the file beside it: a name has 255 bytes at most
 
 
@@ -134,6 +136,17 @@ def create_whole(path: Path, *contents: bytes | memoryview) -> None:
     if path.exists():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
     replace_whole(path, *contents)
+
+
+def small_json(path: Path) -> object:
+    """Read a JSON file of `MOST_JSON_BYTES` at most; None for one that is larger, damaged or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_JSON_BYTES + 1)
+        contents: object = json.loads(text) if len(text) <= MOST_JSON_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return contents
 
 
 def advice_for(error: OSError, otherwise: str = "Check its permissions") -> str:

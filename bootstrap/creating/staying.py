@@ -31,7 +31,7 @@ async def stay_with_members(rpc: Rpc, directory: StateDirectory) -> None:
     While nobody answers it dials more and more rarely, down to every `LONGEST_PAUSE`: members may be off for a night.
     Raises `StateError` when the directory cannot be written.
     """
-    book, saved, pause = directory.peer_book(), set[str](), LOOK_SECONDS
+    book, saved, pause = directory.addresses(), set[str](), LOOK_SECONDS
     while True:
         connected = [address for _, known in await rpc.transport.peers() for address in known]
         pause = LOOK_SECONDS if connected else min(2 * pause, LONGEST_PAUSE)

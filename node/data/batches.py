@@ -64,7 +64,7 @@ class Position:
             facts.get("corpus"),
             [facts.get(name) for name in ("epoch", "document", "token", "drawn")],
         )
-        counts = [number for number in numbers if isinstance(number, int) and number >= 0]
+        counts = [number for number in numbers if isinstance(number, int) and 0 <= number < 2**63]
         return cls(corpus, *counts) if isinstance(corpus, str) and len(counts) == len(numbers) else None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from protocol.ground import PeerId
 from protocol.identity import is_peer_id
+from protocol.keeping import small_json
 from protocol.receipts import NAME_CHARACTERS, Receipt, signed_receipt
 from protocol.windows import counted, window
 
@@ -118,29 +119,50 @@ class ContributionLedger:
 
     @classmethod
     def read(cls, path: Path) -> ContributionLedger:
-        """Read a ledger; an empty one for a file that is missing or damaged, which is told."""
+        """Read a ledger without those entries that cannot be; an empty one for a file that is missing or damaged.
+
+        What is left out is told.
+        """
         ledger = cls()
         if not path.exists():
             return ledger
-        try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            ledger.had = {
-                PeerId(peer): _had(*entry) for peer, entry in saved["had"].items() if is_peer_id(peer)
-            }
-            for entry in saved["receipts"]:
-                ledger.keep(_receipt(entry))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        saved = small_json(path)
+        had, receipts = (saved.get("had"), saved.get("receipts")) if isinstance(saved, dict) else (None, None)
+        if not (isinstance(had, dict) and isinstance(receipts, list)):
             logger.warning("%s is damaged: who did how much for this node is counted anew.", path)
-            return cls()
+            return ledger
+        wrong = 0
+        for peer, entry in [*had.items()][:MOST_PEERS]:
+            try:
+                ledger.had[PeerId(peer)] = _had(peer, *entry)
+            except (ValueError, TypeError):
+                wrong += 1
+        for entry in receipts[:MOST_PEERS]:
+            try:
+                ledger.keep(_receipt(entry))
+            except (ValueError, TypeError):
+                wrong += 1
+        if wrong:
+            logger.warning("%s is damaged: %d of its entries cannot be, and are left out.", path, wrong)
         return ledger
 
 
-def _had(tokens: int, rounds: int, name: str) -> Had:
-    return Had(int(tokens), int(rounds), str(name)[:NAME_CHARACTERS])
+def _had(peer: str, tokens: object, rounds: object, name: object) -> Had:
+    if not is_peer_id(peer):
+        raise ValueError(f"{peer!r} is no peer")
+    return Had(_count(tokens), _count(rounds), str(name)[:NAME_CHARACTERS])
 
 
-def _receipt(entry: Sequence[str | int]) -> Receipt:
+def _receipt(entry: Sequence[object]) -> Receipt:
     worker, signer, tokens, rounds, name, signature = entry
-    return Receipt(
-        str(worker), str(signer), int(tokens), int(rounds), str(name), bytes.fromhex(str(signature))
-    )
+    if not (is_peer_id(str(worker)) and is_peer_id(str(signer))):
+        raise ValueError("a receipt between what are no peers")
+    name, signature = str(name)[:NAME_CHARACTERS], bytes.fromhex(str(signature))
+    return Receipt(str(worker), str(signer), _count(tokens), _count(rounds), name, signature)
+
+
+def _count(number: object) -> int:
+    """A count of tokens or rounds, which goes into a receipt in 64 bits. Raises `ValueError` for what is none."""
+    if not isinstance(number, int) or not 0 <= number < 2**63:
+        raise ValueError("no such number was counted")
+    return number

@@ -35,7 +35,7 @@ class Line:
         self._clock = clock
         self._name, facts = f"{now:%Y-%m}", state.facts()
         saved = facts.get("month_bytes") if facts.get("month") == self._name else 0
-        self._saved = saved if isinstance(saved, int) and saved >= 0 else 0
+        self._saved = saved if isinstance(saved, int) and 0 <= saved < 2**63 else 0
         self._began = 0
         self._looks = deque([(clock(), transport.moved())], LOOKS)
         self._limits: tuple[float, float] | None = None

@@ -308,7 +308,7 @@ class Discovery:
                 "No other peer is connected; this node keeps looking for those it knows.", "alone"
             )
         if self._state is not None:
-            await self._transport.connect(self._state.peer_book(), DIAL_DEADLINE)
+            await self._transport.connect(self._state.addresses(), DIAL_DEADLINE)
             await self.announce()
 
 

@@ -187,7 +187,7 @@ async def find_run(
     Raises `JoinError` or `ClockError` with what to do.
     """
     known = state.manifest() if state is not None else None
-    book = state.peer_book() if state is not None else []
+    book = state.addresses() if state is not None else []
     if not config.join and known is None:
         raise JoinError(NO_ADDRESS)
     addresses = [*config.join, *book]

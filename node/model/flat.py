@@ -15,6 +15,10 @@ from torch import nn
 
 from protocol.lineage import UNDATED, Lineage
 
+# Of weights, momentum and moments that are read from a disk: no model comes near, and the square of the norm of 2^33
+# such numbers is still a float32.
+LARGEST = 1e9
+
 
 @dataclass(frozen=True)
 class Slice:

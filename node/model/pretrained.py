@@ -24,7 +24,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError, safe_open
 
 from node.machine.home import at_home
-from node.model.flat import layout
+from node.model.flat import LARGEST, layout
 from node.model.replica import Replica
 from node.model.stage import parameter_shapes
 from protocol.errors import CheckpointError
@@ -120,6 +120,11 @@ class Pretrained:
         tensor: torch.Tensor = opened.get_tensor(name).float()
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{name} in {file} of {self.source} holds NaN or infinity. Get it again.")
+        if tensor.numel() and tensor.abs().max() > LARGEST:
+            raise CheckpointError(
+                f"{name} in {file} of {self.source} holds numbers beyond {LARGEST:g}, as no model's weights are. "
+                "Get it again."
+            )
         return tensor
 
     def _places(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

@@ -7,7 +7,6 @@ version 0.2 a node had one file for whatever stage it served, `checkpoint.safete
 from __future__ import annotations
 
 import json
-import math
 import re
 import zlib
 from collections.abc import Iterable, Mapping
@@ -19,9 +18,15 @@ import safetensors
 import torch
 
 from node.data.batches import Position
-from node.model.flat import StageState
+from node.model.flat import LARGEST, StageState
 from protocol.errors import StateError
-from protocol.lineage import Lineage
+from protocol.lineage import MOST_BEGINNINGS, Lineage
+
+MOST_COUNTED = 10**12  # steps and rounds: one a millisecond for thirty years
+MOST_TOKENS = 2**63
+MOST_STAGES = 1_024  # of a manifest
+MOST_SECONDS = 253_402_300_800.0  # the year 10000, in which a date is no longer written with four digits
+TENSORS = ("phi", "theta", "delta", "first_moment", "second_moment")
 
 OF_ONE_STAGE = "checkpoint.safetensors"  # of earlier versions
 PATTERN = "checkpoint-*.safetensors"
@@ -33,6 +38,10 @@ FACTS = {
     "run", "stage", "step", "round", "saved", "steps_in_round", "updates", "tokens", "position", "crc32"
 }  # fmt: skip
 LINEAGE_FACTS = {"beginning", "begun"}  # those of earlier versions have none
+# what a file of this kind can raise that is cut short, altered or no such file at all
+DAMAGE = (
+    safetensors.SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError, OSError
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,12 +115,16 @@ def read(path: Path) -> tuple[str, Checkpoint]:
         with safetensors.safe_open(path, framework="pt") as file:
             facts = _checked(dict(file.metadata() or {}))
             tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        flat = torch.float32, (tensors["phi"].numel(),)
+        if any((tensor.dtype, tuple(tensor.shape)) != flat for tensor in tensors.values()):
+            raise ValueError("its tensors are not float32 of one size")
         if int(facts["crc32"]) != _checksum(tensors):
             raise ValueError("its checksum does not fit")
+        _require_bounded(tensors)
         position = Position.of(json.loads(facts["position"]))
-        stage, tokens, saved = int(facts["stage"]), int(facts["tokens"]), float(facts["saved"])
+        stage, tokens, saved = _stage_in(facts), _number(facts, "tokens", MOST_TOKENS), _saved_in(facts)
         return facts["run"], Checkpoint(stage, _state_of(facts, tensors), position, tokens, saved)
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from None
 
 
@@ -120,24 +133,30 @@ def header_of(path: Path) -> KeptCheckpoint:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             facts = _checked(dict(file.metadata() or {}))
-            [parameters] = file.get_slice("phi").get_shape()
+            headers = [file.get_slice(name) for name in TENSORS]
+            [parameters] = headers[0].get_shape()
+            if any((h.get_shape(), h.get_dtype()) != ([parameters], "F32") for h in headers):
+                raise ValueError("its tensors are not float32 of one size")
+        step, round_ = (_number(facts, name, MOST_COUNTED) for name in ("step", "round"))
         return KeptCheckpoint(
-            path, facts["run"], int(facts["stage"]), int(facts["step"]), int(facts["round"]), Lineage.of(facts),
-            _finite(float(facts["saved"])), parameters, path.stat().st_size,
+            path, facts["run"], _stage_in(facts), step, round_, _lineage_in(facts), _saved_in(facts), parameters,
+            path.stat().st_size,
         )  # fmt: skip
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from None
 
 
 def piece_of(kept: KeptCheckpoint, bounds: slice) -> list[torch.Tensor]:
     """φ, δ and AdamW's moments over `bounds`, float32, read from the disk. Raises `StateError`."""
-    names = ("phi", "delta", "first_moment", "second_moment")
+    names = [name for name in TENSORS if name != "theta"]
     try:
         with safetensors.safe_open(kept.path, framework="pt") as file:
             if _checked(dict(file.metadata() or {}))["step"] != str(kept.step):
                 raise ValueError("another has taken its place")
-            return [file.get_slice(name)[bounds.start : bounds.stop].clone() for name in names]
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, OSError) as error:
+            found = {name: file.get_slice(name)[bounds.start : bounds.stop].clone() for name in names}
+        _require_bounded(found)
+        return list(found.values())
+    except DAMAGE as error:
         raise _damaged(kept.path, error) from None
 
 
@@ -167,10 +186,41 @@ def _damaged(path: Path, error: Exception) -> StateError:
     )
 
 
-def _finite(number: float) -> float:
-    if not math.isfinite(number):
-        raise ValueError("a time that never was")
+def _number(facts: Mapping[str, str], name: str, most: int) -> int:
+    number = int(facts[name])
+    if not 0 <= number <= most:
+        raise ValueError(f"no {name.replace('_', ' ')} is {number:.3g}, they go from 0 to {most:.3g}")
     return number
+
+
+def _stage_in(facts: Mapping[str, str]) -> int:
+    return _number(facts, "stage", MOST_STAGES - 1)
+
+
+def _saved_in(facts: Mapping[str, str]) -> float:
+    saved = float(facts["saved"])
+    if not 0 <= saved < MOST_SECONDS:  # not NaN either
+        raise ValueError("it was saved at a time that never was")
+    return saved
+
+
+def _lineage_in(facts: Mapping[str, str]) -> Lineage:
+    lineage = Lineage.of(facts)
+    if lineage.beginning > MOST_BEGINNINGS or lineage.begun >= MOST_SECONDS:
+        raise ValueError("its stage cannot have begun so often, or so late")
+    return lineage
+
+
+def _require_bounded(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse NaN, infinity and numbers beyond `LARGEST`: they would be in all averages from then on.
+
+    Raises `ValueError`. Takes a pass over each tensor and no memory.
+    """
+    for name, tensor in tensors.items():
+        lowest, highest = (end.item() for end in torch.aminmax(tensor)) if tensor.numel() else (0.0, 0.0)
+        if not (lowest >= -LARGEST and highest <= LARGEST):
+            reach = f"from {lowest:.3g} to {highest:.3g}, and may from {-LARGEST:g} to {LARGEST:g}"
+            raise ValueError(f"its {name.replace('_', ' ')} goes {reach}")
 
 
 def _safetensors(tensors: Mapping[str, torch.Tensor], facts: dict[str, str]) -> list[bytes | memoryview]:
@@ -192,8 +242,9 @@ def _state_of(facts: dict[str, str], tensors: dict[str, torch.Tensor]) -> StageS
 
     Raises `KeyError`, `ValueError` or `TypeError` for what is missing, or should not be there.
     """
-    step, round_, in_round, updates = (int(facts[n]) for n in ("step", "round", "steps_in_round", "updates"))
-    return StageState(step, round_, in_round, updates, **tensors, lineage=Lineage.of(facts))
+    counts = ("step", "round", "steps_in_round", "updates")
+    step, round_, in_round, updates = (_number(facts, name, MOST_COUNTED) for name in counts)
+    return StageState(step, round_, in_round, updates, **tensors, lineage=_lineage_in(facts))
 
 
 def _checksum_of(facts: dict[str, str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,9 +27,10 @@ from node.storage.checkpoint_files import (
     set_aside_path,
     superfluous,
 )
+from protocol.addresses import is_address
 from protocol.errors import ManifestError, StateError, TokenError
 from protocol.identity import Identity
-from protocol.keeping import Lock, advice_for, own, replace_whole
+from protocol.keeping import Lock, advice_for, own, replace_whole, small_json
 from protocol.messages.peers import MAX_TOKENIZER_BYTES
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
@@ -159,7 +161,12 @@ class StateDirectory:
 
     def peer_book(self) -> list[str]:
         """Addresses of peers met before, latest first."""
-        return [address for address in self._json("peers.json", list) if isinstance(address, str)]
+        known = [address for address in self._json("peers.json", list) if isinstance(address, str)]
+        return known[:MAX_PEER_BOOK]
+
+    def addresses(self) -> list[str]:
+        """The addresses of the peer book that can be dialled: one that is damaged keeps nobody from the others."""
+        return [address for address in self.peer_book() if is_address(address)]
 
     def save_peer_book(self, addresses: list[str]) -> None:
         self._replace(self.path / "peers.json", json.dumps(addresses[:MAX_PEER_BOOK]).encode())
@@ -175,7 +182,7 @@ class StateDirectory:
     def given(self) -> int:
         """Tokens that all lives of this node have trained on; 0 where that is not known."""
         tokens = self._json("given.json", dict).get("tokens")
-        return tokens if isinstance(tokens, int) else 0
+        return tokens if isinstance(tokens, int) and 0 <= tokens < 2**63 else 0
 
     def save_given(self, tokens: int) -> None:
         self._replace(self.path / "given.json", json.dumps({"tokens": tokens}).encode())
@@ -212,19 +219,60 @@ class StateDirectory:
         return any(one.lineage.is_before(known.lineage, 0.0) for one in older)
 
     def checkpoint(self, run_id: str, stage: int | None = None) -> Checkpoint | None:
-        """The last checkpoint of this run, of one stage or of any. Raises `StateError` when it is damaged."""
+        """The last checkpoint of this run, of one stage or of any.
+
+        One that is damaged is put aside where an older one of its stage can be read, which is told; otherwise this
+        raises `StateError`, and all stays as it is.
+        """
         kept = self.kept(run_id)
         if stage is not None:
             kept = [one for one in kept if one.stage == stage]
-            damaged = path_of(self.path, stage)
+            last = path_of(self.path, stage)
         else:
-            damaged = max(self._checkpoint_paths(), key=_age, default=self.path)
-        if damaged.is_file() and damaged not in [one.path for one in kept]:
-            header_of(damaged)  # raises, unless it is of another run
-        if not kept:
+            last = max(self._checkpoint_paths(), key=_age, default=self.path)
+        if not last.is_file() or last in [one.path for one in kept]:
+            if not kept:
+                return None
+            last = max(kept, key=lambda one: (one.saved, _age(one.path))).path
+        try:
+            run, checkpoint = read(last)
+        except StateError as damage:
+            older = self._older_than(last, run_id)
+            if older is None:
+                raise
+            logger.warning(
+                "%s Going on from the older %s.", str(damage).split(". Delete it")[0] + ".", older[0]
+            )
+            self._put_aside(last)
+            return older[1]
+        if run == run_id:
+            return checkpoint
+        return read(max(kept, key=lambda one: (one.saved, _age(one.path))).path)[1] if kept else None
+
+    def _older_than(self, damaged: Path, run_id: str) -> tuple[Path, Checkpoint] | None:
+        """An older checkpoint of the same stage and run that can be read, if there is one beside the damaged one."""
+        name = OWN_NAME.fullmatch(damaged.name)
+        if name is None:
             return None
-        run, checkpoint = read(max(kept, key=lambda one: (one.saved, _age(one.path))).path)
-        return checkpoint if run == run_id else None
+        for path in (self.path / OF_ONE_STAGE, set_aside_path(self.path, int(name[1]))):
+            try:
+                run, checkpoint = read(path) if path.is_file() else ("", None)
+            except StateError as damage:
+                logger.debug("%s", damage)
+                continue
+            if checkpoint is not None and (run, checkpoint.stage) == (run_id, int(name[1])):
+                return path, checkpoint
+        return None
+
+    def _put_aside(self, damaged: Path) -> None:
+        """Rename a damaged file, so that the next one that is saved does not replace what may be rescued of it."""
+        names = (damaged.with_name(f"{damaged.name}.damaged{number or ''}") for number in count())
+        aside = next(path for path in names if not path.exists())
+        try:
+            damaged.replace(aside)
+        except OSError as error:
+            raise StateError(f"Cannot rename {damaged} ({error.strerror}). Check its permissions.") from None
+        logger.warning("The damaged file is %s from now on.", aside)
 
     def kept(self, run_id: str) -> list[KeptCheckpoint]:
         """What the checkpoints of this run say of themselves, one for each stage; damaged ones are passed over."""
@@ -272,10 +320,7 @@ class StateDirectory:
         path = self.path / name
         if not path.exists():
             return kind()
-        try:
-            contents = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            contents = None
+        contents = small_json(path)
         if isinstance(contents, kind):
             return contents
         logger.warning("%s is damaged; this node goes on without what was in it.", path)

@@ -88,6 +88,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
         change_weights(lambda w: w.update({NAME: torch.zeros(32, 16, dtype=torch.int8)})),
         "type I8: quantized weights cannot be trained",
     ),
+    "beyond all weights": (
+        change_weights(lambda w: w.update({NAME: torch.full((32, 16), -1e38)})),
+        r"holds numbers beyond 1e\+09, as no model's weights are\. Get it again",
+    ),
     "not a number": (
         change_weights(lambda w: w.update({NAME: torch.full((32, 16), float("nan"))})),
         "holds NaN or infinity",
