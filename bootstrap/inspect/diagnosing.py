@@ -1,4 +1,4 @@
-"""`noloco diagnose`: one file for a bug report, without addresses, names and text."""
+"""`noloco diagnose`: one file for a bug report, in which all is replaced that is not known to be harmless."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ async def diagnose(state_dir: Path, join: Sequence[str], token: str, out: Path) 
         "nodes": nodes,
         "run": await _run(join, token) if join else "not looked at: no --join",
     }
+    facts = {name: found.pop(name) for name in ("written", "versions", "machine")}  # nobody chose their words
     redactor = Redactor([*_names_in(found), socket.gethostname(), getpass.getuser(), *join])
-    text = json.dumps(redactor.of(found), indent=1, ensure_ascii=False)
+    redacted = {name: redactor.of(part) for name, part in found.items()}
+    text = json.dumps(facts | redacted, indent=1, ensure_ascii=False)
     write_whole(out, text + "\n", ADVICE, mode=0o600)
     _tell(out, len(text.encode()), nodes, redactor)
 
@@ -77,7 +79,7 @@ def _tell(out: Path, size: int, nodes: Sequence[dict[str, Any]], redactor: Redac
     counts = [f"{times:,} × {kind}" for kind, times in sorted(redactor.replaced.items())]
     print(f"Replaced by numbers: {', '.join(counts) or 'nothing'}. No weights, text or keys are in it.")
     print(
-        "Read it before you send it: what people call things may stand in a line in a way that nobody foresaw."
+        "Read it before you send it: a name that is a word of this program, such as Mark, may still be there."
     )
 
 
@@ -95,7 +97,7 @@ def _machine(state_dir: Path) -> dict[str, Any]:
     place = next(folder for folder in (state_dir, *state_dir.absolute().parents) if folder.exists())
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",  # the rest may be a person's word
         "processor": platform.machine(),
         "cores": cores(),
         "memory_left": host_room().free,
