@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -21,7 +22,6 @@ from node.pipeline.routing import FixedRouter, Router
 from node.pipeline.two_choices import TwoChoices
 from protocol.codec import Encoded
 from protocol.errors import (
-    CodecError,
     DeadlineExceeded,
     NolocoError,
     OddLoss,
@@ -32,7 +32,7 @@ from protocol.errors import (
 )
 from protocol.ground import PeerId
 from protocol.messages import Progress
-from protocol.messages.training import Forward, GetBacklog, Return
+from protocol.messages.training import Forward, GetBacklog, Gradient, Return
 from protocol.patience import Patience, ignore
 from protocol.supervision import all_of
 
@@ -200,19 +200,14 @@ class StageClient:
         self._choices.sent(peer, began)
         try:
             message: Forward | Return = self._message(microbatch)
-            reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)
+            reply, gradient = await context.rpc.call(
+                peer, message, parcel, deadline=patience, read=partial(self._screened, peer, parcel)
+            )
         except BaseException:
             self._router.turns.given_back(peer)
             raise
         finally:
             self._choices.returned(peer, began)
-        try:
-            if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
-                raise CodecError("the gradient does not have the shape of the activations")
-            gradient = self._screen.checked(peer, parcel[1], tensors[0])
-        except CodecError:
-            context.rpc.strike(peer)
-            raise
         self._deadline.note(patience.longest_silence)
         seconds = context.view.elapsed() - began
         self._router.note(peer, seconds, reply.seconds * (1 + reply.queue))
@@ -222,6 +217,11 @@ class StageClient:
         if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
             context.ledger.note_given(peer)
         return reply.loss, gradient
+
+    def _screened(
+        self, peer: PeerId, parcel: list[Encoded], reply: Gradient, tensors: list[torch.Tensor]
+    ) -> tuple[Gradient, torch.Tensor]:
+        return reply, self._screen.checked(peer, parcel[1], tensors[0])
 
     def _message(self, microbatch: Microbatch) -> Forward | Return:
         origin, name = microbatch.origin, microbatch.onward_name
