@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bootstrap.model_options import Join
+from bootstrap.model_options import AccessToken, Join
 from node.command import fail, run_async
 from node.machine.listening import require_place
 from protocol.errors import NolocoError, UserError
@@ -26,6 +26,7 @@ def dashboard(
             metavar="FILE", help="Show a run that is over: events.jsonl of its nodes, one after another."
         ),
     ] = None,
+    token: AccessToken = "",
 ) -> None:
     """Show a run on a web page, with its metrics for Prometheus at /metrics.
 
@@ -42,7 +43,9 @@ def dashboard(
     from bootstrap.dashboard import running
 
     run_async(
-        running.replay(replay, host, port) if replay else running.show_dashboard(join or [], host, port)
+        running.replay(replay, host, port)
+        if replay
+        else running.show_dashboard(join or [], host, port, token)
     )
 
 

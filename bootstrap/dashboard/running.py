@@ -17,6 +17,8 @@ from node.dashboard_process import PACKAGES
 from node.machine.limits import optional
 from node.machine.listening import OPEN_TO_ALL, address_of, is_for_this_machine_alone, listen_at
 from node.machine.processes import on_interrupt
+from protocol.errors import UserError
+from protocol.manifest import Manifest
 from protocol.supervision import Supervisor
 
 
@@ -44,22 +46,33 @@ async def watched(
         await supervisor.close()
 
 
-async def show_dashboard(join: Sequence[str], host: str, port: int) -> None:
-    """Show a running swarm on a page until told to stop.
+async def show_dashboard(join: Sequence[str], host: str, port: int, token: str = "") -> None:
+    """Show a running swarm on a page until told to stop, a private one with a `token`.
 
     Raises `ResourceError` when the port is taken, `JoinError` when nobody answers, `UserError` without the extra.
     """
     with _listening(host, port) as listening:
-        await show_at(listening, join)
+        await show_at(listening, join, host, token)
 
 
-async def show_at(listening: socket.socket, join: Sequence[str]) -> None:
-    """Show a running swarm at a socket that listens already. Raises `JoinError` when nobody answers."""
+async def show_at(listening: socket.socket, join: Sequence[str], named: str = "", token: str = "") -> None:
+    """Show a running swarm at a socket that listens already. `named` and errors as of `serve` and `visit`."""
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     audience = Audience()
-    async with visit(join) as observer, watched(observer, audience, by_people=True) as board:
-        await _show(board, listening, leaving, audience)
+    async with visit(join, token) as observer:
+        require_here(observer.manifest, listening.getsockname()[0])
+        async with watched(observer, audience, by_people=True) as board:
+            await _show(board, listening, leaving, named, audience)
+
+
+def require_here(manifest: Manifest, host: str) -> None:
+    """Refuse to show a private run beyond this machine: the page asks nobody for a token. Raises `UserError`."""
+    if manifest.access.private and not is_for_this_machine_alone(host):
+        raise UserError(
+            f"A page at {host} would show the private run '{manifest.name}' to others: let it listen at 127.0.0.1, "
+            "and look through ssh -L from elsewhere."
+        )
 
 
 async def replay(files: Sequence[Path], host: str, port: int) -> None:
@@ -69,7 +82,7 @@ async def replay(files: Sequence[Path], host: str, port: int) -> None:
     leaving = asyncio.Event()
     on_interrupt(lambda _: leaving.set())
     with _listening(host, port) as listening:
-        await _show(board_of(files), listening, leaving)
+        await _show(board_of(files), listening, leaving, host)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -79,7 +92,11 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 async def _show(
-    board: Board, listening: socket.socket, leaving: asyncio.Event, audience: Audience | None = None
+    board: Board,
+    listening: socket.socket,
+    leaving: asyncio.Event,
+    named: str,
+    audience: Audience | None = None,
 ) -> None:
     """Serve the board until told to stop. A run that is over has no `audience`: it asks nobody."""
     from bootstrap.dashboard.server import Pages, serve
@@ -88,4 +105,5 @@ async def _show(
     print(f"Dashboard of run '{board.run['name']}': {address_of(listening)}", flush=True)
     if not is_for_this_machine_alone(host):
         print(OPEN_TO_ALL, flush=True)
-    await serve(Pages(board, audience or Audience(), is_replay=audience is None), listening, leaving)
+    pages = Pages(board, audience or Audience(), is_replay=audience is None)
+    await serve(pages, listening, leaving, named)

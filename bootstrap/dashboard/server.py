@@ -27,13 +27,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bootstrap.dashboard.board import Board
 from bootstrap.dashboard.collector import Audience
+from bootstrap.dashboard.connections import MOST_CONNECTIONS, PatientConnection
+from bootstrap.dashboard.hosts import AllowedHosts, OnlyTheseHosts
 from bootstrap.dashboard.link_matrix import matrix_of
 from bootstrap.dashboard.metrics import exposition
 from bootstrap.inspect.verdict import in_a_word
 from protocol.supervision import all_of
 
 MOST_READERS = 64  # streams at once
-MOST_CONNECTIONS = 256
 UPDATE_SECONDS = 0.25  # between two looks for news
 SILENCE_SECONDS = 10.0  # a comment after that, so that a connection which has died is noticed
 CLOSING_SECONDS = 1
@@ -205,11 +206,16 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(pages: Pages, listening: socket.socket, leaving: asyncio.Event) -> None:
-    """Answer browsers on `listening` until `leaving` is set; then streams end, within a second or two."""
+async def serve(pages: Pages, listening: socket.socket, leaving: asyncio.Event, named: str = "") -> None:
+    """Answer browsers on `listening` until `leaving` is set; then streams end, within a second or two.
+
+    `named` is the HOST:PORT that a person gave for it: by that host browsers may ask, too.
+    """
+    hosts = AllowedHosts(listening.getsockname()[0], named)
     config = uvicorn.Config(
-        pages.app(),
-        http="h11",
+        _Headers(OnlyTheseHosts(pages.app(), hosts)),
+        http=PatientConnection,
+        log_level="error",  # anybody could have it warn of invalid requests without end
         ws="none",
         lifespan="off",
         log_config=None,

@@ -54,6 +54,7 @@ class LocalPlan:
     checkpoint_minutes: float | None = None  # None is the node's own
     devices: tuple[str, ...] = ("cpu",)  # of the nodes, in turn; several on a GPU share its memory
     listening: socket.socket | None = None  # for a page about the run
+    page_named: str = ""  # its HOST:PORT as --dashboard has it
     ends_by_clock: bool = False  # after `minutes` of all nodes together, whatever they are doing then
 
     @property

@@ -117,7 +117,7 @@ class LocalSwarm:
         summary.run_id = founded.signed.run_id
         config = Libp2pConfig(host="127.0.0.1", relay=False, nat_port_map=False)
         seed = SeedPeer(Libp2pTransport(founded.seed_key, config), founded.signed, founded.tokenizer)
-        page = LocalPage(plan.listening, plan.directory / "dashboard.log", self._tell)
+        page = LocalPage(plan.listening, plan.directory / "dashboard.log", self._tell, plan.page_named)
         try:
             page.start(lambda: own_addresses(seed.transport))
             observer = Observer(seed.transport, seed.rpc, founded.signed)

@@ -137,6 +137,7 @@ def swarm(
             data=tuple(data or ()), text_field=text_field, tokenizer=raw, from_checkpoint=from_checkpoint,
             devices=devices,
             listening=listening,
+            page_named=dashboard,
         )  # fmt: skip
         complete = _train(plan, console, progress, chaos)
     if not complete:

@@ -200,9 +200,9 @@ class Passes:
     ) -> Learned:
         """Run forward and backward slice by slice, with the mean loss of all.
 
-        Raises `NonFinite` for a loss that is NaN or infinite, and `OddLoss` for one of a slice above `most`; the
-        parameters' gradients are then as before. After any other failure the same call with the same `inputs` goes
-        on where this one ended.
+        Raises `NonFinite` for a loss that is NaN or infinite, and `OddLoss` as soon as that of all slices is certain
+        to be above `most`; the parameters' gradients are then as before. After any other failure the same call with
+        the same `inputs` goes on where this one ended.
         """
         self.has_run = True
         unfinished = self._begun(inputs)
@@ -212,8 +212,9 @@ class Passes:
                 share = len(part) / len(inputs)
                 with self._accumulation.of(unfinished):
                     leaf, hidden = run(inputs[part.bounds])
-                    head = self._usable_loss(hidden, labels[part.bounds], learns, most)
+                    head = self._usable_loss(hidden, labels[part.bounds], learns)
                     loss = head.loss * share
+                    unfinished.require_at_most(most, loss.item(), share)
                     self._add_slopes(leaf, hidden, head, share)
                 unfinished.losses.append(loss)
                 unfinished.by_inputs.append(leaf.grad)
@@ -240,13 +241,10 @@ class Passes:
         self._unfinished = None
         return by_inputs
 
-    def _usable_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool, most: float) -> HeadLoss:
+    def _usable_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool) -> HeadLoss:
         head = self._head_loss(hidden, labels, learns)
-        loss = head.loss.item()
-        if not math.isfinite(loss):
+        if not math.isfinite(head.loss.item()):
             raise NonFinite("the loss")
-        if loss > most:
-            raise OddLoss(loss, most)
         return head
 
     def _head_loss(self, hidden: torch.Tensor, labels: torch.Tensor, learns: bool) -> HeadLoss:

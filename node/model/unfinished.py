@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from protocol.errors import OddLoss
+
 HEAD = -1  # its gradient by the loss is added by hand; through the layers the same matrix may get another one
 
 
@@ -60,6 +62,16 @@ class Unfinished:
             self.to_do.extendleft(reversed([first, *others]))
             yield first
             self.over.append(self.to_do.popleft())
+
+    def require_at_most(self, most: float, loss: float, share: float) -> None:
+        """Raise `OddLoss` if the parts that are over and the next one lose more than all of it may, `most`.
+
+        `loss` is the next one's part of the mean, `share` its part of the sequences. The error has the mean of these
+        parts: no loss is below 0, so that the others cannot bring that of all below `most`.
+        """
+        spent = loss + sum(part.item() for part in self.losses)
+        if spent > most:
+            raise OddLoss(spent / (share + sum(map(len, self.over)) / len(self.inputs)), most)
 
     @property
     def has_begun(self) -> bool:

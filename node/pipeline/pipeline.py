@@ -57,7 +57,7 @@ class Pipeline:
         self._window = Window(inner.microbatches, in_flight)
         self._deliveries = Deliveries(context.supervisor, REMEMBERED_BATCHES * inner.microbatches)
         self._diagnostics = StageDiagnostics(context, replica)
-        self._loss_screen = LossScreen()
+        self._loss_screen = LossScreen(context.manifest.model.vocab_size)
         self._sent_at: dict[PeerId, float] = {}  # the loop's time, of those that sent microbatches lately
         self._beginnings = set[int]()  # of the lineages of the stage before, whose losses are known
         self._losses: list[float] = []  # of this step
@@ -272,7 +272,7 @@ class Pipeline:
         beginnings = {said[peer] for peer in sending.keys() & said.keys()}
         if len(beginnings) == 1 and beginnings != self._beginnings:
             if self._beginnings:
-                self._loss_screen = LossScreen()
+                self._loss_screen = LossScreen(context.manifest.model.vocab_size)
             self._beginnings = beginnings
 
     def _screen_loss(self, microbatch: Microbatch, loss: float) -> None:

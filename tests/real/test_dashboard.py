@@ -59,7 +59,7 @@ async def stream(address: str, query: str = "") -> AsyncIterator[tuple[asyncio.S
     """An open stream of events, and the first line of its head."""
     port = int(address.rstrip("/").rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET /live{query} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
+    writer.write(f"GET /live{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
         yield reader, head.split(b"\r\n")[0]

@@ -14,7 +14,7 @@ import torch
 
 from node.model.execution import Execution
 from node.model.replica import Replica
-from protocol.errors import NonFinite
+from protocol.errors import NonFinite, OddLoss
 from tests.unit.replicas import manifest_cut
 
 SEQUENCES, TOKENS = 4, 16
@@ -162,3 +162,24 @@ def test_a_stage_that_is_given_up_leaves_no_weights_behind(precision: Any) -> No
     gc.collect()
     assert (stage(), passes()) == (None, None)
     assert [parameter() for parameter in parameters] == [None] * len(parameters)
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 2])
+def test_a_microbatch_is_judged_by_its_whole_loss_however_it_is_sliced(at_once: int) -> None:
+    replica = replica_of(1, 2, False, Execution(at_once=at_once))
+    inputs, labels, _ = microbatch(replica)
+    each = [
+        replica.passes.last_stage(inputs[i : i + 1], labels[i : i + 1])[0].item() for i in range(SEQUENCES)
+    ]
+    mean = sum(each) / SEQUENCES
+    assert mean + 0.001 < max(each)
+    replica.forget_gradients()
+    replica.passes.last_stage(inputs, labels, mean + 0.001)
+    before = replica.flat.gradients.clone()
+    with pytest.raises(OddLoss) as caught:
+        replica.passes.last_stage(inputs, labels, mean - 0.001)
+    assert caught.value.loss == pytest.approx(mean)
+    assert torch.allclose(replica.flat.gradients, before, atol=1e-6)
+    with pytest.raises(OddLoss) as early:  # certain after the first slice
+        replica.passes.last_stage(inputs, labels, 0.01 * mean)
+    assert early.value.loss == pytest.approx(sum(each[: at_once or None]) / (at_once or SEQUENCES))
