@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from protocol.announcement import MOST_LEVEL
+from protocol.records import CLOCK_SLACK
 
 WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
@@ -91,7 +92,7 @@ class StageSize:
 
     def looked(self, since: Sequence[float], now: float) -> None:
         """Note since when those serve that one look showed, by the wall clock."""
-        young = sum(began > now - YOUNG_SECONDS for began in since)
+        young = sum(now - YOUNG_SECONDS < began <= now + CLOCK_SLACK for began in since)
         self.is_restless = young > RESTLESS * len(since)
 
     def is_turn_left_out(self) -> bool:
