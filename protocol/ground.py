@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
@@ -13,6 +14,11 @@ MOST_TIME = 1e11  # seconds since the epoch: three thousand years, to 15 microse
 MOST_COUNT = 10**12  # of what is done one after another: one a millisecond for thirty years
 PeerId = NewType("PeerId", str)  # base58 libp2p peer id; holds the peer's Ed25519 public key
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def is_time(seconds: float) -> bool:
+    """Return whether a wall clock that somebody signed is one: NaN is before and after every other, or neither."""
+    return math.isfinite(seconds) and seconds >= 0
 
 
 @dataclass(frozen=True)
