@@ -161,8 +161,13 @@ class FirstState:
     async def _wait_for_return(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Wait for somebody who has the stage's state; if nobody comes, or ever had it, begin. Returns as `load`.
 
-        It then goes on from the own `checkpoint`, if there is one, however old.
+        It then goes on from the own `checkpoint`, if there is one, however old. Records alone make no stage empty:
+        members are asked before.
         """
+        known = {member.peer for member in self._holders()}
+        await self._discovery.ask_around()
+        if {member.peer for member in self._holders()} - known and await self._download():
+            return True
         past = await self._past()
         if past is not None and await self._has_recent(checkpoint, past):
             return await self._go_on_from_what_there_is(checkpoint, is_move)

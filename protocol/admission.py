@@ -127,7 +127,7 @@ class Admission:
 
     def _check_current(self, shown: Credential) -> None:
         invitation = shown.invitation
-        if invitation.ends <= self._now():
+        if not self._now() < invitation.ends:
             raise RecordError("the invitation has expired")
         issuer = {mark_of(invitation.delegation.key)} if invitation.delegation else set[bytes]()
         if self.revoked.entries & {invitation.serial, *issuer}:

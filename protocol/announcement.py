@@ -30,7 +30,7 @@ AT_LEAST = 1.0  # an uncertainty of this or more: the link is at least as fast a
 State = Literal["joining", "serving", "finished", "leaving"]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 MOST_FIGURE = 1e15  # sums, squares and ratios of such numbers are finite, and they fit a line
-# what a node tells of itself for people to read: what is larger counts as that
+# what a node says of itself, times too: what is larger counts as that
 Figure = Annotated[Number, AfterValidator(lambda number: max(-MOST_FIGURE, min(number, MOST_FIGURE)))]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
@@ -75,7 +75,7 @@ class Announcement(Entry):
 
     stage: Natural
     state: State
-    since: Number  # wall clock at which the node came to this stage, seconds since the epoch
+    since: Figure  # wall clock at which the node came to this stage, seconds since the epoch
     step: Natural = 0
     round: Natural = 0
     loss: Figure | None = None
@@ -111,7 +111,7 @@ def open_announcement(
 class Claim(Entry):
     """A peer's lease to move. The earliest one holds while it stands, and nobody else begins to."""
 
-    since: Number  # wall clock at which the peer claimed it
+    since: Figure  # wall clock at which the peer claimed it
     source: Natural
     target: Natural
     withdrawn: bool = False  # a record cannot be taken back before it expires

@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from protocol.channel import HALF_FRAME_SECONDS, Channel
+from protocol.channel import HALF_FRAME_SECONDS, Channel, slowest_seconds
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Answer, Message, Progress, Status
@@ -134,7 +134,9 @@ class Answering:
             logger.exception("Failed to answer %s", frame.kind)
             await channel.refuse(frame, "internal", "")
         else:
-            patience = Patience(HALF_FRAME_SECONDS, math.inf)  # of bytes that nobody takes
+            nbytes = sum(tensor.nbytes for tensor in answer.tensors)
+            # of bytes that nobody takes, and of those that are taken one by one
+            patience = Patience(HALF_FRAME_SECONDS, math.inf, most=slowest_seconds(nbytes))
             try:
                 await channel.send(
                     FrameType.REPLY, frame.request_id, answer.message, answer.tensors, patience

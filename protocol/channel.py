@@ -184,7 +184,7 @@ class Channel:
         prefix = await read_prefix(stream, self.watch)
         max_payload = await most(prefix.payload_bytes)
         started = asyncio.get_running_loop().time()
-        last = started + SLOWEST_SECONDS + prefix.payload_bytes / SLOWEST_RATE
+        last = started + slowest_seconds(prefix.payload_bytes)
         try:
             async with until(lambda: min(max(started, stream.heard) + HALF_FRAME_SECONDS, last)):
                 frame = await read_frame(stream, max_payload, began_to_come, prefix)
@@ -206,6 +206,11 @@ class Channel:
             if not answer.done():
                 answer.set_exception(reason)
         self.waiting.clear()
+
+
+def slowest_seconds(nbytes: int) -> float:
+    """Return the seconds that a frame with so large a payload may take in all, either way."""
+    return SLOWEST_SECONDS + nbytes / SLOWEST_RATE
 
 
 def _limit(

@@ -97,6 +97,16 @@ class Refused(NolocoError):
         self.reason = reason
 
 
+class Unreadable(Refused):
+    """An answer at which this program failed in a way that nobody meant: a refusal, and against nobody."""
+
+    CODE = "unreadable"
+
+    def __init__(self, kind: str, failure: Exception) -> None:
+        """Say what was asked, and the exception that reading its answer raised."""
+        super().__init__(self.CODE, f"the answer to {kind} could not be read: {type(failure).__name__}")
+
+
 class NonFinite(Refused):
     """A value, computed by this node, that is NaN, infinite, or beyond the codec in which it would travel."""
 

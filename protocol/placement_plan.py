@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from protocol.announcement import Number
 from protocol.errors import RecordError
-from protocol.ground import PeerId
+from protocol.ground import PeerId, is_time
 from protocol.identity import Identity, verify
 from protocol.records import CLOCK_SLACK
 
@@ -54,7 +54,7 @@ class PlacementPlan(BaseModel):
             raise ValueError(f"{len(marks)} peers; {MOST_PLANNED} are allowed")
         if len(set(marks)) < len(marks):
             raise ValueError("a peer has two places")
-        if not 0 < self.expires - self.issued <= LONGEST:
+        if not (is_time(self.issued) and 0 < self.expires - self.issued <= LONGEST):
             raise ValueError(f"a plan holds for {LONGEST:.0f} s at most")
         return self
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgpack
 
 from protocol.errors import RecordError
+from protocol.ground import is_time
 from protocol.identity import Identity, verify
 from protocol.tokens import SERIAL_BYTES
 
@@ -63,8 +64,9 @@ class Revocations:
     def _of(cls, contents: object, run_id: str) -> Revocations:
         match contents:
             case [str(run), float(issued), list(entries)] if run == run_id and _are_marks(entries):
-                return cls(issued, frozenset(entries))
-        raise RecordError("a list of revocations of another run")
+                if is_time(issued):
+                    return cls(issued, frozenset(entries))
+        raise RecordError("a list of revocations of another run, or of no time")
 
 
 def _are_marks(entries: Collection[object]) -> bool:

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, overload
 from weakref import WeakValueDictionary
 
 import torch
 
 from protocol.answering import Answering
 from protocol.channel import Channel
-from protocol.codec import Encoded
+from protocol.codec import Encoded, require_finite
 from protocol.compatibility import serve_version
 from protocol.door import STRANGER, VISITOR_BYTES, Door
 from protocol.errors import (
     DeadlineExceeded,
+    NolocoError,
     PeerUnreachable,
     Refused,
     TransportDown,
+    Unreadable,
     WireError,
     legible,
 )
@@ -34,6 +37,7 @@ from protocol.messages import KINDS, Asker, Asks, Done, Handler, Message, Status
 from protocol.messages import Answer as Answer
 from protocol.messages import Request as Request
 from protocol.messages import Traffic as Traffic
+from protocol.messages.layouts import require_layouts
 from protocol.messages.peers import Introduce
 from protocol.patience import Patience
 from protocol.peer_limits import (
@@ -56,6 +60,7 @@ MAX_STREAMS_PER_PEER = 8
 IDLE_SECONDS = 300.0  # without a request, after which a stream is closed when another one is opened
 DEFAULT_PAYLOADS: dict[Traffic, int] = dict.fromkeys(Traffic, 1024 * 1024)
 Reply = TypeVar("Reply", bound=Message)
+T = TypeVar("T")
 
 
 class Rpc:
@@ -90,6 +95,9 @@ class Rpc:
         self._places = WeakValueDictionary[tuple[PeerId, Traffic], RequestLimiter]()
         self._inflow = Inflow(INFLOW_FEWEST)
         self._bans = Bans()
+        self.unreadable = Counter[
+            tuple[str, str]
+        ]()  # answers, by what was asked and what reading them raised
         self._fruitless = Allowance(*FRUITLESS)
         self.introductions = Introductions(transport.now, self._ask, self._supervisor)
         self._door: Door | None = None
@@ -161,6 +169,7 @@ class Rpc:
 
     # --- calling ------------------------------------------------------------------------------
 
+    @overload
     async def call(
         self,
         peer: PeerId,
@@ -169,8 +178,35 @@ class Rpc:
         *,
         deadline: float | Patience,
         traffic: Traffic | None = None,
-    ) -> tuple[Reply, list[torch.Tensor]]:
+    ) -> tuple[Reply, list[torch.Tensor]]: ...
+
+    @overload
+    async def call(
+        self,
+        peer: PeerId,
+        request: Asks[Reply],
+        tensors: Sequence[Encoded] = (),
+        *,
+        deadline: float | Patience,
+        traffic: Traffic | None = None,
+        read: Callable[[Reply, list[torch.Tensor]], T],
+    ) -> T: ...
+
+    async def call(
+        self,
+        peer: PeerId,
+        request: Asks[Reply],
+        tensors: Sequence[Encoded] = (),
+        *,
+        deadline: float | Patience,
+        traffic: Traffic | None = None,
+        read: Callable[[Reply, list[torch.Tensor]], object] = lambda *answer: answer,
+    ) -> object:
         """Ask `peer` and wait for its answer: `deadline` seconds, or for work as long as a `Patience` lasts.
+
+        Returns the reply and its tensors, which are of the request's `layouts` and finite, or what `read` makes of
+        them. It may raise `WireError` for what does not fit; whatever else it raises is a refusal as `Unreadable`.
+        So an answer fails its own request, and nothing else.
 
         The request travels in its own class of traffic, unless another one is named.
         Raises `Refused` (nothing was done), `PeerUnreachable` or `DeadlineExceeded` (after the deadline, or up to
@@ -186,12 +222,12 @@ class Rpc:
         else:
             await self.introductions.make_ahead(peer, patience.seconds, request.asker, traffic)
         try:
-            return await self._ask(peer, request, tensors, patience, traffic)
+            return await self._ask(peer, request, tensors, patience, traffic, read)
         except Refused as refusal:
             if refusal.code != STRANGER or self.introduction is None:
                 raise
         await self.introductions.make(peer, patience.seconds, again=True)
-        return await self._ask(peer, request, tensors, patience, traffic)
+        return await self._ask(peer, request, tensors, patience, traffic, read)
 
     async def _ask(
         self,
@@ -200,18 +236,38 @@ class Rpc:
         tensors: Sequence[Encoded],
         patience: Patience,
         traffic: Traffic,
-    ) -> tuple[Reply, list[torch.Tensor]]:
+        read: Callable[[Reply, list[torch.Tensor]], object] = lambda *answer: answer,
+    ) -> object:
         try:
             async with asyncio.timeout(patience.seconds):
                 channel = await self._channel(peer, traffic, patience.seconds, ahead=not _is_large(tensors))
             frame = await channel.ask(request, tensors, patience, partial(self._give_up, traffic, channel))
         except TimeoutError:
             raise DeadlineExceeded(f"no answer to {request.kind} within {patience.seconds:.1f} s") from None
+        return self._read(peer, frame, request, tensors, read)
+
+    def _read(
+        self,
+        peer: PeerId,
+        frame: Frame,
+        request: Asks[Reply],
+        sent: Sequence[Encoded],
+        read: Callable[[Reply, list[torch.Tensor]], object],
+    ) -> object:
+        """What is made of an answer. Every answer passes here, and nothing else reads one."""
         try:
-            return _checked_reply(frame, request.reply())
+            return read(*_checked_reply(frame, request, sent))
         except WireError:
             self.strike(peer)
             raise
+        except NolocoError:
+            raise
+        except Exception as failure:
+            # A bug of ours, or too little memory: it must not end more than this request, and blames nobody.
+            self.unreadable[request.kind, type(failure).__name__] += 1
+            if self.unreadable[request.kind, type(failure).__name__] == 1:
+                logger.exception("Failed to read the answer of peer %s to %s", peer[-8:], request.kind)
+            raise Unreadable(request.kind, failure) from None
 
     async def _channel(self, peer: PeerId, traffic: Traffic, deadline: float, *, ahead: bool) -> Channel:
         async with self._opening.setdefault((peer, traffic), asyncio.Lock()):
@@ -360,10 +416,15 @@ def _is_large(tensors: Sequence[Encoded]) -> bool:
     return sum(tensor.nbytes for tensor in tensors) > VISITOR_BYTES // 2
 
 
-def _checked_reply(frame: Frame, reply: type[Reply]) -> tuple[Reply, list[torch.Tensor]]:
+def _checked_reply(
+    frame: Frame, request: Asks[Reply], sent: Sequence[Encoded]
+) -> tuple[Reply, list[torch.Tensor]]:
+    reply = request.reply()
     if frame.type is FrameType.REFUSAL:
         reason = frame.body if isinstance(frame.body, str) else ""
         raise Refused(legible(frame.kind[:40]), legible(reason[:200]))
     if frame.type is not FrameType.REPLY or frame.kind != reply.kind:
         raise WireError(f"expected {reply.kind}, got {legible(frame.kind[:40])}")
-    return reply.parsed(frame.body), frame.tensors()
+    message = reply.parsed(frame.body)
+    require_layouts(frame.specs, request.layouts(sent))
+    return message, [require_finite(tensor) for tensor in frame.tensors()]

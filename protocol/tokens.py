@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import msgpack
 
 from protocol.errors import RecordError, TokenError
+from protocol.ground import is_time
 from protocol.identity import Identity, public_key_of, verify
 from protocol.windows import window
 
@@ -176,7 +177,7 @@ def _unpacked(raw: bytes) -> object:
 def _invitation_of(parts: object) -> Invitation:
     match parts:
         case [bytes(serial), bytes(key), int(uses), float(expires), bytes(signature), given] if (
-            len(serial) == SERIAL_BYTES and 0 < uses <= MAX_USES
+            len(serial) == SERIAL_BYTES and 0 < uses <= MAX_USES and is_time(expires)
         ):
             return Invitation(serial, key, uses, expires, signature, _delegation_of(given))
     raise RecordError("not an invitation")
@@ -186,6 +187,6 @@ def _delegation_of(parts: object) -> Delegation | None:
     match parts:
         case None:
             return None
-        case [bytes(key), float(expires), bytes(signature)]:
+        case [bytes(key), float(expires), bytes(signature)] if is_time(expires):
             return Delegation(key, expires, signature)
     raise RecordError("not a delegation")

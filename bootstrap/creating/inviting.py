@@ -15,6 +15,7 @@ from bootstrap.display import write_whole, writing
 from bootstrap.inspect.observer import visit
 from node.membership.discovery import DHT_DEADLINE
 from protocol.errors import JoinError, StateError, TokenError
+from protocol.ground import is_time
 from protocol.identity import Identity, is_peer_id, public_key_of
 from protocol.keeping import create_whole, one_after_another
 from protocol.records import MAX_LIFETIME
@@ -51,7 +52,9 @@ class Issuer:
         """The delegate of a file. Raises `StateError` for one that `write_delegate` has not written."""
         try:
             match msgpack.unpackb(file.read_bytes()):
-                case [str(run_id), bytes(seed), float(expires), bytes(signature)] if len(seed) == 32:
+                case [str(run_id), bytes(seed), float(expires), bytes(signature)] if len(
+                    seed
+                ) == 32 and is_time(expires):
                     key = Identity(seed)
                     return cls(run_id, key, Delegation(key.public_key, expires, signature))
         except OSError as error:

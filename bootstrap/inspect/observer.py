@@ -24,7 +24,6 @@ from node.model.replica import PIECE_PARAMETERS
 from node.model.stage import parameter_count
 from node.state.transfer import fetch_slow_weights, piece_count
 from protocol.admission import Admission
-from protocol.codec import require_finite
 from protocol.errors import JoinError, NolocoError
 from protocol.ground import PeerId
 from protocol.identity import Identity
@@ -47,6 +46,8 @@ TOLD_SECONDS = 3.0  # of looking, after which a visitor says what it looks for
 PAUSE_SECONDS = 0.5  # between looks, and before a route is asked again
 ROUTE_TRIES = 3
 PIECES_SAMPLED = 4  # of a stage, for the spread
+FEWEST_TO_TELL = 3  # replicas, of which one that lies about its weights stands out
+FAR = 10.0  # times the median replica's distance; honest ones of one stage are within two of each other
 MOST_SHOWN = 8_192  # members of a stage
 
 
@@ -263,13 +264,25 @@ async def _sampled(
 
     async def ask(peer: PeerId) -> torch.Tensor | None:
         with contextlib.suppress(NolocoError):
-            _, [phi] = await observer.rpc.call(peer, request, deadline=STATS_DEADLINE)
-            return require_finite(phi) if phi.shape == (len(positions),) else None
+            return (await observer.rpc.call(peer, request, deadline=STATS_DEADLINE))[1][0]
         return None
 
     holding = observer.view.holding(stage, observer.transport.now())
     answers = await all_of(*(ask(peer) for peer in holding[:ASKED_AT_ONCE]))
-    return [phi for phi in answers if phi is not None]
+    return like_most([phi for phi in answers if phi is not None])
+
+
+def like_most(replicas: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those of several φ [entries] that are at most `FAR` times as far from their median as the median replica is.
+
+    Of two nobody can tell which one lies.
+    """
+    if len(replicas) < FEWEST_TO_TELL:
+        return replicas
+    stacked = torch.stack(replicas).double()
+    distances = (stacked - stacked.median(0).values).square().mean(1).sqrt()
+    most = FAR * distances.sort().values[len(replicas) // 2]
+    return [phi for phi, distance in zip(replicas, distances, strict=True) if distance <= most]
 
 
 def squared_deviation(replicas: Sequence[torch.Tensor]) -> float:

@@ -14,7 +14,7 @@ from protocol.announcement import AT_LEAST
 from protocol.codec import Encoded
 from protocol.errors import NolocoError, WireError
 from protocol.ground import Buffer, PeerId
-from protocol.messages.peers import MAX_PROBE_BYTES, Probe
+from protocol.messages.peers import MAX_PROBE_BYTES, Probe, Probed
 from protocol.peer_limits import PeerTable
 from protocol.rpc import Rpc, Traffic
 from protocol.windows import window
@@ -81,16 +81,19 @@ class Visitor:
 
     async def _ask(self, peer: PeerId, payload: bytes, traffic: Traffic = Traffic.CONTROL) -> None:
         nonce = self._rng.randbytes(8)
-        reply, _ = await self._rpc.call(
+
+        def read(reply: Probed, _: object) -> None:
+            if reply.digest != probe_digest(nonce, payload):
+                raise WireError("the answer to a probe does not fit what was sent")
+
+        await self._rpc.call(
             peer,
             Probe(nonce=nonce),
             [_parcel(payload)] if payload else [],
             deadline=BULK_DEADLINE if payload else PROBE_DEADLINE,
             traffic=traffic,
+            read=read,
         )
-        if reply.digest != probe_digest(nonce, payload):
-            self._rpc.strike(peer)
-            raise WireError("the answer to a probe does not fit what was sent")
 
 
 def probe_digest(nonce: bytes, payload: Buffer) -> bytes:

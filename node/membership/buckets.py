@@ -4,16 +4,23 @@ Records of a large stage lie in buckets (`protocol.announcement`). Every node wr
 one at each look, so that views stay random and nobody reads all. The sample under the stage's own key tells how many
 replicas there are: a record of level l is in it with probability 2^-l, so it stands for 2^l of them (Horvitz and
 Thompson 1952). All read the same sample, and so agree on the level without a word.
+
+A level is a claim. A record counts as 2^l replicas only as far as buckets of its level hold what the sample lets
+expect: each bucket has as many records as the sample has of that level. Until one was read, it counts as one replica.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from protocol.announcement import MOST_LEVEL
+from protocol.records import CLOCK_SLACK
 
 WANTED = 64  # records in a bucket, and in the sample
 LEAST, MOST = WANTED // 2, WANTED * 2  # in between nobody changes the level, so that it does not flap
@@ -23,6 +30,11 @@ SAMPLE_EVERY = 8  # looks at a bucket; the others read it alone
 TURNS = {12: 1, 24: 2, 48: 3}
 MOST_TURNS = 3  # each record of a small stage is seen again before it is near its end
 SHORT = 0.5  # of the records that a bucket should have: with fewer somebody hides them, or the sample is old
+# Buckets of a level, the last ones read: the middle one decides, so that no attacker near a single key does.
+EXAMINED = 3
+DOUBTED = (
+    1 / 8
+)  # of the reads of buckets go to levels that three buckets did not bear out; before that a half
 # Where many are new, as when a crowd comes, each turn is used: else it would meet the few that everybody knows.
 YOUNG_SECONDS, RESTLESS = 60.0, 0.1
 
@@ -47,18 +59,40 @@ class StageSize:
     turns: int = 0  # to look, also those that were left out
     is_restless: bool = False  # many of those that the last look showed were new
     is_old: bool = False  # the sample, by what a bucket showed
+    sample: dict[int, int] = field(default_factory=dict)  # records of the sample, by level
+    buckets: dict[int, list[int]] = field(default_factory=dict)  # sizes of the last buckets read, by level
 
     def sampled(self, levels: Iterable[int]) -> None:
-        """The levels of all records under the stage's own key."""
-        self.shares = {}
-        for level in levels:
-            self.shares[level] = self.shares.get(level, 0.0) + 2.0**level
-        self.estimate, self.is_old = sum(self.shares.values()), False
-        self.level = level_of(self.estimate, self.level)
+        """Take in the levels of all records under the stage's own key."""
+        self.sample = dict(Counter(levels))
+        kept = {*self.sample, self.level}
+        self.buckets = {level: sizes for level, sizes in self.buckets.items() if level in kept}
+        self.is_old = False
+        self._estimate()
+
+    def bucket_read(self, level: int, records: int) -> None:
+        """Take in how many `records` a bucket of this level holds."""
+        self.buckets[level] = [*self.buckets.get(level, ()), records][-EXAMINED:]
+        self.is_old = self.is_short(level, records)
+        self._estimate()
+
+    def _estimate(self) -> None:
+        self.shares = {level: self._share(level, records) for level, records in self.sample.items()}
+        self.estimate = sum(self.shares.values())
+        unread = sum(records for level, records in self.sample.items() if level and level not in self.buckets)
+        if unread <= DOUBTED * sum(self.sample.values()):
+            self.level = level_of(self.estimate, self.level)
+
+    def _share(self, level: int, records: int) -> float:
+        """The replicas that so many records of the sample stand for, as far as buckets of their level bear it out."""
+        sizes = sorted(self.buckets.get(level, [0]))
+        size = sizes[len(sizes) // 2]
+        borne_out = records if size >= SHORT * records else size
+        return float(max(records, borne_out * 2**level))
 
     def looked(self, since: Sequence[float], now: float) -> None:
         """Note since when those serve that one look showed, by the wall clock."""
-        young = sum(began > now - YOUNG_SECONDS for began in since)
+        young = sum(now - YOUNG_SECONDS < began <= now + CLOCK_SLACK for began in since)
         self.is_restless = young > RESTLESS * len(since)
 
     def is_turn_left_out(self) -> bool:
@@ -71,21 +105,27 @@ class StageSize:
         """The turns of which one is used."""
         if self.is_restless:
             return 1
-        records = self.estimate / 2 ** max(self._levels, default=0)
+        records = self.estimate / 2 ** max(self.levels, default=0)
         return next((turns for fewer, turns in TURNS.items() if records < fewer), MOST_TURNS)
 
     def is_short(self, level: int, records: int) -> bool:
         """Return whether a bucket of this level shows far fewer records than the sample lets expect."""
-        return records < SHORT * self.shares.get(level, 0.0) / 2.0**level
+        return records < SHORT * self.sample.get(level, 0)
 
     @property
     def is_sample_due(self) -> bool:
-        return not self._levels or self.looks % SAMPLE_EVERY == 0 or self.is_old
+        return not self.levels or self.looks % SAMPLE_EVERY == 0 or self.is_old
 
     @property
-    def _levels(self) -> list[int]:
-        """The levels of the buckets; level 0 is the stage's own key."""
-        return [level for level in self.shares if level]
+    def levels(self) -> dict[int, float]:
+        """Replicas by the levels at which there are buckets; level 0 is the stage's own key."""
+        return {level: n for level, n in self.shares.items() if level and n > self.sample.get(level, 0)}
+
+    @property
+    def doubted(self) -> dict[int, int]:
+        """Records of the sample by the levels that no bucket bears out, and the level of this node itself."""
+        known, found = self.levels, {self.level: 0} | self.sample
+        return {level: max(1, records) for level, records in found.items() if level and level not in known}
 
     def next_bucket(self, reader: str) -> tuple[int, int] | None:
         """The level and number of the bucket that `reader` reads at this look; None where there are no buckets.
@@ -94,19 +134,26 @@ class StageSize:
         each level has its turn as often as it has replicas.
         """
         self.looks += 1
-        if not self._levels:
+        weights = self._weights()
+        if not weights:
             return None
         digest = hashlib.sha256(reader.encode()).digest()
         start, stride = int.from_bytes(digest[:8]), int.from_bytes(digest[8:16]) | 1
-        level = self._level_at((self.looks * GOLDEN) % 1.0)
+        level = _drawn(weights, (self.looks * GOLDEN) % 1.0)
         return level, (start + self.looks * stride) % 2**level
 
-    def _level_at(self, place: float) -> int:
-        """A level drawn by the replicas of each; `place` is between 0 and 1."""
-        levels = self._levels
-        left = place * sum(self.shares[level] for level in levels)
-        for level in levels:
-            left -= self.shares[level]
-            if left < 0:
-                break
-        return level
+    def _weights(self) -> dict[int, float]:
+        """Weigh the levels to read by their replicas; those in doubt get a part of the reads, whatever they claim."""
+        known, doubted = self.levels, self.doubted
+        is_examined = all(len(self.buckets.get(level, ())) >= EXAMINED for level in doubted)
+        if is_examined and not known and self.looks % SAMPLE_EVERY:
+            return {}
+        part = DOUBTED / (1 - DOUBTED) if is_examined else 1.0
+        scale = part * (sum(known.values()) or 1.0) / max(1, sum(doubted.values()))
+        return known | {level: scale * records for level, records in doubted.items()}
+
+
+def _drawn(weights: Mapping[int, float], place: float) -> int:
+    """Draw a level by these weights; `place` is between 0 and 1."""
+    ends = list(accumulate(weights.values()))
+    return list(weights)[min(bisect_right(ends, place * ends[-1]), len(ends) - 1)]

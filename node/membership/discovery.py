@@ -9,8 +9,8 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 
-from node.membership.buckets import StageSize
-from node.membership.hearsay import ASKED, audience, hear_of, overdue, show, spread_out
+from node.membership.buckets import EXAMINED, StageSize
+from node.membership.hearsay import ASKED, audience, hear_from_several, hear_of, overdue, show, spread_out
 from node.membership.membership import Membership
 from node.membership.twins import STAYS, Twins, leaves
 from node.membership.view import Member, View
@@ -62,7 +62,7 @@ def look_at(
         if size.is_short(level, len(found)):
             view.take(found)
             found = yield key, ALL_COPIES
-            size.is_old = size.is_short(level, len(found))
+        size.bucket_read(level, len(found))
         view.take(found)
     size.looked([member.announcement.since for member in found], now)
 
@@ -87,7 +87,7 @@ async def read_stage(transport: Transport, run_id: str, stage: int, view: View) 
     with contextlib.suppress(StopIteration):
         key, copies = next(look)
         while True:
-            key, copies = look.send(await _read(transport, key, stage, copies))
+            key, copies = look.send(await _read(transport, run_id, key, stage, copies))
 
 
 async def read_stages(transport: Transport, run_id: str, stages: Iterable[int], view: View) -> None:
@@ -104,12 +104,20 @@ async def read_stages(transport: Transport, run_id: str, stages: Iterable[int], 
 async def read_whole_stage(transport: Transport, run_id: str, stage: int, view: View) -> None:
     """Read every bucket of a stage, up to `MOST_BUCKETS` of them: for those who look once, and for people."""
     await read_stage(transport, run_id, stage, view)
-    for level in [level for level in view.sizes[stage].shares if level]:
+    size = view.sizes[stage]
+    for level in [*size.levels, *size.doubted]:
         for bucket in range(min(2**level, MOST_BUCKETS)):
-            view.take(await _read(transport, bucket_key(run_id, stage, level, bucket), stage))
+            found = await _read(transport, run_id, bucket_key(run_id, stage, level, bucket), stage)
+            view.take(found)
+            size.bucket_read(level, len(found))
+            if bucket >= EXAMINED and level not in size.levels:
+                break
 
 
-async def _read(transport: Transport, key: str, stage: int, copies: int = COPIES) -> list[Member]:
+async def _read(
+    transport: Transport, run_id: str, key: str, stage: int, copies: int = COPIES
+) -> list[Member]:
+    """Read the records of the stage that belong under this key, by their signer's id and the level they name."""
     found = []
     for record in await transport.get(key, DHT_DEADLINE, copies=copies):
         try:
@@ -117,7 +125,7 @@ async def _read(transport: Transport, key: str, stage: int, copies: int = COPIES
         except RecordError as error:
             logger.debug("Ignoring a record: %s", error)
             continue
-        if announcement.stage == stage:
+        if announcement.stage == stage and key in keys_to_announce(run_id, stage, peer, announcement.level):
             transport.learn(peer, announcement.addresses)
             found.append(Member(peer, announcement, record.expires, sealed=record.sealed))
     return found
@@ -203,19 +211,25 @@ class Discovery:
             self._view.met_at(peer, addresses)
 
     async def _ask_for_hidden(self, stages: Sequence[int]) -> None:
-        """Ask members whose records the DHT should have shown now; and somebody, where it shows nobody of a stage."""
+        """Ask members whose records the DHT should have shown now; and somebody, where it shows no replica."""
         view, me, now = self._view, self._transport.peer_id, self._transport.now()
         late, empty = [], False
         for stage in stages:
             members = [m for m in view.members(stage, now) if m.peer != me]
             late += overdue(members, now, self._lifetime)
-            empty |= not members
+            empty |= not {*view.holding(stage, now)} - {
+                me
+            }  # a record that only joins shows nobody who has a state
         if not late and not empty:
             return
         reached = {peer: network_of(addresses) for peer, addresses in await self._transport.peers()}
         asked = self._rng.sample(late, min(ASKED, len(late)))
         asked += spread_out(reached, self._rng)[: ASKED if empty else 1]
         await hear_of(self._membership, list(dict.fromkeys(asked)), self._stages)
+
+    async def ask_around(self) -> None:
+        """Ask members of several networks who serves what, whatever records show; see `hear_from_several`."""
+        await hear_from_several(self._membership)
 
     async def run(self) -> None:
         """Read, announce and reconnect for ever.

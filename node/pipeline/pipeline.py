@@ -30,7 +30,7 @@ from node.pipeline.stage_client import StageClient
 from node.watch.trace import Track
 from protocol.codec import Encoded
 from protocol.errors import NonFinite, OddLoss, OutOfMemory, Refused, Unrepeatable
-from protocol.ground import PeerId
+from protocol.ground import MOST_LOSS, PeerId
 from protocol.messages.training import Backlog, Forward, GetBacklog, Gradient, Return
 from protocol.rpc import Answer, Request, Rpc
 
@@ -218,8 +218,9 @@ class Pipeline:
 
     def _reply(self, loss: float, answer: list[Encoded], began: float) -> Answer[Gradient]:
         seconds = round(asyncio.get_running_loop().time() - began, 6)
+        told = min(max(loss, 0.0), MOST_LOSS)  # of a model that diverges it may be more, by rounding less
         return Answer(
-            Gradient(loss=loss, queue=self._gate.waiting, step=self._replica.step, seconds=seconds), answer
+            Gradient(loss=told, queue=self._gate.waiting, step=self._replica.step, seconds=seconds), answer
         )
 
     async def _train_through(self, microbatch: Microbatch) -> Pending[LossAndAnswer]:

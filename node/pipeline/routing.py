@@ -129,9 +129,13 @@ class Router:
         return self.turns.full(shares, lambda p: MOST_PROVEN_SHARES if self._is_proven(p) else MOST_SHARES)
 
     def usual_answer(self, peer: PeerId) -> float:
-        """Seconds that this peer, or a typical one if that is longer, takes for a microbatch."""
+        """Seconds that this peer, or a typical one if that is longer, takes by this sender's clock."""
         measured = self._measured.get(peer)
-        return max(self.typical_answer(), measured.taken_for if measured is not None else 0.0)
+        return max(self.typical_answer(), measured.seconds if measured is not None else 0.0)
+
+    def has_answered(self, peer: PeerId) -> bool:
+        """Return whether the peer has answered since it failed last, if ever."""
+        return peer in self._measured
 
     def typical_answer(self) -> float:
         """Seconds, the median over the peers; 0 before the first answer."""

@@ -1,4 +1,4 @@
-"""Sends a microbatch to the next stage: one of two random live peers, and another one when that fails.
+"""Sends a microbatch to the next stage: one of two random live peers, and another one when that fails or takes long.
 
 In a ring the stage after the last is the first one, and the peer that drew the sequences comes before random ones.
 """
@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from node.context import Context
 from node.links.links import AdaptiveDeadline
+from node.pipeline.answer_times import AnswerTimes
 from node.pipeline.checks import Checks
 from node.pipeline.gradient_screen import CONTENT, GradientScreen
+from node.pipeline.late_answers import Asking, Late, LateAnswers
 from node.pipeline.microbatch import Microbatch, Origin
 from node.pipeline.routing import FixedRouter, Router
 from node.pipeline.two_choices import TwoChoices
 from protocol.codec import Encoded
 from protocol.errors import (
-    CodecError,
     DeadlineExceeded,
     NolocoError,
     OddLoss,
@@ -32,9 +36,9 @@ from protocol.errors import (
 )
 from protocol.ground import PeerId
 from protocol.messages import Progress
-from protocol.messages.training import Forward, GetBacklog, Return
+from protocol.messages.training import Forward, GetBacklog, Gradient, Return
 from protocol.patience import Patience, ignore
-from protocol.supervision import all_of
+from protocol.supervision import all_of, seen
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +46,26 @@ RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling u
 MOST_RETRY_SECONDS = 0.8
 PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
 LEAST_DEADLINE = 5.0  # of silence; three signs of life fit into it, and below it deadlines only cause resends
-# times `limits.microbatch_deadline` for each stage behind: as long a peer may say that it works on a microbatch
-# without getting on with it
-STALLED = 10.0
+MOST_ASKED = 3  # peers that have one microbatch at once
 ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the content
 
 
+@dataclass
+class _Sending:
+    """A microbatch on its way to the next stage, and what became of it so far. Times are `View.elapsed`."""
+
+    microbatch: Microbatch
+    parcel: list[Encoded]
+    due: float  # when a peer is asked, perhaps beside others
+    waiting_since: float  # for a peer that takes it
+    pause: float = RETRY_SECONDS
+    tried: set[PeerId] = field(default_factory=set)
+    refusals: dict[PeerId, Refused] = field(default_factory=dict)  # for its content
+    asked: dict[Asking, tuple[PeerId, float]] = field(default_factory=dict)  # under way: whom, and when
+
+
 class StageClient:
-    """Sends microbatches to peers of the next stage and tries another peer when one fails."""
+    """Sends microbatches to peers of the next stage and tries another peer when one fails or takes long."""
 
     def __init__(self, context: Context, rng: random.Random) -> None:
         self._context = context
@@ -60,9 +76,13 @@ class StageClient:
             self._router: Router = FixedRouter(rng, self._own_place)
         else:
             self._router = Router(rng, context.view.shares, context.view.ledger.is_proven)
-        self._choices = TwoChoices(self._router)
+        self._choices = TwoChoices(self._router, context.view.group_of)
         self._checks = Checks(context, context.random())
-        self._deadline = AdaptiveDeadline(context.manifest.limits.microbatch_deadline, LEAST_DEADLINE)
+        limit = context.manifest.limits.microbatch_deadline
+        self._deadline = AdaptiveDeadline(limit, LEAST_DEADLINE)
+        self._times = AnswerTimes(limit, context.manifest.hops - 1 - context.stage)
+        self._late = LateAnswers(context, self._next, self._screen.record_bad)
+        self._tasks = context.supervisor.group()
         self._leaving = False
 
     def _own_place(self) -> int:
@@ -78,51 +98,111 @@ class StageClient:
     async def send(self, microbatch: Microbatch, parcel: list[Encoded]) -> tuple[float, torch.Tensor]:
         """Send to random peers of the next stage until one answers; returns its loss and the gradient.
 
-        The parcel has activations and labels. Each failure costs one resend to another peer. With no live peer this
-        waits for one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
+        The parcel has activations and labels. Each failure costs one resend to another peer. When an answer takes far
+        longer than usual, another peer is asked as well and the first answer counts. With no live peer this waits for
+        one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
         """
-        context, tried = self._context, set[PeerId]()
-        refusals: dict[PeerId, Refused] = {}  # for its content
-        pause, waiting_since = RETRY_SECONDS, context.view.elapsed()
-        while True:
-            peers = self._screen.usable(context.view.serving(self._next, context.transport.now()))
-            waited = context.view.elapsed() - waiting_since
-            peer = await self._choose(peers, tried | refusals.keys(), microbatch.origin, waited)
-            if peer is None:
-                if refusals and refusals.keys() >= set(peers):
-                    raise next(iter(refusals.values()))
-                await self._wait_for_peers(pause if peers else None)
-                pause = min(MOST_RETRY_SECONDS, 2 * pause)  # each try carries the whole activations
-                tried.clear()
-                continue
-            asked, others = context.view.elapsed(), set(peers) - tried - {peer}
-            microbatch.mark_onward()
-            try:
-                answer = await self._ask(peer, microbatch, parcel, bool(others), microbatch.note_onward)
-            except Refused as refusal:
-                logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
-                tried.add(peer)
-                if refusal.code in CONTENT:
-                    refusals[peer] = refusal
-                    if len(refusals) >= ENOUGH_REFUSALS:
-                        raise
-            except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
-                self._note_failure(peer, failure, asked)
-                tried.add(peer)
-                waiting_since = context.view.elapsed()
-            except TransportDown as problem:
-                if self._leaving:
+        now = self._context.view.elapsed()
+        sending = _Sending(microbatch, parcel, now, now)
+        try:
+            while True:
+                await self._ask_when_due(sending)
+                for asking in await self._ended(sending):
+                    peer, asked = sending.asked.pop(asking)
+                    answer = await self._outcome(asking, peer, asked, sending)
+                    if answer is not None:
+                        self._take(sending, peer, asked, answer[1])
+                        return answer
+        finally:
+            for asking in sending.asked:
+                asking.cancel()
+                asking.add_done_callback(seen)
+
+    async def _ask_when_due(self, sending: _Sending) -> None:
+        """Ask a peer if it is time, beside those that are asked. Without a peer, wait a while if nobody is asked."""
+        context, now = self._context, self._context.view.elapsed()
+        if now < sending.due:
+            return
+        peers = self._screen.usable(context.view.serving(self._next, context.transport.now()))
+        out = sending.tried | sending.refusals.keys() | {peer for peer, _ in sending.asked.values()}
+        if sending.asked and not self._times.is_known:  # all may still compile, or be as slow
+            out |= set(self._choices.holders)
+        peer = await self._choose(peers, out, sending.microbatch.origin, now - sending.waiting_since)
+        if peer is None:
+            if not sending.asked:
+                if sending.refusals and sending.refusals.keys() >= set(peers):
+                    raise next(iter(sending.refusals.values()))
+                await self._wait_for_peers(sending.pause if peers else None)
+            sending.due = context.view.elapsed() + (sending.pause if sending.asked else 0.0)
+            sending.pause = min(
+                MOST_RETRY_SECONDS, 2 * sending.pause
+            )  # each try carries the whole activations
+            sending.tried.clear()
+            return
+        others = set(peers) - sending.tried - {peer}
+        sending.microbatch.mark_onward()
+        asking: Asking
+        asking = self._tasks.start(
+            self._ask(peer, sending.microbatch, sending.parcel, bool(others), lambda p: told(p)),
+            "asking a peer",
+        )
+
+        def told(progress: Progress) -> None:
+            if next(reversed(sending.asked), None) is asking:  # of the peer that was asked last
+                sending.microbatch.note_onward(progress)
+
+        sending.asked[asking] = peer, context.view.elapsed()
+        is_last = len(sending.asked) >= MOST_ASKED
+        sending.due = math.inf if is_last else context.view.elapsed() + self._times.second_after()
+
+    async def _ended(self, sending: _Sending) -> list[Asking]:
+        """Wait until requests have ended or another peer is to be asked; returns those that have ended."""
+        if not sending.asked:
+            return []
+        left = max(0.0, sending.due - self._context.view.elapsed())
+        done, _ = await asyncio.wait(
+            sending.asked, timeout=None if math.isinf(left) else left, return_when=asyncio.FIRST_COMPLETED
+        )
+        return [asking for asking in sending.asked if asking in done]
+
+    async def _outcome(
+        self, asking: Asking, peer: PeerId, asked: float, sending: _Sending
+    ) -> tuple[float, torch.Tensor] | None:
+        """The answer of a request that has ended; None after a failure, and then another peer is asked at once."""
+        sending.due = self._context.view.elapsed()
+        try:
+            return asking.result()
+        except Refused as refusal:
+            logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
+            sending.tried.add(peer)
+            if refusal.code in CONTENT:
+                sending.refusals[peer] = refusal
+                if len(sending.refusals) >= ENOUGH_REFUSALS:
                     raise
-                logger.debug("Waiting for the network: %s", problem)
-                await asyncio.sleep(PAUSE_SECONDS)
-            else:
-                self._screen.record_good(peer)
-                for overruled, said in refusals.items():
-                    if said.code != OddLoss.CODE:  # of which each judges by what it has seen of this sender
-                        self._screen.record_bad(overruled)
-                self._tell_served_again()
-                self._compare(microbatch, parcel, peer, answer[1], peers)
-                return answer
+        except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
+            self._note_failure(peer, failure, asked)
+            sending.tried.add(peer)
+            sending.waiting_since = sending.due
+        except TransportDown as problem:
+            if self._leaving:
+                raise
+            logger.debug("Waiting for the network: %s", problem)
+            await asyncio.sleep(PAUSE_SECONDS)
+        return None
+
+    def _take(self, sending: _Sending, peer: PeerId, asked: float, gradient: torch.Tensor) -> None:
+        """Take a peer's answer; whoever else has the microbatch may finish it."""
+        now = self._context.view.elapsed()
+        for asking, (other, since) in sending.asked.items():
+            self._late.let_finish(asking, Late(other, since, now - asked, self._times.second_after()))
+        sending.asked.clear()
+        self._screen.record_good(peer)
+        for overruled, said in sending.refusals.items():
+            if said.code != OddLoss.CODE:  # of which each judges by what it has seen of this sender
+                self._screen.record_bad(overruled)
+        self._tell_served_again()
+        peers = self._screen.usable(self._context.view.serving(self._next, self._context.transport.now()))
+        self._compare(sending.microbatch, sending.parcel, peer, gradient, peers)
 
     def _compare(
         self,
@@ -187,34 +267,26 @@ class StageClient:
         """Ask one peer. With `others` to ask it has the silence that is usual, else all that the manifest allows:
         asked again over the same connection it would not be heard sooner.
         """
-        context, limit = self._context, self._context.manifest.limits.microbatch_deadline
-        stages_behind = context.manifest.hops - 1 - context.stage
-        patience = Patience(
-            self._deadline.seconds() if others else limit,
-            # the stage before waits longer, so that it does not resend first
-            STALLED * limit * stages_behind,
-            note_progress,
-        )
+        context, times = self._context, self._times
+        limit = context.manifest.limits.microbatch_deadline
+        silence = self._deadline.seconds() if others else limit
+        patience = Patience(silence, times.standstill, note_progress, times.at_most())
         began = context.view.elapsed()
         self._router.turns.taken(peer)
         self._choices.sent(peer, began)
         try:
             message: Forward | Return = self._message(microbatch)
-            reply, tensors = await context.rpc.call(peer, message, parcel, deadline=patience)
+            reply, gradient = await context.rpc.call(
+                peer, message, parcel, deadline=patience, read=partial(self._screened, peer, parcel)
+            )
         except BaseException:
             self._router.turns.given_back(peer)
             raise
         finally:
             self._choices.returned(peer, began)
-        try:
-            if len(tensors) != 1 or tuple(tensors[0].shape) != parcel[0].shape:
-                raise CodecError("the gradient does not have the shape of the activations")
-            gradient = self._screen.checked(peer, parcel[1], tensors[0])
-        except CodecError:
-            context.rpc.strike(peer)
-            raise
         self._deadline.note(patience.longest_silence)
         seconds = context.view.elapsed() - began
+        times.note(seconds)
         self._router.note(peer, seconds, reply.seconds * (1 + reply.queue))
         context.counters.sent.note(peer)
         if not self._returns_to_origin:
@@ -222,6 +294,11 @@ class StageClient:
         if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
             context.ledger.note_given(peer)
         return reply.loss, gradient
+
+    def _screened(
+        self, peer: PeerId, parcel: list[Encoded], reply: Gradient, tensors: list[torch.Tensor]
+    ) -> tuple[Gradient, torch.Tensor]:
+        return reply, self._screen.checked(peer, parcel[1], tensors[0])
 
     def _message(self, microbatch: Microbatch) -> Forward | Return:
         origin, name = microbatch.origin, microbatch.onward_name

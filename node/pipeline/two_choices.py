@@ -12,7 +12,7 @@ that takes too long beside the work itself, the sender goes by what it has under
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from node.links.trip_times import TripTimes
 from node.pipeline.routing import Router
@@ -28,8 +28,10 @@ class TwoChoices:
     Times are seconds of one clock of the caller's.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, group_of: Callable[[PeerId], Hashable] = lambda peer: peer) -> None:
+        """`group_of` is the network that a peer shares its credit with; itself, once it is familiar."""
         self._router = router
+        self._group_of = group_of
         self.times = TripTimes()
         self._under_way: dict[PeerId, list[float]] = {}  # when each was sent, the oldest first
 
@@ -42,6 +44,11 @@ class TwoChoices:
         times.remove(sent)
         if not times:
             del self._under_way[peer]
+
+    @property
+    def holders(self) -> Collection[PeerId]:
+        """The peers that have a microbatch of this sender."""
+        return self._under_way.keys()
 
     def candidates(
         self, peers: Sequence[PeerId], exclude: Collection[PeerId] = (), waited: float = 0.0
@@ -58,15 +65,19 @@ class TwoChoices:
         """The candidate with less to do, by the seconds that they `told`; one that told nothing comes last.
 
         When none did, the one that has fewer microbatches of this sender. Whoever is late with one comes after those
-        who are not: a peer that has stopped has nothing to do. The first of equals.
+        who are not: a peer that has stopped has nothing to do. Before them comes one that has never answered and has
+        one, or another of its network is late: identities cost nothing. The first of equals.
         """
+        late = {peer for peer in self._under_way if self._is_late(peer, now)}
+        groups = set(map(self._group_of, late))
 
-        def rank(peer: PeerId) -> tuple[bool, float]:
+        def rank(peer: PeerId) -> tuple[int, float]:
             less = told.get(peer, math.inf) if told else len(self._under_way.get(peer, ()))
-            return self._is_late(peer, now), less
+            is_new = not self._router.has_answered(peer)
+            is_doubtful = is_new and (peer in self._under_way or self._group_of(peer) in groups)
+            return 2 if peer in late else int(is_doubtful), less
 
         return min(candidates, key=rank)
 
     def _is_late(self, peer: PeerId, now: float) -> bool:
-        times = self._under_way.get(peer)
-        return times is not None and now - times[0] > LATE * self._router.usual_answer(peer)
+        return now - self._under_way[peer][0] > LATE * self._router.usual_answer(peer)

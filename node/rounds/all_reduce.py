@@ -176,17 +176,13 @@ class AllReduce(Averager):
         if owner == self._context.me:
             return await self.gathers.contribute(owner, name, bounds.start, encoded)
         self.bytes_sent += 2 * encoded.nbytes  # it costs the owner as much to answer
-        reply, tensors = await self._context.rpc.call(
+        return await self._context.rpc.call(
             owner,
             Reduce(offset=bounds.start, total=self._replica.parameters, name=name),
             [encoded],
             deadline=CALL_DEADLINES * self._seconds,
+            read=lambda reply, tensors: Reduction(encode(tensors[0], "fp32"), reply.members),
         )
-        if len(tensors) != 1 or tensors[0].shape != part.shape:
-            raise CodecError("the mean does not have the shape of the part that was sent")
-        mean = encode(tensors[0], "fp32")
-        require_finite_values(mean)
-        return Reduction(mean, reply.members)
 
     # --- telling ------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from node.membership.membership import Membership
 from node.membership.past import ASKED, Past, Remembered, asked_peers
 from node.model.replica import PIECE_PARAMETERS, digest_of
 from node.state.download import State, WantedState
-from node.state.transfer import PIECE_DEADLINE, piece_count, within_piece
+from node.state.transfer import PIECE_DEADLINE, piece_count, require_undamaged, within_piece
 from node.state.witnesses import are_possible
 from node.storage.checkpoint_files import KeptCheckpoint, piece_of
 from node.storage.state_directory import StateDirectory
-from protocol.codec import encode, require_finite
+from protocol.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused, StateError
 from protocol.ground import PeerId
 from protocol.lineage import Lineage
@@ -233,22 +233,21 @@ async def fetch_copy_piece(
     copy, reason = offer.copy, "nobody has it"
     asked = GetCopyPiece(stage=copy.stage, beginning=copy.beginning, step=copy.step, index=number)
     size = min(PIECE_PARAMETERS, wanted.parameters - number * PIECE_PARAMETERS)
+
+    def read(piece: StatePiece, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        require_undamaged(piece, tensors, number, size)
+        if (piece.step, piece.round) != (copy.step, copy.round):
+            raise CodecError("a piece of a copy is that of another one")
+        _, _, first, second = tensors
+        if not are_possible(first, second, wanted.inner, within_piece(wanted.muons, number)):
+            raise CodecError("no optimizer makes such moments")
+        return tensors
+
     for place in range(TRIES * len(offer.peers)):
         peer = offer.peers[(number + place) % len(offer.peers)]
         try:
-            reply, tensors = await rpc.call(peer, asked, deadline=PIECE_DEADLINE)
-            if reply.index != number or [tuple(t.shape) for t in tensors] != [(size,)] * 4:
-                raise CodecError("a piece of a copy does not have the expected shape")
-            if digest_of(tensors) != reply.digest or (reply.step, reply.round) != (copy.step, copy.round):
-                raise CodecError("a piece of a copy was damaged on the way")
-            for tensor in tensors:
-                require_finite(tensor)
-            _, _, first, second = tensors
-            if not are_possible(first, second, wanted.inner, within_piece(wanted.muons, number)):
-                raise CodecError("no optimizer makes such moments")
+            return await rpc.call(peer, asked, deadline=PIECE_DEADLINE, read=read)
         except NolocoError as failure:
             reason = f"…{peer[-8:]}: {failure}"
             logger.debug("Piece %d of a copy: %s", number, reason)
-        else:
-            return tensors
     raise JoinError(f"The copy of stage {copy.stage} could not be fetched ({reason}).")

@@ -26,7 +26,7 @@ import torch
 from node.model.compute import Compute, Priority
 from node.model.replica import PIECE_PARAMETERS, Replica, digest_of
 from node.state.witnesses import sample_of
-from protocol.codec import encode, require_finite
+from protocol.codec import encode
 from protocol.errors import CodecError, JoinError, NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
@@ -219,15 +219,21 @@ async def fetch_piece(
     damaged, not finite or of another shape.
     """
     request = GetStatePiece(stage=stage, index=number, moments=moments)
-    piece, tensors = await rpc.call(peer, request, deadline=PIECE_DEADLINE)
     size = min(PIECE_PARAMETERS, parameters - number * PIECE_PARAMETERS)
-    if piece.index != number or [tuple(t.shape) for t in tensors] != [(size,)] * (4 if moments else 1):
+
+    def read(piece: StatePiece, tensors: list[torch.Tensor]) -> tuple[StatePiece, list[torch.Tensor]]:
+        require_undamaged(piece, tensors, number, size)
+        return piece, tensors
+
+    return await rpc.call(peer, request, deadline=PIECE_DEADLINE, read=read)
+
+
+def require_undamaged(piece: StatePiece, tensors: list[torch.Tensor], number: int, size: int) -> None:
+    """Check that a piece is the one of that number, of `size` entries. Raises `CodecError`."""
+    if piece.index != number or any(len(tensor) != size for tensor in tensors):
         raise CodecError("a state piece does not have the expected shape")
     if digest_of(tensors) != piece.digest:
         raise CodecError("a state piece was damaged on the way")
-    for tensor in tensors:
-        require_finite(tensor)
-    return piece, tensors
 
 
 async def fetch_slow_weights(

@@ -25,11 +25,10 @@ from statistics import median_high
 import torch
 
 from node.model.inner import learning_rate
-from protocol.codec import require_finite
-from protocol.errors import CodecError, NolocoError
+from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.manifest import Inner
-from protocol.messages.peers import MOST_POSITIONS, GetStateSample
+from protocol.messages.peers import MOST_POSITIONS, GetStateSample, StateSample
 from protocol.rpc import Rpc
 from protocol.supervision import all_of
 
@@ -173,11 +172,11 @@ async def compared(
 
 async def _ask(rpc: Rpc, request: GetStateSample, peer: PeerId) -> Sample | None:
     try:
-        told, tensors = await rpc.call(peer, request, deadline=SAMPLE_DEADLINE)
-        if [tuple(tensor.shape) for tensor in tensors] != [(len(request.positions),)]:
-            raise CodecError("a sample does not have the expected shape")
-        require_finite(tensors[0])
+        return await rpc.call(peer, request, deadline=SAMPLE_DEADLINE, read=_read)
     except NolocoError as failure:
         logger.debug("No sample from %s: %s", peer[-8:], failure)
         return None
+
+
+def _read(told: StateSample, tensors: Sequence[torch.Tensor]) -> Sample:
     return Sample(told.step, told.round, tensors[0].double(), tuple(told.sizes), tuple(told.largest))

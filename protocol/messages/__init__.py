@@ -2,8 +2,9 @@
 
 A request names the class of traffic that it travels in, the type of its reply and who may ask it, so that neither a
 caller nor a handler has to. Tensors travel beside a message, not in it (see `protocol.frames`). A field that is
-missing, unknown or out of bounds is a `WireError` at the reader, before anything is done. The requests and replies
-themselves are in `protocol.messages.peers` and `protocol.messages.training`.
+missing or out of bounds is a `WireError` at the reader, before anything is done; an unknown one is so in a request,
+and passes in an answer, which a later version may say more in. The requests and replies themselves are in
+`protocol.messages.peers` and `protocol.messages.training`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from protocol.codec import Encoded
 from protocol.compatibility import PROTOCOL
-from protocol.errors import WireError
+from protocol.errors import WireError, legible
 from protocol.frames import Frame
-from protocol.ground import PeerId
+from protocol.ground import MOST_COUNT, MOST_LOSS, MOST_TIME, PeerId
 from protocol.identity import is_peer_id
+from protocol.messages.layouts import Layout
 
 
 def _peer_id(text: str) -> str:
@@ -30,11 +32,13 @@ def _peer_id(text: str) -> str:
     return text
 
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 KINDS = set[str]()  # of all messages that there are, each by its name on the wire
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+Loss = Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)]  # nats per token
+Time = Annotated[float, Field(ge=0, le=MOST_TIME, allow_inf_nan=False)]  # wall clock, seconds since the epoch
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]  # of what a replica has done one after another
 Id = Annotated[str, Field(min_length=1, max_length=64)]
 OptionalId = Annotated[str, Field(max_length=64)]
 PeerIdText = Annotated[
@@ -79,7 +83,7 @@ class Asker(StrEnum):
 class Message(BaseModel):
     """Base of all messages. `kind` is a message's name on the wire."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
     kind: ClassVar[str]
 
     def __init_subclass__(cls, kind: str = "", **settings: Unpack[ConfigDict]) -> None:
@@ -95,7 +99,7 @@ class Message(BaseModel):
             return cls.model_validate(body, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
+            place = legible(".".join(str(part) for part in first["loc"])[:80])
             raise WireError(f"malformed {cls.kind}: {place}: {first['msg']}") from None
 
 
@@ -165,9 +169,14 @@ class Handler:
 class Asks(Message, Generic[Reply_co]):
     """Base of the requests that are answered by a `Reply_co`. `traffic` is the class whose stream it travels in."""
 
+    model_config = ConfigDict(extra="forbid")
     traffic: ClassVar[Traffic]
     asker: ClassVar[Asker] = Asker.MEMBER
     _reply: ClassVar[type[Message]]
+
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        """The tensors that an answer has, if the request went with those that were `sent`."""
+        return ()
 
     def __init_subclass__(
         cls,

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
 
 from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
+from protocol.codec import Encoded
 from protocol.messages import (
     Asker,
     Asks,
+    Count,
     Done,
     Fraction,
     Id,
     Message,
     Natural,
-    Number,
     OptionalPeerId,
     PeerIdText,
     ShortText,
+    Time,
     Traffic,
 )
+from protocol.messages.layouts import EXACT, Layout
 from protocol.receipts import Name, Receipt
 from protocol.records import MAX_RECORD_BYTES
 from protocol.revocations import MAX_REVOCATIONS_BYTES
@@ -44,7 +48,7 @@ Tally = Annotated[dict[PeerIdText, Natural], Field(max_length=MOST_TOLD_PEERS)]
 
 class Welcome(Message, kind="welcome"):
     run_id: Id
-    time: Number  # wall clock of the replying peer, seconds since the epoch
+    time: Time  # wall clock of the replying peer, seconds since the epoch
     role: Literal["seed", "node"]
     manifest: Annotated[bytes, Field(max_length=64 * 1024)]
     reached: ShortText = (
@@ -74,7 +78,7 @@ class Introduce(Asks[Done], kind="introduce", traffic=Traffic.CONTROL, asker=Ask
     stage: Natural = 0
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)] = 0  # of the key that the record is sealed for
     record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)] = b""  # as sealed for the DHT
-    expires: Number  # wall clock
+    expires: Time  # wall clock
     credential: Annotated[bytes, Field(max_length=MAX_CREDENTIAL_BYTES)] = b""
 
 
@@ -85,7 +89,7 @@ class SharedRecord(NamedTuple):
     stage: Natural
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)]  # of the key that it is sealed for
     record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
-    expires: Number  # wall clock
+    expires: Time  # wall clock
 
 
 class Records(Message, kind="records"):
@@ -116,8 +120,8 @@ class PastRecord(NamedTuple):
     stage: Natural
     level: Annotated[int, Field(ge=0, le=MOST_LEVEL)]
     record: Annotated[bytes, Field(max_length=MAX_RECORD_BYTES)]
-    expires: Number  # wall clock
-    first: Number  # wall clock at which the sender first read a record of that member and lineage
+    expires: Time  # wall clock
+    first: Time  # wall clock at which the sender first read a record of that member and lineage
 
 
 class PastRecords(Message, kind="past-records"):
@@ -140,7 +144,7 @@ class Revoked(Message, kind="revoked"):
 class GetRevoked(Asks[Revoked], kind="get-revoked", traffic=Traffic.CONTROL):
     """Asks for the last list of revocations if later than the asker's, else empty. Asked of a few now and then."""
 
-    issued: Number  # of the asker's list; 0 for none
+    issued: Time  # of the asker's list; 0 for none
 
 
 class LossTrend(NamedTuple):
@@ -164,7 +168,7 @@ class Awaited(NamedTuple):
     """The replica whose return a first replica waits for, with the state that its stage had. Travels as an array."""
 
     stage: Natural
-    step: Natural  # that the stage was at
+    step: Count  # that the stage was at
     peer: OptionalPeerId  # had it last; empty: not known
     seen: Figure  # wall clock at which that peer was there last
     until: Figure  # wall clock at which the wait ends
@@ -178,8 +182,8 @@ class NodeStats(Message, kind="node-stats"):
     )  # a later version may say more, and is watched all the same
     stage: Natural
     state: ShortText
-    step: Natural
-    round: Natural
+    step: Count
+    round: Count
     loss: Figure | None = None  # mean training loss of its last 30 steps; the last stage alone knows it
     tokens: Natural = 0  # trained on by this replica, also before it was started again
     tokens_per_second: Figure = 0.0
@@ -298,8 +302,8 @@ class Probe(Asks[Probed], kind="probe", traffic=Traffic.CONTROL, asker=Asker.ANY
 
 class StateIndex(Message, kind="state-index"):
     stage: Natural
-    step: Natural
-    round: Natural
+    step: Count
+    round: Count
     parameters: Natural
     piece_parameters: Annotated[int, Field(ge=1, le=2**26)]
     # of its lineage, see `protocol.lineage`
@@ -314,8 +318,8 @@ class StatePiece(Message, kind="state-piece"):
     """Tensors, each [entries of this piece]: φ, and with moments δ, first and second moment of AdamW."""
 
     index: Natural
-    step: Natural
-    round: Natural
+    step: Count
+    round: Count
     digest: Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256 over the tensors' bytes
 
 
@@ -329,12 +333,16 @@ class GetStatePiece(Asks[StatePiece], kind="get-state-piece", traffic=Traffic.ST
     index: Natural
     moments: bool
 
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        """φ alone, or with δ and both moments: of one size, which the number of parameters says."""
+        return [Layout((None,), EXACT)] * (4 if self.moments else 1)
+
 
 class StateSample(Message, kind="state-sample"):
     """Tensor, float32 [positions]: φ. Beside it how large the rest is, of the square root of the second moment."""
 
-    step: Natural
-    round: Natural
+    step: Count
+    round: Count
     sizes: Annotated[
         list[Size], Field(min_length=3, max_length=3)
     ]  # root mean squares there: δ, AdamW's moments
@@ -353,6 +361,9 @@ class GetStateSample(Asks[StateSample], kind="get-state-sample", traffic=Traffic
         list[Annotated[int, Field(ge=0, lt=2**26)]], Field(min_length=1, max_length=MOST_POSITIONS)
     ]
 
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        return [Layout((len(self.positions),), EXACT)]
+
 
 # --- copies of stages that nobody serves ----------------------------------------------------------
 
@@ -361,8 +372,8 @@ class StageCopy(NamedTuple):
     """A copy of a stage's state on a peer's disk. Travels as an array."""
 
     stage: Natural
-    step: Natural
-    round: Natural
+    step: Count
+    round: Count
     parameters: Natural
     beginning: Natural  # of its lineage, see `protocol.lineage`
     begun: Annotated[Figure, Field(ge=0)]
@@ -392,6 +403,10 @@ class GetCopyPiece(Asks[StatePiece], kind="get-copy-piece", traffic=Traffic.STAT
     beginning: Natural
     step: Natural
     index: Natural
+
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        """φ, δ and both moments."""
+        return [Layout((None,), EXACT)] * 4
 
 
 # --- the run's tokenizer -------------------------------------------------------------------------

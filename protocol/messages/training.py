@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from protocol.codec import Encoded
+from protocol.ground import MOST_LOSS
 from protocol.messages import (
     Asker,
     Asks,
+    Count,
     Done,
     Id,
+    Loss,
     Message,
     Natural,
-    Number,
     OptionalId,
     OptionalPeerId,
     PeerIdText,
     Seconds,
     Traffic,
 )
+from protocol.messages.layouts import EXACT, TOKENS, Layout, like_the_first
 
+MOST_TOKENS = 2**31  # of one request
 Part = Literal["z", "phi", "progress", "sample"]  # of a contribution to a round
 
 # --- microbatches -------------------------------------------------------------------------------
@@ -29,10 +35,10 @@ Part = Literal["z", "phi", "progress", "sample"]  # of a contribution to a round
 class Gradient(Message, kind="gradient"):
     """Tensors: the gradient of the mean loss by the activations that were sent, same shape."""
 
-    loss: Number
-    queue: Natural  # microbatches waiting at the answering peer
-    step: Natural  # inner steps it has done
-    seconds: Number  # between admission and this answer, waiting for later stages included
+    loss: Loss
+    queue: Count  # microbatches waiting at the answering peer
+    step: Count  # inner steps it has done
+    seconds: Seconds  # between admission and this answer, waiting for later stages included
 
 
 class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE, asker=Asker.BEFORE):
@@ -47,6 +53,9 @@ class Forward(Asks[Gradient], kind="forward", traffic=Traffic.PIPELINE, asker=As
     # in a ring, and sent in no other run: the peer that drew the sequences, and the name that it gave them
     home: Annotated[OptionalPeerId, Field(exclude_if=lambda home: not home)] = ""
     draw: Annotated[str, Field(max_length=64, exclude_if=lambda draw: not draw)] = ""
+
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        return like_the_first(sent)
 
 
 class Backlog(Message, kind="backlog"):
@@ -71,10 +80,15 @@ class Return(Asks[Gradient], kind="return", traffic=Traffic.PIPELINE, asker=Aske
     home: OptionalPeerId
     draw: OptionalId
 
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        return like_the_first(sent)
+
 
 class Evaluated(Message, kind="evaluated"):
-    loss_sum: Number  # nats, summed over tokens
-    tokens: Natural
+    loss_sum: Annotated[
+        float, Field(ge=0, le=MOST_LOSS * MOST_TOKENS, allow_inf_nan=False)
+    ]  # nats, summed over tokens
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 class Evaluate(Asks[Evaluated], kind="evaluate", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
@@ -94,7 +108,7 @@ class Predicted(Message, kind="predicted"):
     `rounds` are those of the weights that computed them, of each stage from the receiver on.
     """
 
-    rounds: Annotated[list[Natural], Field(max_length=1_024)]
+    rounds: Annotated[list[Count], Field(max_length=1_024)]
 
 
 class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=Asker.ANYBODY):
@@ -115,6 +129,10 @@ class Predict(Asks[Predicted], kind="predict", traffic=Traffic.PIPELINE, asker=A
     position: Natural
     top: Natural  # how many of the largest logits are asked for; 0: all
 
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        """The logits, and with fewer than all of them their tokens."""
+        return [Layout((None,), EXACT), *([Layout((None,), TOKENS, may_lack=True)] if self.top else ())]
+
 
 # --- rounds -------------------------------------------------------------------------------------
 
@@ -131,7 +149,7 @@ class Timed(Message):
 class Accept(Timed, kind="accept"):
     """The round that is meant is the one that goes on or the one after it, whichever can end with the proposer's."""
 
-    round: Natural
+    round: Count
 
 
 class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, asker=Asker.REPLICA):
@@ -144,7 +162,7 @@ class Propose(Timed, Asks[Accept], kind="propose", traffic=Traffic.PAIRING, aske
     """
 
     stage: Natural
-    round: Natural
+    round: Count
     pair: Id  # names this exchange
     # of the sender's lineage, see `protocol.lineage`
     beginning: Annotated[Natural, Field(exclude_if=lambda beginning: not beginning)] = 0
@@ -219,7 +237,7 @@ class Assemble(Asks[RollCall], kind="assemble", traffic=Traffic.GOSSIP, asker=As
 class Reduced(Message, kind="reduced"):
     """Tensors: the mean over so many members, [entries of the part]."""
 
-    members: Natural
+    members: Count
 
 
 class Reduce(Asks[Reduced], kind="reduce", traffic=Traffic.GOSSIP, asker=Asker.REPLICA):
@@ -232,3 +250,6 @@ class Reduce(Asks[Reduced], kind="reduce", traffic=Traffic.GOSSIP, asker=Asker.R
     offset: Natural
     total: Natural
     name: Id
+
+    def layouts(self, sent: Sequence[Encoded]) -> Sequence[Layout]:
+        return like_the_first(sent)

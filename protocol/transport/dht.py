@@ -55,6 +55,11 @@ async def nobody(peer: PeerId) -> bool:
     return False
 
 
+async def nowhere(peer: PeerId) -> str:
+    """Return no network."""
+    return ""
+
+
 class Dht:
     """This peer's part of the DHT. Dies with its p2pd; make a new one then."""
 
@@ -101,7 +106,7 @@ class Dht:
         guarded = node.protocol
         assert isinstance(guarded, GuardedProtocol)
         guarded.storage, guarded.cache = RecordStorage(now), RecordStorage(now)
-        guarded.validate, guarded.refuses = validator.accepts, nobody
+        guarded.validate, guarded.refuses, guarded.network = validator.accepts, nobody, nowhere
         return cls(node, client_only, now, supervisor)
 
     def restrict(self, admission: Admission) -> None:
@@ -114,6 +119,10 @@ class Dht:
     def refuse_by(self, refuses: Callable[[PeerId], Awaitable[bool]]) -> None:
         """Answer no peer any more for which `refuses` says so."""
         self._node.protocol.refuses = refuses
+
+    def locate_by(self, network: Callable[[PeerId], Awaitable[str]]) -> None:
+        """Share the room for records by the networks that peers store from."""
+        self._node.protocol.network = network
 
     async def greet(self, peer: PeerId) -> bool:
         """Make a connected peer known to the routing table, and this peer to its; return whether it answered.

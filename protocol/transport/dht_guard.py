@@ -122,6 +122,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
     validate: Callable[[bytes, object, bytes, float], bool]
     admission: Admission | None = None  # of a private run
     refuses: Callable[[PeerId], Awaitable[bool]]  # ends the connection with a banned peer
+    network: Callable[[PeerId], Awaitable[str]]  # that a peer's connection comes from
 
     def __init__(self, *, _initialized_with_create: bool = False) -> None:
         super().__init__(_initialized_with_create=_initialized_with_create)
@@ -177,27 +178,30 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
             raise Exceeded(f"a request stores at most {MOST_ENTRIES} entries")
         await self.rpc_ping(dht_pb2.PingRequest(peer=request.peer, auth=request.auth), context)
         is_in = self._lets_in(context.remote_id, request.auth.nonce)
+        network = await self.network(_named(context.remote_id))
         stored = [
-            is_in and not in_cache and await self._store(context.remote_id, *entry)
+            is_in and not in_cache and await self._store(context.remote_id, network, *entry)
             for *entry, in_cache in zip(*entries, strict=True)
         ]
         return self._show(dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info))
 
-    async def _store(self, sender: PeerID, key: bytes, tag: bytes, value: bytes, expires: float) -> bool:
+    async def _store(
+        self, sender: PeerID, network: str, key: bytes, tag: bytes, value: bytes, expires: float
+    ) -> bool:
         """Store one record, or a key's dictionary of them; return whether all of it is here now."""
         if tag == self.IS_REGULAR_VALUE:
             return False  # it would belong to nobody
         if tag != self.IS_DICTIONARY:
-            return await self._store_record(sender, key, decode(tag), value, expires)
+            return await self._store_record(sender, network, key, decode(tag), value, expires)
         slots = decode(value)
         if not isinstance(slots, DictionaryDHTValue):
             return False
         with slots.freeze():
             records = [(subkey, *entry) for subkey, entry in slots.items()]
-        return all([await self._store_record(sender, key, *record) for record in records])
+        return all([await self._store_record(sender, network, key, *record) for record in records])
 
     async def _store_record(
-        self, sender: PeerID, key: bytes, subkey: object, value: bytes, expires: float
+        self, sender: PeerID, network: str, key: bytes, subkey: object, value: bytes, expires: float
     ) -> bool:
         wanted = DHTID.from_bytes(key)
         if not isinstance(subkey, str):
@@ -211,7 +215,7 @@ class GuardedProtocol(DHTProtocol):  # type: ignore[misc] # hivemind has no type
             await asyncio.sleep(0)
         if not self.validate(key, subkey, value, expires):
             return False
-        return bool(self.storage.store_subkey(wanted, subkey, value, expires))
+        return bool(self.storage.store_subkey(wanted, subkey, value, expires, network))
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Answers a search as hivemind does; records beyond `ANSWER_BYTES` or the allowance are left out. Raises

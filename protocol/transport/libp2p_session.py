@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-from protocol.addresses import Whereabouts, check_address, is_loopback, peer_id_in
+from protocol.addresses import Whereabouts, check_address, is_loopback, network_of, peer_id_in
 from protocol.errors import DeadlineExceeded, NolocoError, PeerUnreachable, UserError
 from protocol.ground import Buffer, PeerId
 from protocol.supervision import Supervisor, all_of, cancelled
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 # seconds for what p2pd answers without asking another peer: milliseconds, when it is well
 _LOCAL_DEADLINE = 10.0
 GREETING = b"\x13/multistream/1.0.0\n"  # the first words of whoever listens for libp2p over TCP
+# Seconds between two looks at where connections come from: while a peer is not known, else.
+LOCATED_AGAIN, LOCATED_EVERY = 1.0, 30.0
 _ACCEPTED = b"\x01"  # a handler has taken the stream
 
 
@@ -137,6 +141,8 @@ class Session:
         self._server: asyncio.Server
         self._served: set[str] = set()
         self._refuses: Callable[[PeerId], bool] = lambda _: False
+        self._networks: dict[PeerId, str] = {}  # as of `_located`, by the loop's clock
+        self._located = -math.inf
         self._shut_out: Callable[[PeerId], Awaitable[None]] = self.disconnect
         self._held = HeldStreams()
 
@@ -184,6 +190,16 @@ class Session:
         """Read neither streams nor the DHT's requests of peers that it `refuses`; who comes often is shut out."""
         self._refuses, self._shut_out = refuses, shut_out
         self.dht.refuse_by(self._refuse)
+        self.dht.locate_by(self.network_of)
+
+    async def network_of(self, peer: PeerId) -> str:
+        """The network that a peer's connection comes from or leads to, as of a moment ago; empty if not known."""
+        now = asyncio.get_running_loop().time()
+        if now - self._located >= (LOCATED_EVERY if peer in self._networks else LOCATED_AGAIN):
+            self._located = now
+            with contextlib.suppress(NolocoError):
+                self._networks = {each: network_of(places) for each, places in (await self.remotes()).items()}
+        return self._networks.get(peer, "")
 
     async def _refuse(self, peer: PeerId) -> bool:
         """Return whether the peer is refused; of one that comes often, its connection is ended."""

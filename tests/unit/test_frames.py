@@ -109,7 +109,7 @@ EXAMPLES: list[Message] = [
     Gradient(loss=2.5, queue=3, step=4, seconds=0.25),
     Progress(state="queued", ahead=3, done=7),
     Evaluate(stage=0, route=[PEER, PEER]),
-    Evaluated(loss_sum=1e9, tokens=2**40),
+    Evaluated(loss_sum=1e9, tokens=2**30),
     Predict(stage=0, route=[PEER], answer="a", position=7, top=1),
     Predicted(rounds=[3, 4]),
     Propose(stage=0, round=1, pair="p", **TIMES),

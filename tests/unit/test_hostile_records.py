@@ -21,7 +21,7 @@ from bootstrap.inspect.status import RunStatus, as_json, shown
 from bootstrap.inspect.table import MOST_ROWS
 from node.membership.view import Member
 from protocol.announcement import Announcement
-from protocol.ground import PeerId
+from protocol.ground import MOST_COUNT, PeerId
 from protocol.identity import Identity
 from protocol.manifest import load_preset
 from protocol.messages.peers import Awaited, History, HistoryPoint, LossBest, LossTrend, NodeStats
@@ -34,6 +34,7 @@ PEER = Identity.from_seed("awaited").peer_id
 NUMBERS = st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e15, 1e200, 1.7e308])
 SIGNED = NUMBERS | NUMBERS.map(lambda number: -number)
 COUNTS = st.sampled_from([0, 1, 9, 2**31, 2**53, 2**63 - 1])
+STEPS = st.sampled_from([0, 1, 9, 2**31, MOST_COUNT])
 TEXTS = st.sampled_from(
     ["", "[/b]", "[bold red]x", "\x1b[2J", "\x1b]0;title\x07", "<script>alert(1)</script>", "9" * 256, "a\nb\r\tc",
      "999.999.999", "\u202eevil", "\x00", "é" * 200]
@@ -44,6 +45,8 @@ def strategy_of(name: str) -> st.SearchStrategy[Any]:
     """Anything that a message may have in this field."""
     if name == "state":
         return TEXTS | st.sampled_from(["serving", "joining", "finished"])
+    if name in ("step", "round"):
+        return STEPS
     if name in ("version", "device"):
         return TEXTS
     if name.endswith("_fraction"):
@@ -54,7 +57,7 @@ def strategy_of(name: str) -> st.SearchStrategy[Any]:
         return st.none() | st.builds(LossBest, SIGNED, SIGNED, NUMBERS)
     if name == "awaited":
         stages = st.sampled_from([0, 1, 2**63 - 1])
-        return st.none() | st.builds(Awaited, stages, COUNTS, st.sampled_from(["", PEER]), SIGNED, SIGNED)
+        return st.none() | st.builds(Awaited, stages, STEPS, st.sampled_from(["", PEER]), SIGNED, SIGNED)
     kinds = {
         type(None),
         *get_args(NodeStats.model_fields[name].annotation),

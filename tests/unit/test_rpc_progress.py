@@ -64,7 +64,7 @@ async def test_who_says_for_ever_that_it_works_and_does_not_get_on_is_given_up()
 @in_virtual_time
 async def test_work_that_gets_on_may_take_longer_than_any_standstill() -> None:
     async def step_by_step(request: Request) -> Answer:
-        for done in range(10):
+        for done in range(7):
             request.status.look = lambda done=done: Progress(state="computing", done=done)  # type: ignore[misc]
             await asyncio.sleep(50)
         return Answer(gradient(7))

@@ -177,7 +177,7 @@ OTHERS = steps((0, 490), (1, 490), stage=1)
         ([steps((0, 486), (1, 300)), steps((1, 301))], None),  # the one ahead has left, and the other goes on
         ([steps((0, 486), (1, 300)), steps((1, 290))], (486, 290)),
         ([steps((0, 486)), steps((1, 487 - LEAST_FALL))], None),  # a newcomer with the state from just before
-        ([steps((0, 485), (1, 2**62)), steps((0, 486), (1, 7))], None),  # one that lied
+        ([steps((0, 485), (1, 10**12)), steps((0, 486), (1, 7))], None),  # one that lied
     ],
 )
 def test_a_step_that_fell_back_is_found_with_its_time(

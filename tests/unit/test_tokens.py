@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -9,9 +10,11 @@ import msgpack
 import pytest
 
 from protocol.admission import Admission, do_work, is_work
+from protocol.announcement import Announcement, open_announcement, record_key
 from protocol.errors import ManifestError, RecordError, TokenError
 from protocol.identity import Identity
 from protocol.manifest import Access, load_preset, manifest_from
+from protocol.records import seal_record
 from protocol.revocations import MAX_REVOCATIONS_BYTES, MOST_REVOKED, Revocations, mark_of
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import MAX_CREDENTIAL_BYTES, MAX_TOKEN_CHARACTERS, SERIAL_BYTES, Delegation, Token
@@ -102,6 +105,54 @@ def test_a_token_ends_with_its_time() -> None:
     assert asked.shut_out() == [ALICE.peer_id]
     with pytest.raises(RecordError, match="expired"):
         asked.check(ALICE.peer_id, shown)
+
+
+NO_TIMES = [math.nan, -math.nan, math.inf, -math.inf, -1e308]
+
+
+@pytest.mark.parametrize("over", [-DAY, DAY], ids=["over", "current"])
+@pytest.mark.parametrize("expires", NO_TIMES)
+def test_what_ends_at_no_time_lets_nobody_in(expires: float, over: float) -> None:
+    """Before: with NaN a delegate whose right was over went on inviting, and its guests stayed for ever."""
+    helper = Identity.from_seed("helper")
+    given = Delegation.sign(OWNER, RUN, helper.public_key, NOW + over)
+    endless = Delegation.sign(OWNER, RUN, helper.public_key, expires)
+    for issued in (
+        Token.issue(RUN, helper, given, 9, expires),
+        Token.issue(RUN, OWNER, None, 9, expires),
+        Token.issue(RUN, helper, endless, 9, NOW + DAY),
+    ):
+        asked = admission()
+        assert not asked.admits(ALICE.peer_id, issued.credential(ALICE.peer_id))
+        assert not asked.knows(ALICE.peer_id)
+        with pytest.raises(TokenError):
+            Token.from_text(issued.to_text())
+
+
+def test_no_far_end_outlives_a_delegates_right() -> None:
+    helper, asked = Identity.from_seed("helper"), admission()
+    for over, lets_in in ((-DAY, False), (DAY, True)):
+        given = Delegation.sign(OWNER, RUN, helper.public_key, NOW + over)
+        shown = Token.issue(RUN, helper, given, 9, 1e308).credential(ALICE.peer_id)
+        assert asked.admits(ALICE.peer_id, shown) == lets_in
+
+
+@pytest.mark.parametrize("issued", NO_TIMES)
+def test_a_list_of_no_time_is_none(issued: float) -> None:
+    """Before: after one of NaN every older list replaced it, and brought back those whom it shut out."""
+    asked = admission()
+    with pytest.raises(RecordError):
+        asked.adopt(Revocations(issued, frozenset()).sign(RUN, OWNER))
+    assert asked.adopt(Revocations(NOW, frozenset()).sign(RUN, OWNER))
+
+
+@pytest.mark.parametrize("expires", [*NO_TIMES, 1e308])
+def test_a_record_shown_until_no_time_is_none(expires: float) -> None:
+    key = record_key(RUN, 0, ALICE.peer_id, 0)
+    value = Announcement(stage=0, state="serving", since=NOW).to_bytes()
+    sealed = seal_record(ALICE, key, value, expires)
+    with pytest.raises(RecordError):
+        open_announcement(RUN, 0, 0, ALICE.peer_id, sealed, expires, NOW)
 
 
 def test_the_first_peers_that_come_with_a_token_are_those_it_is_for() -> None:

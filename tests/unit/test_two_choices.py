@@ -61,8 +61,8 @@ def test_one_that_is_late_gets_no_other_although_it_has_nothing_to_do() -> None:
     one.sent(ONE, 10.0)
     assert one.chosen([ONE, OTHER], told, 11.0) == ONE
     assert one.chosen([ONE, OTHER], told, 12.0) == OTHER
-    router.note(ONE, 0.5, said=1.0)  # as slow as that, by its own account
-    assert one.chosen([ONE, OTHER], told, 12.0) == ONE
+    router.note(ONE, 0.5, said=1.0)  # slower by its own account, which buys it no time
+    assert one.chosen([ONE, OTHER], told, 12.0) == OTHER
     one.returned(ONE, 10.0)
     assert one.chosen([ONE, OTHER], told, 99.0) == ONE
 

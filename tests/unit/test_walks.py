@@ -65,7 +65,9 @@ def code_of(place: Place) -> ast.AST:
         inside = [
             child
             for child in ast.iter_child_nodes(node)
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == name
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and child.name == name
+            and "overload" not in [getattr(decorator, "id", "") for decorator in child.decorator_list]
         ]
         assert len(inside) == 1, f"{place.file} has no {place.name}"
         node = inside[0]
