@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from protocol.addresses import check_announced, is_loopback
@@ -138,8 +139,10 @@ def outside_addresses(told: Sequence[Told], own: Sequence[str]) -> list[str]:
     """
     witnesses: dict[str, set[str]] = {}
     for each in told:
-        if is_outside(each.address, own):
-            witnesses.setdefault(each.address, set()).add(each.network)
+        with suppress(UserError):  # p2pd ends at an address that is none
+            address = check_announced(each.address)
+            if is_outside(address, own):
+                witnesses.setdefault(address, set()).add(each.network)
     if not witnesses:
         return []
     found = sorted(witnesses, key=lambda address: -len(witnesses[address]))

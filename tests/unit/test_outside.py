@@ -101,6 +101,7 @@ OWN = [address.partition("/p2p/")[0] for address in CONTAINER if "127.0.0.1" not
         ([Told(WRONG, "x"), Told(WRONG, "x"), Told(WRONG, "x")], [WRONG, *OWN]),  # all of one network
         ([Told(WRONG, "x"), Told(RIGHT, "a")], [WRONG, RIGHT, *OWN]),
         ([Told("", "a"), Told("/ip4/172.17.0.1/tcp/31337", "b"), Told("nonsense", "c")], []),
+        ([Told(f"/ip4/8.8.8.8/tcp/{port}", "a") for port in ("99999", "0", "٣", "1/ws", "1/p2p/x")], []),
         ([], []),
     ],
 )
