@@ -53,9 +53,8 @@ class Receipts:
     async def on_get(self, request: Request[GetReceipts]) -> Answer[ReceiptList]:
         """Show the receipts for this node, and after them, signed afresh, those that it gives to others."""
         member, ledger = self._member, self._ledger
-        shown = sorted(ledger.receipts.values(), key=lambda receipt: -receipt.tokens)[
-            : MOST_RECEIPTS - MOST_SIGNED
-        ]
+        shown = sorted(ledger.receipts.values(), key=lambda receipt: -ledger.worth(receipt))
+        shown = shown[: MOST_RECEIPTS - MOST_SIGNED]
         for worker in ledger.largest(MOST_SIGNED):
             given = ledger.signed(
                 member.signed.run_id, worker, member.transport.peer_id, member.transport.sign

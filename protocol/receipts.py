@@ -74,10 +74,15 @@ class Contribution:
     tokens: int
     rounds: int
     signers: int
+    others_tokens: int = 0  # without those of the one who signed for most
 
 
-def added_up(run_id: str, receipts: Iterable[Receipt]) -> list[Contribution]:
-    """Add up receipts, the most first. Of several of the same two the largest counts, and only what is genuine."""
+def added_up(run_id: str, receipts: Iterable[Receipt], most: tuple[int, int]) -> list[Contribution]:
+    """Add up receipts. Of several of the same two the largest counts, and only what is genuine.
+
+    `most`: the tokens and rounds that one signer can have had in the run; what is more counts as that. In order of
+    what is left without the one who signed for most, so that a single signer lifts nobody above others.
+    """
     best: dict[tuple[str, str], Receipt] = {}
     for receipt in receipts:
         pair = receipt.worker, receipt.signer
@@ -88,18 +93,23 @@ def added_up(run_id: str, receipts: Iterable[Receipt]) -> list[Contribution]:
     by_worker: dict[str, list[Receipt]] = {}
     for receipt in best.values():
         by_worker.setdefault(receipt.worker, []).append(receipt)
-    found = [_contribution(PeerId(worker), signed) for worker, signed in by_worker.items()]
-    return sorted(found, key=lambda one: (-one.tokens, -one.rounds, one.peer))
+    found = [_contribution(PeerId(worker), signed, most) for worker, signed in by_worker.items()]
+    return sorted(found, key=lambda one: (-one.others_tokens, -one.tokens, -one.rounds, one.peer))
 
 
-def _contribution(worker: PeerId, signed: list[Receipt]) -> Contribution:
+def _contribution(worker: PeerId, signed: list[Receipt], most: tuple[int, int]) -> Contribution:
     """Add up a worker's receipts under the name that most of its work was signed with."""
+    signed = [
+        receipt._replace(tokens=min(receipt.tokens, most[0]), rounds=min(receipt.rounds, most[1]))
+        for receipt in signed
+    ]
     weights: dict[str, int] = {}
     for receipt in signed:
         weights[receipt.name] = weights.get(receipt.name, 0) + receipt.tokens + receipt.rounds
     name = max(weights, key=lambda name: (weights[name], name))
     tokens, rounds = sum(r.tokens for r in signed), sum(r.rounds for r in signed)
-    return Contribution(worker, shown_name(name), tokens, rounds, len(signed))
+    without_largest = tokens - max(r.tokens for r in signed)
+    return Contribution(worker, shown_name(name), tokens, rounds, len(signed), without_largest)
 
 
 def shown_name(name: str) -> str:

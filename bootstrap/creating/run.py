@@ -24,12 +24,12 @@ from bootstrap.display import OTHER_ADDRESS_FILE, write_whole
 from node.dashboard_process import dashboard_beside, own_addresses
 from node.data.opening import LOCAL
 from node.machine.processes import on_interrupt
-from node.membership.data_source import serve_tokenizer
 from node.membership.entry import guard
 from node.membership.hearsay import serve_records
 from node.membership.joining import serve_greeting
 from node.membership.past import Past, serve_past
 from node.membership.revoking import Revoking
+from node.membership.tokenizer_peers import serve_tokenizer
 from node.membership.view import View
 from node.model.stage import described_parameters
 from node.node_resources import attempt

@@ -15,6 +15,7 @@ from bootstrap.inspect.observer import ASKED_AT_ONCE, Observer, Sighting, visit
 from node.machine.processes import in_background
 from protocol.errors import NolocoError
 from protocol.ground import PeerId
+from protocol.manifest import Manifest
 from protocol.messages.peers import GetReceipts
 from protocol.receipts import Contribution, Receipt, added_up
 from protocol.supervision import all_of
@@ -41,7 +42,15 @@ async def contributions(observer: Observer, sightings: Sequence[Sighting]) -> li
 
     told = await all_of(*(ask(sighting.member.peer) for sighting in sightings))
     receipts = [receipt for receipts in told for receipt in receipts]
-    return await in_background("receipts", added_up, observer.signed.run_id, receipts)
+    most = most_work(observer.manifest)
+    return await in_background("receipts", added_up, observer.signed.run_id, receipts, most)
+
+
+def most_work(manifest: Manifest) -> tuple[int, int]:
+    """The tokens and rounds that one replica can have had from another: its steps, each way, and its rounds."""
+    steps = manifest.inner.total_steps
+    tokens = 2 * steps * manifest.inner.microbatches * manifest.tokens_per_microbatch
+    return tokens, steps // manifest.outer.inner_steps + 1
 
 
 async def show_contributors(join: Sequence[str], as_json: bool) -> None:

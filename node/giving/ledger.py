@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,16 @@ class Had:
 class ContributionLedger:
     """Keeps account of work done for this node and by it, and the signed receipts for it.
 
-    Mutable state: what was had from each peer, the receipts of others, and who owes this node one.
+    Mutable state: what was had from each peer and given to it, the receipts of others, and who owes this node one.
     """
 
     def __init__(self) -> None:
         self.had = dict[PeerId, Had]()
         self.receipts = dict[PeerId, Receipt]()  # by signer
         self.owing = dict[PeerId, None]()  # in order
+        self.given = Counter[
+            PeerId
+        ]()  # tokens that this node has carried or drawn for each, by its own count
 
     @window
     def __repr__(self) -> str:
@@ -62,9 +66,12 @@ class ContributionLedger:
         self._of(partner).rounds += 1
         self.note_given(partner)
 
-    def note_given(self, peer: PeerId) -> None:
+    def note_given(self, peer: PeerId, tokens: int = 0) -> None:
         """Note that something was done for this peer, which is to sign for it."""
         self.owing[peer] = None
+        self.given[peer] += tokens
+        if len(self.given) > MOST_PEERS:
+            del self.given[min(self.given, key=lambda one: self.given[one])]
         if len(self.owing) > MOST_OWING:
             del self.owing[next(iter(self.owing))]
 
@@ -103,7 +110,11 @@ class ContributionLedger:
         if known is None or (known.tokens, known.rounds) <= (receipt.tokens, receipt.rounds):
             self.receipts[PeerId(receipt.signer)] = receipt
         if len(self.receipts) > MOST_PEERS:
-            del self.receipts[min(self.receipts, key=lambda one: self.receipts[one].tokens)]
+            del self.receipts[min(self.receipts, key=lambda one: self.worth(self.receipts[one]))]
+
+    def worth(self, receipt: Receipt) -> int:
+        """The tokens of a receipt that this node's own count bears out: no number pushes out other receipts."""
+        return min(receipt.tokens, self.given[PeerId(receipt.signer)])
 
     @property
     def tokens(self) -> int:
@@ -115,7 +126,7 @@ class ContributionLedger:
     def as_json(self) -> str:
         had = {peer: [one.tokens, one.rounds, one.name] for peer, one in self.had.items()}
         receipts = [[*receipt[:-1], receipt.signature.hex()] for receipt in self.receipts.values()]
-        return json.dumps({"had": had, "receipts": receipts})
+        return json.dumps({"had": had, "receipts": receipts, "given": self.given})
 
     @classmethod
     def read(cls, path: Path) -> ContributionLedger:
@@ -127,7 +138,11 @@ class ContributionLedger:
         if not path.exists():
             return ledger
         saved = small_json(path)
-        had, receipts = (saved.get("had"), saved.get("receipts")) if isinstance(saved, dict) else (None, None)
+        had, receipts, given = (
+            (saved.get(name) for name in ("had", "receipts", "given"))
+            if isinstance(saved, dict)
+            else (None,) * 3
+        )
         if not (isinstance(had, dict) and isinstance(receipts, list)):
             logger.warning("%s is damaged: who did how much for this node is counted anew.", path)
             return ledger
@@ -137,11 +152,21 @@ class ContributionLedger:
                 ledger.had[PeerId(peer)] = _had(peer, *entry)
             except (ValueError, TypeError):
                 wrong += 1
+        kept = []
         for entry in receipts[:MOST_PEERS]:
             try:
-                ledger.keep(_receipt(entry))
+                kept.append(_receipt(entry))
             except (ValueError, TypeError):
                 wrong += 1
+        if not isinstance(given, dict):  # an earlier version's file does not have it
+            given = {receipt.signer: receipt.tokens for receipt in kept}
+        for peer, tokens in [*given.items()][:MOST_PEERS]:
+            try:
+                ledger.given[PeerId(peer)] = _had(peer, tokens, 0, "").tokens
+            except ValueError:
+                wrong += 1
+        for receipt in kept:
+            ledger.keep(receipt)
         if wrong:
             logger.warning("%s is damaged: %d of its entries cannot be, and are left out.", path, wrong)
         return ledger

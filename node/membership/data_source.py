@@ -1,15 +1,12 @@
-"""Opens what a node trains on, its data and the run's tokenizer, and keeps them while it serves other stages.
-
-Seed peer and members give tokenizer.json to whoever asks, in pieces. Whose pieces they were does not matter: the
-whole is what the signed manifest names by its hash, or it is nothing.
-"""
+"""Opens what a node trains on, its data and the run's tokenizer, and keeps them while it serves other stages."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from node.config import NodeConfig
@@ -19,24 +16,20 @@ from node.data.prefetch import Feed
 from node.data.tokenizer import identity_of, load_tokenizer
 from node.data.tokenizer_files import read_tokenizer
 from node.machine.processes import in_background
+from node.membership.tokenizer_peers import fetch_tokenizer, serve_tokenizer
 from node.membership.view import View
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
-from protocol.errors import NolocoError, Refused, TokenizerError, WireError
+from protocol.errors import NolocoError
 from protocol.ground import PeerId
 from protocol.manifest import BYTES, Manifest
-from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
-from protocol.rpc import Answer, Request, Rpc
-from protocol.supervision import all_of
+from protocol.rpc import Rpc
 from protocol.windows import amount, window
 
 logger = logging.getLogger(__name__)
 
 ReadData = Callable[[Manifest, Sequence[str]], TrainingData]
 
-PIECE_DEADLINE = 30.0
-PIECES_IN_FLIGHT = 4
-ASKED_PEERS = 16
 RETRY_SECONDS = 60.0
 
 
@@ -124,6 +117,7 @@ class RunTokenizer:
         self._view = view
         self._state = state
         self._own = own
+        self._rng = random.Random()  # whom to ask first is not for others to foresee
         self.raw: bytes | None = None
 
     @window
@@ -144,7 +138,7 @@ class RunTokenizer:
             return
         raw = await asyncio.to_thread(self._here)
         if raw is None:
-            raw = await fetch_tokenizer(self._rpc, await self._peers(), self._manifest)
+            raw = await fetch_tokenizer(self._rpc, await self._peers(), self._manifest, self._rng)
             logger.info("Got the run's tokenizer, %.1f MB.", len(raw) / 1e6)
         if self._state is not None:
             await asyncio.to_thread(self._state.save_tokenizer, raw)
@@ -179,53 +173,3 @@ class RunTokenizer:
         for stage in range(self._manifest.stages):
             peers += [member.peer for member in self._view.members(stage, transport.now())]
         return [peer for peer in peers if peer != transport.peer_id]
-
-
-def serve_tokenizer(rpc: Rpc, raw: Callable[[], bytes | None]) -> None:
-    """Answer `GetTokenizer` from what `raw` gives at that time."""
-
-    async def on_get(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
-        contents, offset = raw(), request.message.offset
-        if contents is None or offset >= len(contents):
-            raise Refused("no-tokenizer")
-        return Answer(
-            TokenizerPiece(total=len(contents), contents=contents[offset : offset + TOKENIZER_PIECE_BYTES])
-        )
-
-    rpc.handle(GetTokenizer.answered_by(on_get))
-
-
-async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest) -> bytes:
-    """The run's tokenizer.json from the first of `peers` that gives it. Raises `TokenizerError` if none does."""
-    asked = list(dict.fromkeys(peers))[:ASKED_PEERS]
-    for peer in asked:
-        try:
-            raw = await _fetch_from(rpc, peer)
-        except NolocoError as problem:
-            logger.debug("No tokenizer from %s: %s", peer[-8:], problem)
-            continue
-        if identity_of(raw) == manifest.data.tokenizer:
-            return raw
-        logger.warning("Peer %s gave a tokenizer that is not the run's.", peer[-8:])
-    raise TokenizerError(
-        f"Run '{manifest.name}' has a tokenizer of its own, and none of {len(asked)} peers gave it. Start again when "
-        "more members can be reached, or give the run's tokenizer.json with --tokenizer FILE."
-    )
-
-
-async def _fetch_from(rpc: Rpc, peer: PeerId) -> bytes:
-    """Fetch all pieces from one peer. Whatever it says, no more memory is taken than a tokenizer may have."""
-
-    async def piece(offset: int) -> TokenizerPiece:
-        async with slots:
-            request = GetTokenizer(offset=offset)
-            reply, _ = await rpc.call(peer, request, deadline=PIECE_DEADLINE)
-        if len(reply.contents) != min(TOKENIZER_PIECE_BYTES, reply.total - offset):
-            raise WireError("a piece of the tokenizer does not have the size that it should have")
-        return reply
-
-    slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
-    first = await piece(0)
-    offsets = range(TOKENIZER_PIECE_BYTES, first.total, TOKENIZER_PIECE_BYTES)
-    rest = await all_of(*(piece(offset) for offset in offsets))
-    return b"".join([first.contents, *(reply.contents for reply in rest)])

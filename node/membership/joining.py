@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from node.config import NO_ADDRESS, NodeConfig
-from node.membership.outside import inner_port, is_outside, listening_port
+from node.membership.outside import Told, inner_port, listening_port, outside_addresses
 from node.model.replica import PIECE_PARAMETERS
 from node.storage.state_directory import StateDirectory
 from node.watch.events import Events
+from protocol.addresses import network_of
 from protocol.compatibility import spoken_by, what_to_upgrade
 from protocol.errors import ClockError, JoinError, NolocoError
 from protocol.ground import PeerId
@@ -75,6 +76,7 @@ class Greeting:
     offset: float  # of this machine's clock in seconds; positive: ahead
     reached: str = ""  # the address at which the greeting peer has dialled this one, see `Hello.port`
     revoked: bytes = b""  # the owner's list as that peer has it, unchecked
+    told: tuple[Told, ...] = ()  # the same of all that answered with it
 
 
 async def greet(
@@ -92,6 +94,7 @@ async def greet(
     for start in range(0, len(peers), GREETED_AT_ONCE):
         some = peers[start : start + GREETED_AT_ONCE]
         answers = await all_of(*(_hello(rpc, transport, peer, port) for peer in some))
+        greetings = [(p, a) for p, a in zip(some, answers, strict=True) if isinstance(a, Greeting)]
         for peer, answer in zip(some, answers, strict=True):
             try:
                 if isinstance(answer, NolocoError):
@@ -103,7 +106,10 @@ async def greet(
             except NolocoError as problem:
                 problems.append(f"{peer}: {problem}")
             else:
-                return answer
+                of_run = [(p, one) for p, one in greetings if one.signed.run_id == answer.signed.run_id]
+                networks = {peer: network_of(addresses) for peer, addresses in await transport.peers()}
+                told = tuple(Told(one.reached, networks.get(p, "")) for p, one in of_run)
+                return replace(answer, told=told)
     if unusable:
         raise unusable[0]
     for spoken in await all_of(
@@ -205,8 +211,8 @@ async def find_run(
         if state is not None:
             state.save_manifest(greeting.signed)
         _tell_of_way(events, greeting, port)
-        if inner_port(own) and is_outside(greeting.reached, own):
-            await _announce_outside(transport, greeting.reached, own, events)
+        if inner_port(own) and (outside := outside_addresses(greeting.told, own)):
+            await _announce_outside(transport, outside, own, events)
         return greeting
     if known is not None:
         events.warn(
@@ -264,13 +270,18 @@ def _tell_of_way(events: Events, greeting: Greeting, port: int) -> None:
         )
 
 
-async def _announce_outside(transport: Transport, outside: str, own: list[str], events: Events) -> None:
-    """Let others dial this node where a peer has reached it, not at addresses of its private network."""
-    await transport.announce([outside])
+async def _announce_outside(transport: Transport, outside: list[str], own: list[str], events: Events) -> None:
+    """Let others dial this node where peers say that they have reached it."""
+    await transport.announce(outside)
+    beside = (
+        ", beside this machine's own addresses: a peer says that it"
+        if outside[1:]
+        else ": peers say that they"
+    )
     events.say(
-        f"Announcing {outside}: a peer has reached this node there. (--announce names another address.)",
+        f"Announcing {outside[0]}{beside} reached this node there. (--announce names another address.)",
         "outside",
-        address=outside,
+        address=outside[0],
         instead_of=own,
     )
 

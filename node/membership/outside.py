@@ -2,7 +2,8 @@
 
 A container's own address (172.17.x.x) is of no use to others. What is announced instead is, in this order: what the
 volunteer names with --announce; what the platform that rents the machine out says in the environment; what the
-peer that greets this node sees and has tried. Where nothing is known, the machine's own addresses stay.
+peers that greet this node see and have tried. Where nothing is known, the machine's own addresses stay. One peer's
+word, or that of several of one network, only adds an address to them: it may be the liar's own.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ import ipaddress
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from protocol.addresses import check_announced
+from protocol.addresses import check_announced, is_loopback
 from protocol.errors import UserError
 from protocol.ground import PeerId
 
 logger = logging.getLogger(__name__)
 
+WITNESSES = (
+    2  # networks in which peers must agree on an address, for it to replace those that this machine has
+)
+MOST_TOLD = 2  # addresses that are only told: readers try eight of a record, one after another
+MOST_ANNOUNCED = 8
 _NEIGHBOURHOOD = 16  # bits: container networks and home networks are no larger
 
 
@@ -115,6 +122,34 @@ def is_outside(address: str, own: Sequence[str]) -> bool:
         and place[0] in ipaddress.ip_network(f"{known[0]}/{_NEIGHBOURHOOD}", strict=False)
         for known in map(_place, own)
     )
+
+
+@dataclass(frozen=True)
+class Told:
+    """The address at which a peer says that it has reached this node, and the network that it was asked in."""
+
+    address: str
+    network: str
+
+
+def outside_addresses(told: Sequence[Told], own: Sequence[str]) -> list[str]:
+    """The addresses to announce, without /p2p/: the one that two networks tell of, else each beside the node's own.
+
+    Empty where nobody tells of one for the rest of the world.
+    """
+    witnesses: dict[str, set[str]] = {}
+    for each in told:
+        with suppress(UserError):  # p2pd ends at an address that is none
+            address = check_announced(each.address)
+            if is_outside(address, own):
+                witnesses.setdefault(address, set()).add(each.network)
+    if not witnesses:
+        return []
+    found = sorted(witnesses, key=lambda address: -len(witnesses[address]))
+    if len(witnesses[found[0]]) >= WITNESSES:
+        return found[:1]
+    kept = [address.partition("/p2p/")[0] for address in own if not is_loopback(address)]
+    return list(dict.fromkeys([*found[:MOST_TOLD], *kept]))[:MOST_ANNOUNCED]
 
 
 def _place(address: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int] | None:

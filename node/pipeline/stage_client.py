@@ -292,7 +292,7 @@ class StageClient:
         if not self._returns_to_origin:
             context.ledger.note_tokens(peer, context.manifest.tokens_per_microbatch)
         if context.stage == 0:  # which nobody sends microbatches to, so that those who get them sign
-            context.ledger.note_given(peer)
+            context.ledger.note_given(peer, context.manifest.tokens_per_microbatch)
         return reply.loss, gradient
 
     def _screened(

@@ -135,6 +135,7 @@ class Session:
         self.dht = dht
         self.exited = supervisor.start(p2pd.exited(), "waiting for p2pd")  # says how it ended
         self._supervisor = supervisor  # of this life
+        self._announced: tuple[str, ...] = ()
         self.addresses: list[str] = []  # at which p2pd believes it can be reached, without the peer id
         self._on_stream = on_stream
         self._listener = p2pd.directory / "streams.sock"
@@ -172,6 +173,7 @@ class Session:
             async with asyncio.timeout(_LOCAL_DEADLINE):
                 dht = await Dht.create(p2pd.p2p, peer, config.client_only, now, supervisor)
                 session = cls(p2pd, dht, on_stream, supervisor)
+                session._announced = config.announce
                 await session.refresh_addresses()
                 loop, accept = asyncio.get_running_loop(), partial(P2pdSocket, session._on_connection, meter)
                 session._server = await loop.create_unix_server(accept, str(session._listener))
@@ -210,7 +212,11 @@ class Session:
 
     async def refresh_addresses(self) -> None:
         """Ask p2pd again: with a router's help or another network, they change."""
-        self.addresses = sorted(await self.p2pd.control.identify(_LOCAL_DEADLINE), key=is_loopback)
+        found = await self.p2pd.control.identify(_LOCAL_DEADLINE)
+        order = {
+            address: place for place, address in enumerate(self._announced)
+        }  # the first is shown to people
+        self.addresses = sorted(found, key=lambda one: (is_loopback(one), order.get(one, len(order))))
 
     async def serve(self, protocol: str) -> None:
         """Have incoming streams of `protocol` passed to `on_stream`. Raises like `P2pdControl`."""

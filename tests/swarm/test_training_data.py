@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,10 +17,11 @@ from node.data import prefetch
 from node.data.batches import Batch, Position, TokenisingTally, TrainingData
 from node.data.documents import Split, stored_documents
 from node.data.tokenizer import ByteTokenizer, identity_of
-from node.membership.data_source import fetch_tokenizer
+from node.membership import tokenizer_peers
+from node.membership.tokenizer_peers import ASKED_AT_ONCE, MOST_BYTES, fetch_tokenizer
 from protocol.errors import DataError, TokenizerError
 from protocol.manifest import Manifest
-from protocol.messages.peers import GetTokenizer, TokenizerPiece
+from protocol.messages.peers import TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request
 from protocol.transport.memory import memory_address
 from tests.swarm.micro import (
@@ -252,6 +255,68 @@ def test_a_tokenizer_that_is_not_the_runs_is_not_taken_from_anyone() -> None:
             await liar.start()
             peers.append(liar.transport.peer_id)
         with pytest.raises(TokenizerError, match=r"none of 3 peers gave it.*--tokenizer FILE"):
-            await fetch_tokenizer(asker, peers, swarm.manifest)
+            await fetch_tokenizer(asker, peers, swarm.manifest, random.Random(1))
+
+    run_swarm(main())
+
+
+def giving(raw: bytes, given: Counter[str], name: str) -> Any:
+    """Answer with pieces of `raw`, and count their bytes."""
+
+    async def on_get(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
+        piece = raw[request.message.offset :][:TOKENIZER_PIECE_BYTES]
+        given[name] += len(piece)
+        return Answer(TokenizerPiece(total=len(raw), contents=piece))
+
+    return GetTokenizer.answered_by(on_get)
+
+
+@pytest.mark.parametrize("kind", ["alike", "each another", "the first piece is the run's", "large"])
+def test_one_honest_peer_among_many_liars_is_found(kind: str) -> None:
+    """Before: the first sixteen peers by id were asked, and where they lied the newcomer ended, 67 MB later."""
+    raw, rng = bpe() + b" " * (2 * TOKENIZER_PIECE_BYTES), random.Random(2)
+    size = 60 * TOKENIZER_PIECE_BYTES if kind == "large" else len(raw)
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(with_tokenizer(raw), micro_corpus())
+        asker, given, struck = await guest_of(swarm, "asker"), Counter[str](), Counter[str]()
+        asker.strike = lambda peer: struck.update([peer])
+        peers, lie = [], rng.randbytes(8)
+        for number in range(3 * ASKED_AT_ONCE):
+            lie = rng.randbytes(8) if kind == "each another" else lie
+            wrong = (lie * (size // 8 + 1))[:size]
+            if kind == "the first piece is the run's":
+                wrong = raw[:TOKENIZER_PIECE_BYTES] + wrong[TOKENIZER_PIECE_BYTES:]
+            guest = await guest_of(swarm, f"{number}")
+            name = "honest" if number == 40 else "liars"
+            guest.handle(giving(raw if name == "honest" else wrong, given, name))
+            await guest.start()
+            peers.append(guest.transport.peer_id)
+        assert await fetch_tokenizer(asker, peers, swarm.manifest, rng) == raw
+        assert given["honest"] <= len(raw) + TOKENIZER_PIECE_BYTES
+        assert given["liars"] <= 3 * ASKED_AT_ONCE * TOKENIZER_PIECE_BYTES + MOST_BYTES
+        if kind == "alike":
+            assert given["liars"] <= 3 * ASKED_AT_ONCE * TOKENIZER_PIECE_BYTES + 2 * size
+        assert struck
+        assert peers[40] not in struck
+
+    run_swarm(main())
+
+
+def test_what_liars_make_a_newcomer_fetch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_peers, "MOST_BYTES", 12 * TOKENIZER_PIECE_BYTES)
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(with_tokenizer(bpe()), micro_corpus())
+        asker, given, peers = await guest_of(swarm, "asker"), Counter[str](), []
+        for number in range(20):
+            guest = await guest_of(swarm, f"{number}")
+            guest.handle(giving(b"%d " % number * 70_000, given, f"{number}"))
+            await guest.start()
+            peers.append(guest.transport.peer_id)
+        with pytest.raises(TokenizerError, match="none of 20 peers"):
+            await fetch_tokenizer(asker, peers, swarm.manifest, random.Random(1))
+        assert len(given) == 20, "each was asked"
+        assert sum(given.values()) <= (20 + 12) * TOKENIZER_PIECE_BYTES
 
     run_swarm(main())

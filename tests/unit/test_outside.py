@@ -6,7 +6,15 @@ import logging
 
 import pytest
 
-from node.membership.outside import announced, inner_port, is_outside, rented
+from node.membership.outside import (
+    MOST_ANNOUNCED,
+    Told,
+    announced,
+    inner_port,
+    is_outside,
+    outside_addresses,
+    rented,
+)
 from protocol.errors import UserError
 
 CONTAINER = ["/ip4/172.17.0.3/tcp/31337/p2p/12D3Koo", "/ip4/127.0.0.1/tcp/31337/p2p/12D3Koo"]
@@ -78,3 +86,33 @@ def test_only_a_node_without_a_public_address_asks_to_be_dialled() -> None:
 )
 def test_what_counts_as_an_outside_address(address: str, outside: bool) -> None:
     assert is_outside(address, CONTAINER) is outside
+
+
+RIGHT, WRONG = "/ip4/8.8.8.8/tcp/31337", "/ip4/9.9.9.9/tcp/31337"
+OWN = [address.partition("/p2p/")[0] for address in CONTAINER if "127.0.0.1" not in address]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ([Told(RIGHT, "a"), Told(RIGHT, "b")], [RIGHT]),
+        ([Told(WRONG, "x"), Told(RIGHT, "a"), Told(RIGHT, "b")], [RIGHT]),
+        ([Told(RIGHT, "a")], [RIGHT, *OWN]),  # the usual beginning: there is one greeter, and it may lie
+        ([Told(WRONG, "x"), Told(WRONG, "x"), Told(WRONG, "x")], [WRONG, *OWN]),  # all of one network
+        ([Told(WRONG, "x"), Told(RIGHT, "a")], [WRONG, RIGHT, *OWN]),
+        ([Told("", "a"), Told("/ip4/172.17.0.1/tcp/31337", "b"), Told("nonsense", "c")], []),
+        ([Told(f"/ip4/8.8.8.8/tcp/{port}", "a") for port in ("99999", "0", "٣", "1/ws", "1/p2p/x")], []),
+        ([], []),
+    ],
+)
+def test_one_networks_word_replaces_no_address_of_this_machine(told: list[Told], expected: list[str]) -> None:
+    """Before: the first greeter's word was announced alone, be it the address of the liar itself."""
+    assert outside_addresses(told, CONTAINER) == expected
+
+
+def test_many_words_fit_a_record() -> None:
+    many = [Told(f"/ip4/8.8.{n}.8/tcp/31337", f"{n}") for n in range(20)]
+    own = [f"/ip4/10.{n}.0.1/tcp/31337" for n in range(20)]
+    found = outside_addresses(many, own)
+    assert len(found) == MOST_ANNOUNCED
+    assert set(found) & set(own)

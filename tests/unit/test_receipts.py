@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from protocol.messages.peers import ReceiptList
 from protocol.receipts import Receipt, added_up, shown_name, signed_receipt
 
 RUN = "run"
+MOST = 10**9, 10**6
 ANN, BOB, CAROL = (Identity.from_seed(name) for name in ("ann", "bob", "carol"))
 
 
@@ -33,6 +35,7 @@ def test_receipts_of_different_signers_add_up_and_the_largest_of_one_counts() ->
             receipt(ANN, CAROL, 50),
             receipt(BOB, ANN, 20, name="bob"),
         ],
+        MOST,
     )
     assert [(one.peer, one.name, one.tokens, one.rounds, one.signers) for one in found] == [
         (ANN.peer_id, "", 350, 2, 2),
@@ -51,7 +54,7 @@ def test_who_lies_about_himself_is_not_believed() -> None:
         honest._replace(name="the founder"),
     ]
     assert not any(lie.is_genuine(RUN) for lie in lies)
-    [found] = added_up(RUN, [*lies, honest])
+    [found] = added_up(RUN, [*lies, honest], MOST)
     assert (found.peer, found.tokens, found.name) == (ANN.peer_id, 100, "")
 
 
@@ -98,6 +101,49 @@ def test_many_peers_cost_a_bounded_memory_and_push_out_whoever_did_least(
     assert len(ledger.had) == 10
     assert ledger.had[ANN.peer_id].tokens == 10_000
     assert len(ledger.owing) == ledger_module.MOST_OWING
+
+
+def test_one_signer_lifts_nobody_above_those_for_whom_several_signed() -> None:
+    """Before: two friends with a receipt of 2^63 − 1 were first, and all others had a share of 0.0 %."""
+    friend, liar = Identity.from_seed("friend"), Identity.from_seed("liar")
+    huge = receipt(friend, liar, 2**63 - 1, 2**63 - 1)
+    honest = [
+        receipt(ANN, BOB, 100, 1),
+        receipt(ANN, CAROL, 80, 1),
+        receipt(BOB, ANN, 90),
+        receipt(BOB, CAROL, 90),
+    ]
+    found = added_up(RUN, [huge, *honest], (1_000, 10))
+    assert [one.peer for one in found] == [BOB.peer_id, ANN.peer_id, friend.peer_id]
+    assert (found[-1].tokens, found[-1].rounds) == (1_000, 10)
+
+
+def test_receipts_of_huge_numbers_push_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ledger_module, "MOST_PEERS", 10)
+    ledger, path = ContributionLedger(), tmp_path / "contribution.json"
+    for signer in (BOB, CAROL):
+        ledger.note_given(signer.peer_id, 5_000)
+        ledger.keep(receipt(ANN, signer, 4_000))
+    for number in range(30):
+        liar = Identity.from_seed("liar", number)
+        ledger.note_given(liar.peer_id, 1)
+        ledger.keep(receipt(ANN, liar, 2**63 - 1, 2**63 - 1))
+        path.write_text(ledger.as_json(), encoding="utf-8")
+        ledger = ContributionLedger.read(path)
+    assert len(ledger.receipts) == 10
+    assert {BOB.peer_id, CAROL.peer_id} <= set(ledger.receipts)
+    first = sorted(ledger.receipts.values(), key=ledger.worth, reverse=True)[:2]
+    assert {one.signer for one in first} == {BOB.peer_id, CAROL.peer_id}
+
+
+def test_a_ledger_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    path, ledger = tmp_path / "contribution.json", ContributionLedger()
+    ledger.keep(receipt(ANN, CAROL, 70))
+    saved = json.loads(ledger.as_json())
+    del saved["given"]
+    path.write_text(json.dumps(saved), encoding="utf-8")
+    read = ContributionLedger.read(path)
+    assert [read.worth(one) for one in read.receipts.values()] == [70]
 
 
 def test_a_name_is_only_text_wherever_it_is_shown() -> None:

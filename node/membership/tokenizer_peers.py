@@ -1,0 +1,143 @@
+"""Gets the run's tokenizer.json from other peers, in pieces, and gives it to them.
+
+Whose pieces they were does not matter: the whole is what the signed manifest names by its hash, or it is nothing. As
+there is no hash of a piece, a liar is known only by the whole; so first everybody is asked for the first piece, and
+with it for the size, and what most of them say is fetched first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from node.data.tokenizer import identity_of
+from protocol.errors import NolocoError, Refused, TokenizerError, WireError
+from protocol.ground import PeerId
+from protocol.manifest import Manifest
+from protocol.messages.peers import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
+from protocol.rpc import Answer, Request, Rpc
+from protocol.supervision import all_of
+
+logger = logging.getLogger(__name__)
+
+PIECE_DEADLINE = 30.0
+PIECES_IN_FLIGHT = 4
+ASKED_AT_ONCE = 16  # peers, for the first piece
+MOST_BYTES = 8 * MAX_TOKENIZER_BYTES  # of files that are not the run's; a quarter of it before all were asked
+
+
+def serve_tokenizer(rpc: Rpc, raw: Callable[[], bytes | None]) -> None:
+    """Answer `GetTokenizer` from what `raw` gives at that time."""
+
+    async def on_get(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
+        contents, offset = raw(), request.message.offset
+        if contents is None or offset >= len(contents):
+            raise Refused("no-tokenizer")
+        return Answer(
+            TokenizerPiece(total=len(contents), contents=contents[offset : offset + TOKENIZER_PIECE_BYTES])
+        )
+
+    rpc.handle(GetTokenizer.answered_by(on_get))
+
+
+async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest, rng: random.Random) -> bytes:
+    """The run's tokenizer.json from one of `peers`, drawn at random. Raises `TokenizerError` if none gives it.
+
+    All are asked before it does, for what each has; up to `MOST_BYTES` that are not the run's are fetched. A peer
+    that gives another file is struck.
+    """
+    asked = list(dict.fromkeys(peers))
+    rng.shuffle(asked)
+    offers = _Offers()
+    for start in range(0, len(asked), ASKED_AT_ONCE):
+        some = asked[start : start + ASKED_AT_ONCE]
+        for peer, offer in zip(some, await all_of(*(_offer_of(rpc, peer) for peer in some)), strict=True):
+            if offer is not None:
+                offers.peers.setdefault(offer, []).append(peer)
+        is_last = start + ASKED_AT_ONCE >= len(asked)
+        while (offer := offers.best(is_last)) is not None:
+            raw = await _fetch_from(rpc, peer := offers.peers[offer].pop(), offer.total)
+            if raw is not None and identity_of(raw) == manifest.data.tokenizer:
+                return raw
+            offers.wasted += offer.total
+            if raw is not None:
+                offers.refuted.add(offer)
+                rpc.strike(peer)
+                logger.warning("Peer %s gave a tokenizer that is not the run's.", peer[-8:])
+    raise TokenizerError(
+        f"Run '{manifest.name}' has a tokenizer of its own, and none of {len(asked)} peers gave it. Start again when "
+        "more members can be reached, or give the run's tokenizer.json with --tokenizer FILE."
+    )
+
+
+class _Offer(NamedTuple):
+    """A file as its first piece shows it."""
+
+    total: int  # bytes
+    digest: bytes  # of the first piece
+
+
+@dataclass
+class _Offers:
+    """What peers offer, and which file to fetch next. Pure.
+
+    Mutable state: the peers left by what they offer, the offers that were not the run's, and the bytes of those.
+    """
+
+    peers: dict[_Offer, list[PeerId]] = field(default_factory=dict)
+    refuted: set[_Offer] = field(default_factory=set)
+    wasted: int = 0
+
+    def best(self, is_last: bool) -> _Offer | None:
+        """Return what to fetch; None to ask other peers first, or for nothing when `is_last`.
+
+        First what was not refuted, then what most peers offer, then the smallest: a large file that one peer offers
+        comes last. A peer may show others' first piece and then give something else, so what was refuted may be good.
+        """
+        most = MOST_BYTES if is_last else MOST_BYTES // 4
+        left = [
+            offer
+            for offer, peers in self.peers.items()
+            if peers and self.wasted + offer.total <= most and (is_last or offer not in self.refuted)
+        ]
+        return min(left, key=lambda one: (one in self.refuted, -len(self.peers[one]), one), default=None)
+
+
+async def _offer_of(rpc: Rpc, peer: PeerId) -> _Offer | None:
+    try:
+        first = await _piece(rpc, peer, 0, None)
+    except NolocoError as problem:
+        logger.debug("No tokenizer from %s: %s", peer[-8:], problem)
+        return None
+    return _Offer(first.total, hashlib.sha256(first.contents).digest())
+
+
+async def _piece(rpc: Rpc, peer: PeerId, offset: int, total: int | None) -> TokenizerPiece:
+    """Ask for a piece of a file of `total` bytes, None for whatever it has. Raises `WireError` for another size."""
+    reply, _ = await rpc.call(peer, GetTokenizer(offset=offset), deadline=PIECE_DEADLINE)
+    is_of_it = total is None or reply.total == total
+    if not is_of_it or len(reply.contents) != min(TOKENIZER_PIECE_BYTES, reply.total - offset):
+        rpc.strike(peer)
+        raise WireError("a piece of the tokenizer does not have the size that it should have")
+    return reply
+
+
+async def _fetch_from(rpc: Rpc, peer: PeerId, total: int) -> bytes | None:
+    """Fetch a whole file from the peer; None if not all of it comes."""
+    slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
+
+    async def piece(offset: int) -> bytes:
+        async with slots:
+            return (await _piece(rpc, peer, offset, total)).contents
+
+    try:
+        pieces = await all_of(*(piece(offset) for offset in range(0, total, TOKENIZER_PIECE_BYTES)))
+    except NolocoError as problem:
+        logger.debug("No tokenizer from %s: %s", peer[-8:], problem)
+        return None
+    return b"".join(pieces)
