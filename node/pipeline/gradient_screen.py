@@ -21,7 +21,7 @@ from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
 from protocol.codec import Encoded
-from protocol.errors import CodecError, NonFinite, Unrepeatable
+from protocol.errors import CodecError, NonFinite, OutOfProportion, Unrepeatable
 from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
 
@@ -132,8 +132,8 @@ class GradientScreen:
     def checked(self, peer: PeerId, labels: Encoded, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient that the peer gave for the text with these labels, or shortened to `USUAL` earlier ones.
 
-        Raises `CodecError` for one that is not finite, far out of proportion to them, or what the peer gave for
-        another text.
+        Raises `CodecError` for one that is not finite or what the peer gave for another text, and `OutOfProportion`
+        for one that is far out of proportion to them.
         """
         kept = self._in_proportion(gradient)
         text = hashlib.blake2b(b"".join(labels.buffers), digest_size=16).digest()
@@ -147,7 +147,7 @@ class GradientScreen:
             raise CodecError("the gradient is not finite")
         kept = self._norms.kept(norm) if norm <= LARGEST_NORM else 0.0
         if not kept:
-            raise CodecError(f"the gradient has a norm of {norm:.3g}, out of all proportion")
+            raise OutOfProportion(f"the gradient has a norm of {norm:.3g}, out of all proportion")
         return gradient if kept == 1.0 else kept * gradient
 
     def record_good(self, peer: PeerId) -> None:

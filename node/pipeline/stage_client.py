@@ -28,7 +28,9 @@ from protocol.codec import Encoded
 from protocol.errors import (
     DeadlineExceeded,
     NolocoError,
+    OddGradient,
     OddLoss,
+    OutOfProportion,
     PeerUnreachable,
     Refused,
     TransportDown,
@@ -48,6 +50,7 @@ PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
 LEAST_DEADLINE = 5.0  # of silence; three signs of life fit into it, and below it deadlines only cause resends
 MOST_ASKED = 3  # peers that have one microbatch at once
 ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the content
+ENOUGH_ODD = 3  # gradients out of all proportion for one microbatch, also of one peer where that is alone
 
 
 @dataclass
@@ -61,6 +64,7 @@ class _Sending:
     pause: float = RETRY_SECONDS
     tried: set[PeerId] = field(default_factory=set)
     refusals: dict[PeerId, Refused] = field(default_factory=dict)  # for its content
+    odd: int = 0  # gradients out of all proportion that came back for it
     asked: dict[Asking, tuple[PeerId, float]] = field(default_factory=dict)  # under way: whom, and when
 
 
@@ -100,7 +104,8 @@ class StageClient:
 
         The parcel has activations and labels. Each failure costs one resend to another peer. When an answer takes far
         longer than usual, another peer is asked as well and the first answer counts. With no live peer this waits for
-        one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content.
+        one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content, `OddGradient` when
+        three gradients for it were out of all proportion.
         """
         now = self._context.view.elapsed()
         sending = _Sending(microbatch, parcel, now, now)
@@ -183,6 +188,9 @@ class StageClient:
             self._note_failure(peer, failure, asked)
             sending.tried.add(peer)
             sending.waiting_since = sending.due
+            sending.odd += isinstance(failure, OutOfProportion)
+            if sending.odd >= ENOUGH_ODD:
+                raise OddGradient from None
         except TransportDown as problem:
             if self._leaving:
                 raise

@@ -17,6 +17,7 @@ from types import FunctionType
 from hypothesis import HealthCheck, given, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.fuzz.answers import Answered, answers, takes
 from tests.fuzz.decoders import CORPUS, DECODERS, corpus_of, survives
 from tests.fuzz.mutations import damaged
 from tests.fuzz.sessions import Step, play, sessions
@@ -24,13 +25,13 @@ from tests.fuzz.sessions import Step, play, sessions
 MINUTES = 10.0
 BUILD = Path("build") / "fuzz"
 AT_A_TIME = 200  # examples between two looks at the clock
-SESSIONS_SHARE = 0.4  # of the time
+SESSIONS_SHARE = 0.3  # of the time, and as much for answers
 KERNELS = "protocol.kernels"  # compiled by numba, which knows no counters
 GROWN = 1 << 14  # bytes of an example at most
 
 
 def with_hypothesis(name: str, until: float) -> int:
-    """How many examples of a decoder, or of sessions, were tried."""
+    """How many examples of a decoder, of sessions or of answers were tried."""
     test: Callable[[], None]
     rules = settings(
         max_examples=AT_A_TIME,
@@ -46,7 +47,12 @@ def with_hypothesis(name: str, until: float) -> int:
     def bytes_are_survived(raw: bytes) -> None:
         assert survives(name, raw)
 
-    if name == "session":
+    def answer_is_survived(answered: Answered) -> None:
+        takes(answered)
+
+    if name == "answer":
+        test = rules(given(answered=answers())(answer_is_survived))
+    elif name == "session":
         test = rules(given(session=sessions)(session_is_survived))
     else:
         test = rules(given(raw=damaged(corpus_of(name)))(bytes_are_survived))
@@ -82,13 +88,15 @@ def _is_ours(module: str) -> bool:
 
 def main(minutes: float) -> None:
     has_atheris = find_spec("atheris") is not None
-    began, each = time.monotonic(), minutes * 60 * (1 - SESSIONS_SHARE) / len(DECODERS)
+    began, each = time.monotonic(), minutes * 60 * (1 - 2 * SESSIONS_SHARE) / len(DECODERS)
     for number, name in enumerate(DECODERS, 1):
         if has_atheris:
             alone = [sys.executable, "-W", "ignore", "-m", "tests.fuzz", str(each / 120), name]
             if subprocess.run(alone, check=False).returncode:
                 sys.exit(f"{name}: atheris found something, kept in {BUILD / name}")
         print(f"{name}: {with_hypothesis(name, began + number * each)} examples of hypothesis", flush=True)
+    tried = with_hypothesis("answer", began + minutes * 60 * (1 - SESSIONS_SHARE))
+    print(f"answers: {tried}", flush=True)
     tried = with_hypothesis("session", began + minutes * 60)
     print(
         f"sessions: {tried}. Nothing but errors of ours{'' if has_atheris else '; atheris is not installed'}."

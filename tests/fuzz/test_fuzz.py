@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.answers import Answered, answers, takes
 from tests.fuzz.decoders import CORPUS, DECODERS, corpus_of, survives
 from tests.fuzz.mutations import damaged
 from tests.fuzz.sessions import Step, play, sessions
@@ -30,3 +31,9 @@ def test_damaged_bytes_are_refused_with_an_error_of_ours(name: str, data: st.Dat
 @given(session=sessions)
 def test_a_session_with_damage_leaves_the_other_side_well(session: list[Step]) -> None:
     assert play(session) == []
+
+
+@settings(max_examples=400, deadline=None)
+@given(answered=answers())
+def test_an_odd_answer_is_refused_or_does_no_harm(answered: Answered) -> None:
+    takes(answered)

@@ -167,6 +167,55 @@ def test_a_replica_whose_gradients_are_out_of_proportion_voids_no_step_of_others
     run_swarm(main())
 
 
+class OddText(Passes):
+    """Gives a gradient out of all proportion for one text, the first after it is armed. Mutable state: that text."""
+
+    labels: torch.Tensor | None = None
+    is_armed = False
+
+    def last_stage(self, inputs: torch.Tensor, labels: torch.Tensor, most: float = math.inf) -> Learned:
+        loss, by_inputs = super().last_stage(inputs, labels, most)
+        if self.is_armed and self.labels is None:
+            self.labels = labels.clone()
+        is_odd = self.labels is not None and torch.equal(labels, self.labels)
+        return loss, by_inputs * 1e5 if is_odd and by_inputs is not None else by_inputs
+
+
+class WithOddText(Replica):
+    def __init__(self, manifest: Manifest, stage: int, device: str) -> None:
+        super().__init__(manifest, stage, device)
+        self.passes = OddText(self.stage, self.device, self.slow_weights())
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_microbatch_whose_gradient_is_always_odd_is_dropped_and_others_are_drawn(stages: int) -> None:
+    """Failed before: it went to the stage's only replica again and again, later and later, and nothing else did."""
+
+    async def main() -> None:
+        swarm: SimulatedSwarm = micro_swarm(
+            inner__total_steps=FOREVER, limits__record_lifetime=60.0, stages=stages, model__layers=stages
+        )
+        await swarm.seed_peer.start()
+        for stage in range(stages):
+            swarm.add(stage, stage=stage, replica=WithOddText if stage == stages - 1 else Replica)
+        await everyone_reaches(swarm, 10)
+        last = swarm.nodes[stages - 1].replica.passes
+        assert isinstance(last, OddText)
+        last.is_armed = True
+        goal = step_of(swarm.nodes[0]) + 15
+        began = asyncio.get_running_loop().time()
+        while step_of(swarm.nodes[0]) < goal:
+            await asyncio.sleep(1)
+            assert asyncio.get_running_loop().time() - began < 120
+        assert last.labels is not None
+        assert sum(event["count"] for event in events_of(swarm, "microbatches-dropped", node=0)) == 1
+        assert len(events_of(swarm, "resend")) == 3
+        assert_exact_admission(swarm)
+        await swarm.leave()
+
+    run_swarm(main())
+
+
 def test_training_itself_is_as_before() -> None:
     async def main() -> None:
         swarm = await training(2, step=10, inner__total_steps=FOREVER)
