@@ -95,7 +95,12 @@ class Answering:
             self.underway.pop(frame.request_id, None)
             raise
         underway.task = self.supervisor.spawn(self._answer(frame, underway), "answering a request")
-        underway.task.add_done_callback(lambda _: give_back())
+
+        def ended(_: asyncio.Task[None]) -> None:
+            underway.task = None  # else its exception, which knows this frame, would keep both
+            give_back()
+
+        underway.task.add_done_callback(ended)
 
     def end(self) -> None:
         """Give up what was asked with `tells`: the stream has ended, and nobody waits for it."""

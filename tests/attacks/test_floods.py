@@ -105,7 +105,7 @@ def test_a_member_that_sends_nan_is_banned_and_training_keeps_its_speed() -> Non
 
 
 def test_a_member_that_floods_microbatches_gets_a_senders_share() -> None:
-    """Before: first come, first served: two thirds of what the stage can do."""
+    """Before: first come, first served, and the others kept 0.72 of their steps instead of 0.99."""
 
     async def main() -> None:
         swarm = await training(2, inner__total_steps=FOREVER)
@@ -129,7 +129,7 @@ def test_a_member_that_floods_microbatches_gets_a_senders_share() -> None:
 
         kept = await trained_meanwhile(swarm, flood, 16, stage=0)
         print(f"the others keep {kept:.2f}")
-        assert kept > 0.9 * 2 / 3  # of three senders that are two
+        assert kept > 0.85
         await swarm.leave()
 
     run_swarm(main())
