@@ -16,6 +16,7 @@ from node.context import Context, Counters, Throughput, announcement, history_po
 from node.data.batches import Position
 from node.first_state import FirstState
 from node.giving.bandwidth import most_by_bandwidth
+from node.giving.policy import VolunteerLimits
 from node.link_probes import LinkProbes
 from node.machine.limits import tcp_port
 from node.membership.discovery import Discovery
@@ -44,11 +45,12 @@ from node.storage.checkpoint_files import Checkpoint
 from node.trainer import Trainer
 from node.watch.history import Thinned
 from protocol.announcement import Announcement, State
-from protocol.door import VISITOR_BYTES, Door
+from protocol.door import VISITOR_BYTES, VISITOR_DOWNLOADS, Door
 from protocol.errors import Refused, UserError
 from protocol.messages import Asker
 from protocol.messages.peers import GetHistory, GetStats, History, HistoryPoint, NodeStats
 from protocol.messages.training import GetBacklog
+from protocol.peer_limits import ByteAllowance
 from protocol.rpc import Answer, Request, Traffic
 from protocol.supervision import Supervisor, all_of
 from protocol.windows import short, window
@@ -234,6 +236,8 @@ class Service:
             VISITOR_BYTES + 16 * manifest.tokens_per_microbatch,  # tokens and labels
             self._member.admission,
             context.view.introduced,
+            context.view.network_at,
+            ByteAllowance(*VolunteerLimits.of(self._member.config).visitors_bytes(*VISITOR_DOWNLOADS)),
         )
 
     # --- beginning ----------------------------------------------------------------------------

@@ -11,13 +11,13 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from protocol.channel import HALF_FRAME_SECONDS, Channel, slowest_seconds
 from protocol.errors import NolocoError, PeerUnreachable, Refused, TransportDown, WireError
 from protocol.frames import Frame, FrameType
 from protocol.messages import Answer, Message, Progress, Status
 from protocol.patience import Patience
-from protocol.peer_limits import RequestLimiter
 from protocol.supervision import Supervisor
 from protocol.windows import short, window
 
@@ -35,6 +35,20 @@ class Underway:
     since: float  # on the loop's clock
     status: Status = field(default_factory=Status)
     task: asyncio.Task[None] | None = None  # None until it has a place
+    gave_way: bool = False  # its place is somebody else's now
+    is_answered: bool = False  # and the answer is on its way: cut short, it would end the stream
+
+    def give_way(self) -> bool:
+        """End the request, as others wait for its place; returns whether it was not answered already."""
+        if self.task is None or self.is_answered or self.gave_way:
+            return False
+        self.gave_way = True
+        self.task.cancel()
+        return True
+
+
+# waits for a place; `give_way` may be called while it is taken, and the result gives it back
+TakePlace: TypeAlias = Callable[[Callable[[], bool]], Awaitable[Callable[[], None]]]
 
 
 @dataclass
@@ -47,8 +61,7 @@ class Answering:
     channel: Channel
     dispatch: Callable[[Frame, Status], Awaitable[Answer[Message]]]
     strike: Callable[[], None]
-    places: RequestLimiter
-    most_places: int
+    take_place: TakePlace
     supervisor: Supervisor
     underway: dict[int, Underway] = field(default_factory=dict)
     asked: int = 0  # requests that came and that nobody has given up
@@ -56,10 +69,9 @@ class Answering:
 
     @window
     def __repr__(self) -> str:
-        places = f"{self.places.taken} of {self.most_places} taken"
         peer, traffic = short(self.channel.stream.remote), self.channel.traffic
         return (
-            f"Peer: {peer} | Traffic: {traffic} | Requests: {len(self.underway)} told of | Places: {places}"
+            f"Peer: {peer} | Traffic: {traffic} | Requests: {len(self.underway)} told of, {self.asked} asked"
         )
 
     async def take(self, most: Callable[[int], Awaitable[int]], tells: bool) -> None:
@@ -78,12 +90,17 @@ class Answering:
         underway = self.underway.get(frame.request_id, Underway(0.0))
         underway.status.look = lambda: QUEUED
         try:
-            await self.places.take(self.most_places)
+            give_back = await self.take_place(underway.give_way)
         except BaseException:
             self.underway.pop(frame.request_id, None)
             raise
-        underway.task = self.supervisor.spawn(self._answer(frame, underway.status), "answering a request")
-        underway.task.add_done_callback(lambda _: self.places.give_back())
+        underway.task = self.supervisor.spawn(self._answer(frame, underway), "answering a request")
+
+        def ended(_: asyncio.Task[None]) -> None:
+            underway.task = None  # else its exception, which knows this frame, would keep both
+            give_back()
+
+        underway.task.add_done_callback(ended)
 
     def end(self) -> None:
         """Give up what was asked with `tells`: the stream has ended, and nobody waits for it."""
@@ -118,10 +135,14 @@ class Answering:
         finally:
             self.telling = False
 
-    async def _answer(self, frame: Frame, status: Status) -> None:
+    async def _answer(self, frame: Frame, underway: Underway) -> None:
         channel = self.channel
         try:
-            answer = await self._handled(frame, status)
+            answer = await self._handled(frame, underway)
+        except asyncio.CancelledError:
+            if not underway.gave_way:
+                raise
+            await channel.refuse(frame, "busy", "others wait for what you have had for long; ask again later")
         except Refused as refusal:
             await channel.refuse(frame, refusal.code, refusal.reason)
         except WireError as error:
@@ -144,8 +165,9 @@ class Answering:
             except (PeerUnreachable, TransportDown, TimeoutError):
                 logger.debug("The answer to %s could not be sent", frame.kind)
 
-    async def _handled(self, frame: Frame, status: Status) -> Answer[Message]:
+    async def _handled(self, frame: Frame, underway: Underway) -> Answer[Message]:
         try:
-            return await self.dispatch(frame, status)
+            return await self.dispatch(frame, underway.status)
         finally:  # from here on it is not cancelled: an answer cut short would end the stream
+            underway.is_answered = True
             self.underway.pop(frame.request_id, None)

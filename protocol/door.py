@@ -16,9 +16,10 @@ from protocol.announcement import Announcement, open_announcement
 from protocol.errors import PeerUnreachable, RecordError, Refused
 from protocol.ground import PeerId, Record
 from protocol.messages import Answer, Asker, Done, Request, Traffic
-from protocol.messages.peers import Introduce
-from protocol.peer_limits import Allowance, PeerTable, RequestLimiter
+from protocol.messages.peers import GetCopyPiece, GetStatePiece, GetTokenizer, Introduce
+from protocol.peer_limits import Allowance, ByteAllowance, PeerTable
 from protocol.transport.base import Stream
+from protocol.visitor_places import VisitorPlaces
 from protocol.windows import counted, window
 
 STRANGER = "stranger"  # the refusal; whoever has a record introduces itself then
@@ -31,7 +32,13 @@ TURN_PAUSE = 0.25
 # Requests at once and a second, of each and of all together. A small one takes a third of a millisecond: all visitors
 # get a thirtieth of a core. `noloco generate` asks once for each token, a download once for each 16 MB.
 VISITORS = (200, 50), (400, 100)
+# Of a member for each kind of request: of what visitors may ask, too, and of what is for members alone
 MEMBERS = (200, 100), (800, 400)
+OWN = (1_000, 500), (1e12, 1e12)
+# What visitors are not given any more once their share of the line is used up, or overdrawn by as much again: whoever
+# joins fetches the tokenizer before it has a record
+DOWNLOADS = {GetStatePiece.kind: 0.0, GetCopyPiece.kind: 0.0, GetTokenizer.kind: 1.0}
+VISITOR_DOWNLOADS = 4e9, 4e6  # bytes to all visitors at once, and a second, without a volunteer's limit
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,13 @@ class Door:
         visitor_bytes: int = VISITOR_BYTES,
         admission: Admission | None = None,
         noted: Callable[[Record, Announcement], None] = lambda record, announcement: None,
+        network_of: Callable[[PeerId], str] = lambda peer: "",
+        downloads: ByteAllowance | None = None,
     ) -> None:
         """`stages` are those of `REPLICA` and `BEFORE`, `seen` is the stage by a peer's record in the DHT, if there
         is one, `now` the wall clock; no request of a visitor has more than `visitor_bytes`. Without `admission` the
-        run is open. `noted` is called with the record of each member that introduces itself.
+        run is open. `noted` is called with the record of each member that introduces itself; `network_of` is the
+        network of a peer's connection, where it is known, and `downloads` what visitors may take of this line.
         """
         self._noted = noted
         self._admission = admission
@@ -68,9 +78,11 @@ class Door:
         self._now = now
         self._visitor_bytes = visitor_bytes
         self._introduced = PeerTable[_Introduced](MOST_INTRODUCED)
-        self._visitors, self._members = Allowance(*VISITORS), Allowance(*MEMBERS)
+        self._visitors = Allowance(*VISITORS)
+        self._members: dict[str, Allowance] = {}  # by kind of request; unknown kinds share one
+        self._downloads = downloads or ByteAllowance(*VISITOR_DOWNLOADS)
         self._streams = dict[Stream, None]()  # of visitors, the oldest first
-        self._places = {traffic: RequestLimiter() for traffic in Traffic}
+        self._places = {traffic: VisitorPlaces(VISITOR_PLACES, network_of) for traffic in Traffic}
 
     @window
     def __repr__(self) -> str:
@@ -89,9 +101,9 @@ class Door:
 
     # --- streams
 
-    def places(self, peer: PeerId, traffic: Traffic) -> tuple[RequestLimiter, int] | None:
-        """The limiter that a visitor's requests share with all others', and its places; None for a member."""
-        return None if self.knows(peer) else (self._places[traffic], VISITOR_PLACES)
+    def places(self, peer: PeerId, traffic: Traffic) -> VisitorPlaces | None:
+        """The places that a visitor's requests share with all others'; None for a member."""
+        return None if self.knows(peer) else self._places[traffic]
 
     def enter(self, stream: Stream) -> None:
         """Note that a stream has come, perhaps a visitor's."""
@@ -122,17 +134,35 @@ class Door:
 
     # --- requests
 
-    async def admit(self, peer: PeerId, asker: Asker) -> None:
-        """Return when a request for such an `asker` may be answered.
+    async def admit(self, peer: PeerId, asker: Asker, kind: str = "") -> None:
+        """Return when a request for such an `asker` may be answered; `kind` is empty for one that nobody answers.
 
-        What anybody may ask waits for its turn, and so does a refusal: it costs, too. Raises `Refused` "stranger", or
-        "too-often" after `LONGEST_TURN`.
+        Each waits for its turn, and so does a refusal: it costs, too. Raises `Refused` "stranger", "too-often" after
+        `LONGEST_TURN`, or "too-much" when visitors have had what the volunteer lets them take.
         """
         if asker is Asker.NEWCOMER or (asker is Asker.ANYBODY and self._lets_in(peer)):
-            await self._turn(peer)
-        elif asker is Asker.ANYBODY or not self._is(peer, asker):
-            await self._turn(peer)
+            await self._turn(peer, kind, MEMBERS)
+            if kind in DOWNLOADS and not self.knows(peer):
+                self._require_rest(peer, kind)
+        elif asker is not Asker.ANYBODY and self._is(peer, asker):
+            await self._turn(peer, kind, OWN)
+        else:
+            await self._turn(peer, kind, MEMBERS)
             raise Refused(STRANGER, f"this is for {_MEANT[asker]}; introduce yourself")
+
+    def _require_rest(self, peer: PeerId, kind: str) -> None:
+        if not self._downloads.has_any(peer, self._clock(), DOWNLOADS[kind]):
+            raise Refused(
+                "too-much", "visitors have had their share of this node's line; ask another, or later"
+            )
+
+    def note_answer(self, peer: PeerId, nbytes: int) -> None:
+        """Note the size of an answer: a visitor's counts toward what visitors may take."""
+        if not self.knows(peer):
+            self._downloads.spend(peer, nbytes, self._clock())
+
+    def _clock(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def on_introduce(self, request: Request[Introduce]) -> Answer[Done]:
         """Take note of a member's own record, or of what a visitor shows. Raises `Refused` "no-record"."""
@@ -170,9 +200,13 @@ class Door:
         known = self._introduced.get(peer)
         return known.stage if known is not None and known.expires > self._now() else None
 
-    async def _turn(self, peer: PeerId) -> None:
-        allowance = self._members if self.knows(peer) else self._visitors
-        clock = asyncio.get_running_loop().time
+    async def _turn(
+        self, peer: PeerId, kind: str, limits: tuple[tuple[float, float], tuple[float, float]]
+    ) -> None:
+        allowance = self._visitors
+        if self.knows(peer):
+            allowance = self._members.setdefault(kind, Allowance(*limits))
+        clock = self._clock
         last = clock() + LONGEST_TURN
         while not allowance.take(peer, 1, clock()):
             if clock() >= last:

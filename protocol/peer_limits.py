@@ -171,6 +171,39 @@ class Allowance:
         return enough
 
 
+class ByteAllowance:
+    """An allowance of bytes that answers may take, for each peer half of that for all: what is left may be overdrawn.
+
+    An answer's size is known once it is made, so that it is paid for afterwards; nothing more is made meanwhile.
+    Mutable state: what each peer and all of them have left, and when that was so.
+    """
+
+    def __init__(self, once: float, rate: float) -> None:
+        """`once`: bytes at once, `rate`: bytes a second, of all peers together."""
+        self.once, self.rate = once, rate
+        self._left_to_each = PeerTable[tuple[float, float]](MOST_REMEMBERED)
+        self._left_to_all: tuple[float, float] | None = None
+
+    @window
+    def __repr__(self) -> str:
+        return f"All: {amount(self.once)} and {amount(self.rate)}/s | Peers: {len(self._left_to_each)} remembered"
+
+    def _left(self, peer: PeerId, now: float) -> tuple[float, float]:
+        each = _refilled(self._left_to_each.get(peer), (self.once / 2, self.rate / 2), now)
+        return each, _refilled(self._left_to_all, (self.once, self.rate), now)
+
+    def has_any(self, peer: PeerId, now: float, overdrawn: float = 0.0) -> bool:
+        """Return whether this peer, and all, have anything left, or owe no more than `overdrawn` times the most."""
+        each, everybodys = self._left(peer, now)
+        return each > -overdrawn * self.once / 2 and everybodys > -overdrawn * self.once
+
+    def spend(self, peer: PeerId, nbytes: int, now: float) -> None:
+        """Take what an answer has cost."""
+        each, everybodys = self._left(peer, now)
+        self._left_to_each[peer] = each - nbytes, now
+        self._left_to_all = everybodys - nbytes, now
+
+
 def _refilled(left: tuple[float, float] | None, limits: tuple[float, float], now: float) -> float:
     most, per_second = limits
     amount, since = left or (most, now)

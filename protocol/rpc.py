@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from protocol.answering import Answering
+from protocol.answering import Answering, TakePlace
 from protocol.channel import Channel
 from protocol.codec import Encoded, require_finite
 from protocol.compatibility import serve_version
@@ -340,7 +340,7 @@ class Rpc:
             Channel(stream, traffic, self._watch),
             partial(self._dispatch, peer, traffic),
             partial(self.strike, peer),
-            *self._places_of(peer, traffic),
+            self._taking_places(peer, traffic),
             self._supervisor,
         )
         brought = False  # anything
@@ -365,10 +365,20 @@ class Rpc:
             if not streams:
                 self._streams_from.pop(peer, None)
 
-    def _places_of(self, peer: PeerId, traffic: Traffic) -> tuple[RequestLimiter, int]:
+    def _taking_places(self, peer: PeerId, traffic: Traffic) -> TakePlace:
         shared = self._door.places(peer, traffic) if self._door is not None else None
-        own = self._places.setdefault((peer, traffic), RequestLimiter())
-        return shared or (own, places_for(self._payloads[traffic]))
+        if shared is not None:
+            return partial(shared.take, peer)
+        own, most = (
+            self._places.setdefault((peer, traffic), RequestLimiter()),
+            places_for(self._payloads[traffic]),
+        )
+
+        async def take(give_way: Callable[[], bool]) -> Callable[[], None]:
+            await own.take(most)
+            return own.give_back
+
+        return take
 
     async def _most(self, stream: Stream, traffic: Traffic, nbytes: int) -> int:
         most = self._payloads[traffic]
@@ -391,10 +401,14 @@ class Rpc:
         elif frame.kind not in KINDS and not (self._door is not None and self._door.knows(peer)):
             self._note_fruitless(peer)
         if self._door is not None:
-            await self._door.admit(peer, handler.asker if handler is not None else Asker.ANYBODY)
+            asked = (handler.asker, handler.kind) if handler is not None else (Asker.ANYBODY, "")
+            await self._door.admit(peer, *asked)
         if handler is None:
             raise Refused("unknown-request", frame.kind[:40])
-        return await handler.answer(request)
+        answer = await handler.answer(request)
+        if self._door is not None:
+            self._door.note_answer(peer, answer.nbytes)
+        return answer
 
     # --- defence ------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from node.machine.limits import parse_rate, parse_size
 
 SLOWER, FASTER = 0.7, 1.1  # times the share, at each look, while it is too hot, or cool again
 LEAST_SHARE = 0.1  # of the time; what is too hot even so, rests
+VISITORS_SHARE = 0.1  # of the volunteer's line: those who export or look, not members that join or heal
+MONTH_SECONDS = 31 * 86_400.0
 MARGIN = 3.0  # °C below the limit: from there on it may compute more again
 COOL = 8.0  # °C below the limit: from there on what rested may run again
 
@@ -40,6 +42,18 @@ class VolunteerLimits:
             upload=parse_rate(config.max_upload) if config.max_upload else 0.0,
             download=parse_rate(config.max_download) if config.max_download else 0.0,
         )
+
+    def visitors_bytes(self, once: float, rate: float) -> tuple[float, float]:
+        """Bytes that visitors may take at once, and a second: a tenth of the month's cap and of the line at most.
+
+        `once` and `rate` are what they may without any limit.
+        """
+        if self.upload:
+            rate = min(rate, VISITORS_SHARE * self.upload)
+        if self.monthly_cap:
+            once = min(once, VISITORS_SHARE * self.monthly_cap / 2)
+            rate = min(rate, VISITORS_SHARE * self.monthly_cap / 2 / MONTH_SECONDS)
+        return once, rate
 
     @property
     def need_watching(self) -> bool:

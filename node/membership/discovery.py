@@ -207,8 +207,7 @@ class Discovery:
         for member in self._view.expire(self._transport.now()):
             if not member.announcement.level:  # else it is only that its bucket was not read again
                 self._events.emit("peer-gone", peer=member.peer)
-        for peer, addresses in (await self._transport.remotes()).items():
-            self._view.met_at(peer, addresses)
+        self._view.met(await self._transport.remotes())
 
     async def _ask_for_hidden(self, stages: Sequence[int]) -> None:
         """Ask members whose records the DHT should have shown now; and somebody, where it shows no replica."""

@@ -82,6 +82,7 @@ class View:
         self._members: dict[PeerId, Member] = {}
         self._by_stage: dict[int, dict[PeerId, Member]] = {}  # the same
         self._networks: dict[PeerId, str] = {}
+        self._connected: dict[PeerId, str] = {}  # the networks of all whose connections were seen last
         self._suspicions: dict[PeerId, _Suspicion] = {}
         self._listed: dict[int, _Listed] = {}  # by stage, until something changes
         self._serving: dict[int, _Serving] = {}
@@ -217,6 +218,16 @@ class View:
         network = network_of(addresses)
         if network and peer in self._networks:
             self._networks[peer] = network
+
+    def met(self, remotes: Mapping[PeerId, Sequence[str]]) -> None:
+        """Note the networks of all present connections, visitors' too."""
+        self._connected = {peer: network_of(addresses) for peer, addresses in remotes.items()}
+        for peer, addresses in remotes.items():
+            self.met_at(peer, addresses)
+
+    def network_at(self, peer: PeerId) -> str:
+        """The network of a peer's connection, of a visitor's too; empty where it is not known yet."""
+        return self._connected.get(peer, "")
 
     def group_of(self, peer: PeerId) -> Hashable:
         """The group with which the peer shares what its network gets: itself alone, once it is familiar."""

@@ -4,6 +4,8 @@ A microbatch admitted to a step runs forward and backward at that step's weights
 the gradients of all admitted ones are in. With a staleness of one, some of the next step's may run forward before
 that; their backward passes wait until it has happened, so that each step still takes exactly its batch.
 
+Those that wait take turns by network, then by sender: one that floods a stage gets its share and no more.
+
 The number of microbatches between their forward and their backward pass is bounded: each keeps its activations.
 `MicrobatchAdmission` decides, `Gate` makes microbatches wait or turns them away, and `Window` says how many are
 useful.
@@ -13,15 +15,29 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from node.model.memory_model import QUEUE_BATCHES
 from protocol.errors import NolocoError, Refused, TransportDown
+from protocol.ground import PeerId
 
 SPARE = 3  # times what hides the shortest answer: links stall, and peers that others use too take longer
 MEASURED = 16
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Whose microbatch it is: the peer that sent it, and the group that shares turns with it, as a network does."""
+
+    peer: PeerId
+    group: Hashable
+
+
+OWN = Sender(PeerId(""), None)  # of those that this node has drawn
+MOST_SERVED = 1_024  # senders of which the last turn is remembered
 
 
 class Decision(Enum):
@@ -45,7 +61,9 @@ class MicrobatchAdmission:
         self._in_flight = 2 * batch if in_flight is None else in_flight
         self._admitted: dict[str, bool] = {}  # id -> whether its gradient is in
         self._ahead: dict[str, None] = {}  # ordered
-        self._queue: dict[str, None] = {}  # ordered
+        self._queue: dict[str, Sender] = {}  # ordered
+        self._turn = 0
+        self._served: dict[PeerId | tuple[Hashable], int] = {}  # the last turns of peers and groups
 
     @property
     def waiting(self) -> int:
@@ -76,17 +94,49 @@ class MicrobatchAdmission:
         """True if all microbatches of the step have their gradients in."""
         return len(self._admitted) == self.batch and all(self._admitted.values())
 
-    def request(self, microbatch: str) -> Decision:
+    def request(self, microbatch: str, sender: Sender = OWN) -> Decision:
         if not self._queue and self._has_place:
+            self._note_turn(sender)
             if len(self._admitted) < self.batch:
                 self._admitted[microbatch] = False
                 return Decision.ADMITTED
             self._ahead[microbatch] = None
             return Decision.AHEAD
         if len(self._queue) < self.queue_limit:
-            self._queue[microbatch] = None
+            self._queue[microbatch] = sender
             return Decision.QUEUED
         return Decision.FULL
+
+    def displace(self, sender: Sender) -> str | None:
+        """Drop from the queue the last one of who has more there than this sender would, and return it.
+
+        The group that has most makes room, and within this sender's own group the peer that has most.
+        """
+        peers = Counter(other.peer for other in self._queue.values())
+        groups = Counter(other.group for other in self._queue.values())
+        if not self._queue:
+            return None
+
+        def has(name: str) -> tuple[int, int]:
+            other = self._queue[name]
+            return groups[other.group], peers[other.peer]
+
+        out = max(reversed(self._queue), key=has)
+        other = self._queue[out]
+        if other.group == sender.group:
+            has_more = peers[other.peer] > peers[sender.peer] + 1
+        else:
+            has_more = groups[other.group] > groups[sender.group] + 1
+        if not has_more:
+            return None
+        del self._queue[out]
+        return out
+
+    def _note_turn(self, sender: Sender) -> None:
+        if len(self._served) > MOST_SERVED:
+            self._served.clear()
+        self._turn += 1
+        self._served[sender.peer] = self._served[sender.group,] = self._turn
 
     def done(self, microbatch: str) -> list[str]:
         """Note that its gradient has been accumulated. Returns as `release` does."""
@@ -129,13 +179,24 @@ class MicrobatchAdmission:
             self._admitted[microbatch] = False
             moved.append(microbatch)
         while self._queue and self._has_place:
-            microbatch = _first(self._queue)
+            microbatch = self._next()
             if len(self._admitted) < self.batch:
                 self._admitted[microbatch] = False
             else:
                 self._ahead[microbatch] = None
             moved.append(microbatch)
         return moved
+
+    def _next(self) -> str:
+        """Take from the queue the first one of the group, and then the peer, whose last turn was longest ago."""
+
+        def last_turns(name: str) -> tuple[int, int]:
+            sender = self._queue[name]
+            return self._served.get((sender.group,), 0), self._served.get(sender.peer, 0)
+
+        chosen = min(self._queue, key=last_turns)
+        self._note_turn(self._queue.pop(chosen))
+        return chosen
 
 
 def _first(waiting: dict[str, None]) -> str:
@@ -192,11 +253,14 @@ class Gate:
         """The number of microbatches before it, while it waits for its forward pass."""
         return self._admission.before(microbatch)
 
-    async def enter(self, microbatch: str) -> None:
-        """Return once its forward pass may run. Raises `Refused` "busy" when too many wait."""
+    async def enter(self, microbatch: str, sender: Sender = OWN) -> None:
+        """Return once its forward pass may run. Raises `Refused` "busy" when too many wait, also of other senders."""
         if self._held:
             raise Refused("busy", "this replica is at the end of its round")
-        decision = self._admission.request(microbatch)
+        decision = self._admission.request(microbatch, sender)
+        if decision is Decision.FULL and (out := self._admission.displace(sender)) is not None:
+            _refuse(self._turns.get(out), Refused("busy", "other senders' microbatches wait here"))
+            decision = self._admission.request(microbatch, sender)
         if decision is Decision.FULL:
             raise Refused("busy", f"{self.waiting} microbatches wait here already")
         if decision is not Decision.QUEUED:
@@ -279,8 +343,7 @@ class Gate:
 
     def _turn_away(self, reason: NolocoError) -> None:
         for turn in [*self._turns.values(), *self._backward_turns.values()]:
-            if not turn.done():
-                turn.set_exception(reason)
+            _refuse(turn, reason)
 
     def _wake(self, moved: Sequence[str]) -> None:
         for microbatch in moved:
@@ -291,6 +354,11 @@ class Gate:
     def _tell_when_idle(self) -> None:
         if not self._admission.running:
             self._idle.set()
+
+
+def _refuse(turn: asyncio.Future[None] | None, reason: NolocoError) -> None:
+    if turn is not None and not turn.done():
+        turn.set_exception(reason)
 
 
 def _release(turn: asyncio.Future[None] | None) -> None:

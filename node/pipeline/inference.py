@@ -33,7 +33,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ONWARD_DEADLINE = 60.0  # of silence: it may wait long behind the training of a slow stage
-ONWARD_STANDSTILL = 600.0  # and not for ever
+ONWARD_STANDSTILL = 300.0  # and not for ever, whatever the later stage says
+ONWARD_MOST = 600.0  # in all
 # of all keys and values kept: six layers of width 768 hold three answers of 1,024 tokens
 MOST_BYTES = 128 << 20
 FORGOTTEN_AFTER = 60.0  # seconds in which the next token was not asked for
@@ -275,7 +276,7 @@ async def _onward(
 ) -> tuple[Reply, list[torch.Tensor]]:
     """Ask the next stage of the route. Raises `Refused` when its answer is nonsense, else as `Rpc.call`."""
     onward = message.model_copy(update={"stage": stage + 1, "route": route[1:]})
-    patience = Patience(ONWARD_DEADLINE, ONWARD_STANDSTILL)
+    patience = Patience(ONWARD_DEADLINE, ONWARD_STANDSTILL, most=ONWARD_MOST)
     try:
         return await context.rpc.call(PeerId(route[0]), onward, parcel, deadline=patience)
     except WireError as failure:  # of the next stage, not of the one who asks

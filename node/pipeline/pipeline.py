@@ -15,7 +15,7 @@ from node.model.replica import Replica
 from node.model.stage_work import LossAndAnswer, StageWork
 from node.model.transfer import Pending
 from node.pipeline.deliveries import Deliveries
-from node.pipeline.gate import Gate, Window
+from node.pipeline.gate import OWN, Gate, Sender, Window
 from node.pipeline.gradient_screen import StageDiagnostics
 from node.pipeline.incoming import IncomingTensors
 from node.pipeline.loss_screen import LossScreen
@@ -171,7 +171,7 @@ class Pipeline:
         context = self._context
         microbatch.mark_queued()
         with context.trace.waiting(Track.GATE, "wait for a place in a batch", microbatch=microbatch.name):
-            await self._gate.enter(microbatch.place)
+            await self._gate.enter(microbatch.place, self._sender_of(microbatch))
         microbatch.mark_computing()
         began = asyncio.get_running_loop().time()
         try:
@@ -191,6 +191,10 @@ class Pipeline:
         finally:
             self._own.pop(microbatch.name, None)
         return await self._answer(microbatch, result, began)
+
+    def _sender_of(self, microbatch: Microbatch) -> Sender:
+        peer = microbatch.sender
+        return OWN if peer is None else Sender(peer, self._context.view.group_of(peer))
 
     async def _answer(
         self, microbatch: Microbatch, result: Pending[LossAndAnswer], began: float

@@ -154,6 +154,12 @@ class Answer(Generic[Reply_co]):
     message: Reply_co
     tensors: Sequence[Encoded] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its bulk: of the tensors, and of fields that are bytes themselves."""
+        fields = (value for _, value in self.message if isinstance(value, bytes))
+        return sum(tensor.nbytes for tensor in self.tensors) + sum(map(len, fields))
+
 
 @dataclass(frozen=True)
 class Handler:

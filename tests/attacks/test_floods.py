@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
+from node.model.compute import Priority
 from protocol.codec import encode
 from protocol.door import MEMBERS
 from protocol.errors import NolocoError, PeerUnreachable, Refused
@@ -35,9 +36,9 @@ async def steps_in(swarm: SimulatedSwarm, stage: int) -> int:
 
 
 async def trained_meanwhile(
-    swarm: SimulatedSwarm, flood: Callable[[], Awaitable[object]], at_once: int
+    swarm: SimulatedSwarm, flood: Callable[[], Awaitable[object]], at_once: int, stage: int = 1
 ) -> float:
-    """The last stage's steps during the flood, by those of as long a time before."""
+    """A stage's steps, by default the last one's, during the flood, by those of as long a time before."""
 
     async def go_on() -> None:
         while True:
@@ -46,9 +47,9 @@ async def trained_meanwhile(
             except NolocoError:
                 await asyncio.sleep(1e-3)
 
-    undisturbed = await steps_in(swarm, 1)
+    undisturbed = await steps_in(swarm, stage)
     floods = [asyncio.create_task(go_on()) for _ in range(at_once)]
-    disturbed = await steps_in(swarm, 1)
+    disturbed = await steps_in(swarm, stage)
     for task in floods:
         task.cancel()
     await asyncio.wait(floods)
@@ -98,6 +99,37 @@ def test_a_member_that_sends_nan_is_banned_and_training_keeps_its_speed() -> Non
         assert await trained_meanwhile(swarm, flood, 4) > KEEPS
         assert last.rpc.is_banned(mallory.transport.peer_id)
         assert refused <= BAN_AFTER_STRIKES + 4
+        await swarm.leave()
+
+    run_swarm(main())
+
+
+def test_a_member_that_floods_microbatches_gets_a_senders_share() -> None:
+    """Before: first come, first served, and the others kept 0.72 of their steps instead of 0.99."""
+
+    async def main() -> None:
+        swarm = await training(2, inner__total_steps=FOREVER)
+        swarm.kill(3)
+        swarm.seconds = lambda stage, priority: 0.2 if priority is Priority.FORWARD else 0.01
+        await asyncio.sleep(10.0)
+        last, mallory = stage_nodes(swarm, 1)[0], await guest_of(swarm, stage=0)
+        labels = torch.zeros(2, 32, dtype=torch.int32)
+        parcel = [encode(torch.randn(2, 32, 16), "fp32"), encode(labels, "int32")]
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            sent += 1
+            try:
+                await mallory.call(
+                    peer_of(last), Forward(microbatch=f"{sent}", stage=1), parcel, deadline=60.0
+                )
+            except Refused:
+                await asyncio.sleep(0.01)
+
+        kept = await trained_meanwhile(swarm, flood, 16, stage=0)
+        print(f"the others keep {kept:.2f}")
+        assert kept > 0.85
         await swarm.leave()
 
     run_swarm(main())

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from node.pipeline.gate import Decision, MicrobatchAdmission
+from node.pipeline.gate import Decision, MicrobatchAdmission, Sender
+from protocol.ground import PeerId
 
 
 def test_the_batch_is_admitted_then_the_queue_fills_then_it_is_full() -> None:
@@ -185,3 +186,46 @@ def test_everything_that_was_taken_on_is_done_in_the_end_and_in_order(batch: int
             order.append(name)
         running = admission.next_step() if admission.complete else []
     assert order == names
+
+
+ALICE, BOB, MALLORY = (Sender(PeerId(name), name) for name in ("alice", "bob", "mallory"))
+
+
+def test_those_that_wait_take_turns_by_sender() -> None:
+    """Failed before: first come, first served."""
+    admission = MicrobatchAdmission(batch=1, queue_limit=6)
+    for name in ("m0", "m1", "m2", "m3", "m4"):
+        admission.request(name, MALLORY)
+    admission.request("a", ALICE)
+    admission.request("b", BOB)
+    order = []
+    for _ in range(4):
+        [name] = (admission.done(next(iter(admission._admitted))), admission.next_step())[1]
+        order.append(name)
+    assert order == ["a", "b", "m1", "m2"]
+
+
+def test_those_of_one_network_share_its_turns() -> None:
+    admission = MicrobatchAdmission(batch=1, queue_limit=20)
+    for number in range(8):
+        admission.request(f"m{number}", Sender(PeerId(f"mallory {number}"), "a network"))
+    for number in range(3):
+        admission.request(f"a{number}", ALICE)
+    order = []
+    for _ in range(6):
+        admission.done(next(iter(admission._admitted)))
+        order += admission.next_step()
+    assert order == ["a0", "m1", "a1", "m2", "a2", "m3"]
+
+
+def test_a_full_queue_takes_others_until_the_shares_are_even() -> None:
+    admission = MicrobatchAdmission(batch=1, queue_limit=4)
+    for name in ("m0", "m1", "m2", "m3", "m4"):
+        assert admission.request(name, MALLORY) is not Decision.FULL
+    assert admission.request("m5", MALLORY) is Decision.FULL
+    assert admission.displace(MALLORY) is None
+    assert [admission.displace(ALICE), admission.request("a0", ALICE)] == ["m4", Decision.QUEUED]
+    assert [admission.displace(ALICE), admission.request("a1", ALICE)] == ["m3", Decision.QUEUED]
+    assert admission.displace(ALICE) is None
+    assert [admission.displace(BOB), admission.request("b0", BOB)] == ["a1", Decision.QUEUED]
+    assert admission.waiting == 4

@@ -16,6 +16,7 @@ from protocol.channel import HALF_FRAME_SECONDS
 from protocol.codec import encode
 from protocol.door import (
     LONGEST_TURN,
+    OWN,
     VISITOR_BYTES,
     VISITOR_PLACES,
     VISITOR_STREAMS,
@@ -27,8 +28,17 @@ from protocol.frames import FrameType, write_frame
 from protocol.ground import PeerId
 from protocol.identity import Identity
 from protocol.messages import Asker, Asks, Done
-from protocol.messages.peers import GetStats, Introduce, NodeStats
+from protocol.messages.peers import (
+    GetStatePiece,
+    GetStats,
+    GetTokenizer,
+    Introduce,
+    NodeStats,
+    StatePiece,
+    TokenizerPiece,
+)
 from protocol.messages.training import Forward, Propose, Ready
+from protocol.peer_limits import ByteAllowance
 from protocol.records import seal_record
 from protocol.rpc import Answer, Request, Rpc, Traffic
 from protocol.transport.memory import MemoryTransport
@@ -323,3 +333,59 @@ async def test_evaluations_get_a_tenth_of_the_time_while_there_is_training() -> 
     for task in asking:
         task.cancel()
     await asyncio.wait(asking)
+
+
+@in_virtual_time
+async def test_what_visitors_download_is_bounded_in_bytes_and_members_do_not_pay_for_it() -> None:
+    """Failed before: their requests were counted, and each may fetch 16 MB of a volunteer's month."""
+    seen = {Identity.from_seed("member").peer_id: 1}
+    async with a_door(seen) as two:
+        stages, allowance = {Asker.REPLICA: 1, Asker.BEFORE: 0}, ByteAllowance(8e6, 1e4)
+        two.server.open_door(Door("run", stages, seen.get, two.network.now, downloads=allowance))
+
+        async def piece(request: Request[GetStatePiece]) -> Answer[StatePiece]:
+            reply = StatePiece(index=0, step=0, round=0, digest=bytes(32))
+            return Answer(reply, [encode(torch.zeros(250_000), "fp32")])
+
+        async def tokenizer(request: Request[GetTokenizer]) -> Answer[TokenizerPiece]:
+            return Answer(TokenizerPiece(total=1, contents=b" "))
+
+        two.server.handle(GetStatePiece.answered_by(piece), GetTokenizer.answered_by(tokenizer))
+        member = Rpc(MemoryTransport(two.network, Identity.from_seed("member")))
+        await member.transport.start()
+        for rpc in (two.server, two.caller, member):
+            rpc.limit({Traffic.STATE: 1 << 21})
+        asks = GetStatePiece(stage=1, index=0, moments=False)
+        for _ in range(5):  # a megabyte each, half of all for one, the last one overdrawn
+            await two.caller.call(two.address, asks, deadline=60.0)
+        with pytest.raises(Refused, match="too-much"):
+            await two.caller.call(two.address, asks, deadline=60.0)
+        await two.caller.call(two.address, GetTokenizer(offset=0), deadline=60.0)  # as whoever joins
+        for _ in range(12):
+            await member.call(two.address, asks, deadline=60.0)
+        await asyncio.sleep(500.0)
+        await two.caller.call(two.address, asks, deadline=60.0)
+
+
+@in_virtual_time
+async def test_a_member_has_an_allowance_for_each_kind_of_request() -> None:
+    """Failed before: what only members may ask had none, and all that they may ask beside shared one."""
+    async with a_door({CALLER.peer_id: 1}) as two:
+        answered = 0
+
+        async def flood() -> None:
+            nonlocal answered
+            while True:
+                await two.ask(Ready(pair="p"), deadline=60.0)
+                answered += 1
+
+        floods = [asyncio.create_task(flood()) for _ in range(30)]
+        began = two.network.now()
+        await asyncio.sleep(4.0)
+        assert OWN[0][0] < answered <= OWN[0][0] + OWN[0][1] * (two.network.now() - began)
+        asked = two.network.now()
+        await two.ask(GetStats(), deadline=5.0, traffic=Traffic.CONTROL)
+        assert two.network.now() - asked < 0.2
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
