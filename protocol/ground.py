@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NewType, TypeAlias
 
@@ -16,7 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 def is_time(seconds: float) -> bool:
     """Return whether a wall clock that somebody signed is one: NaN is before and after every other, or neither."""
-    return 0 <= seconds <= MOST_TIME
+    return math.isfinite(seconds) and seconds >= 0
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,11 @@ class SwarmAnswer:
                     self._remembered, self._forgotten = 0, self._forgotten + 1
                     return await self._predict(sequence, top)
                 failure = refusal
-            except (PeerUnreachable, DeadlineExceeded, WireError) as error:
+            except WireError as error:  # as it would another time
+                raise JoinError(
+                    f"The route {short(self._route)} sends malformed logits ({error}). Run the command again."
+                ) from None
+            except (PeerUnreachable, DeadlineExceeded) as error:
                 failure = error
             self._remembered = 0
             if attempt < ROUTE_TRIES - 1:
