@@ -16,7 +16,7 @@ import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from protocol.errors import RecordError
-from protocol.ground import PeerId, Record
+from protocol.ground import MOST_COUNT, PeerId, Record
 from protocol.identity import BASE58
 from protocol.lineage import Lineage
 from protocol.records import key_digest, open_record
@@ -33,6 +33,7 @@ MOST_FIGURE = 1e15  # sums, squares and ratios of such numbers are finite, and t
 # what a node says of itself, times too: what is larger counts as that
 Figure = Annotated[Number, AfterValidator(lambda number: max(-MOST_FIGURE, min(number, MOST_FIGURE)))]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]  # of what is done one after another
 PeerEnd = Annotated[str, Field(pattern=f"^[{BASE58}]{{{PEER_CHARACTERS}}}$")]
 RoundTrip = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 Bandwidth = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
@@ -76,8 +77,8 @@ class Announcement(Entry):
     stage: Natural
     state: State
     since: Figure  # wall clock at which the node came to this stage, seconds since the epoch
-    step: Natural = 0
-    round: Natural = 0
+    step: Count = 0
+    round: Count = 0
     loss: Figure | None = None
     tokens_per_second: Figure = 0.0
     capacity: Annotated[Figure, Field(ge=0)] | None = None  # microbatches per second, were it never to wait

@@ -130,18 +130,15 @@ class OddLoss(Refused):
         self.loss = loss
 
 
-class OutOfProportion(CodecError):
-    """A gradient that is finite and far too large to be one, by the fault of its peer or of the microbatch."""
-
-
 class OddGradient(Refused):
-    """A microbatch for which only gradients out of all proportion come back: it does not count.
+    """A gradient far too large to be one, by the fault of its peer or of the microbatch, which then does not count.
 
-    Its code is that of an odd loss: nodes of earlier versions draw another one for it, and blame nobody.
+    Its code is that of an odd loss: nodes of earlier versions draw another microbatch for it, and blame nobody.
     """
 
-    def __init__(self) -> None:
-        super().__init__(OddLoss.CODE, "the gradients that come back for it are out of all proportion")
+    def __init__(self, norm: float) -> None:
+        """Say the norm of the gradient."""
+        super().__init__(OddLoss.CODE, f"a gradient for it has a norm of {norm:.3g}, out of all proportion")
 
 
 class Unrepeatable(Refused):

@@ -21,7 +21,7 @@ from node.membership.view import Member
 from node.model.inner import LARGEST_NORM
 from node.model.replica import Replica
 from protocol.codec import Encoded
-from protocol.errors import CodecError, NonFinite, OutOfProportion, Unrepeatable
+from protocol.errors import CodecError, NonFinite, OddGradient, Unrepeatable
 from protocol.ground import PeerId
 from protocol.peer_limits import PeerTable
 
@@ -132,7 +132,7 @@ class GradientScreen:
     def checked(self, peer: PeerId, labels: Encoded, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient that the peer gave for the text with these labels, or shortened to `USUAL` earlier ones.
 
-        Raises `CodecError` for one that is not finite or what the peer gave for another text, and `OutOfProportion`
+        Raises `CodecError` for one that is not finite or what the peer gave for another text, and `OddGradient`
         for one that is far out of proportion to them.
         """
         kept = self._in_proportion(gradient)
@@ -147,7 +147,7 @@ class GradientScreen:
             raise CodecError("the gradient is not finite")
         kept = self._norms.kept(norm) if norm <= LARGEST_NORM else 0.0
         if not kept:
-            raise OutOfProportion(f"the gradient has a norm of {norm:.3g}, out of all proportion")
+            raise OddGradient(norm)
         return gradient if kept == 1.0 else kept * gradient
 
     def record_good(self, peer: PeerId) -> None:

@@ -30,7 +30,6 @@ from protocol.errors import (
     NolocoError,
     OddGradient,
     OddLoss,
-    OutOfProportion,
     PeerUnreachable,
     Refused,
     TransportDown,
@@ -40,6 +39,7 @@ from protocol.ground import PeerId
 from protocol.messages import Progress
 from protocol.messages.training import Forward, GetBacklog, Gradient, Return
 from protocol.patience import Patience, ignore
+from protocol.peer_limits import PeerTable
 from protocol.supervision import all_of, seen
 
 logger = logging.getLogger(__name__)
@@ -48,9 +48,9 @@ RETRY_SECONDS = 0.05  # before asking again peers that were all busy, doubling u
 MOST_RETRY_SECONDS = 0.8
 PAUSE_SECONDS = 0.5  # between looks for a live peer of the next stage
 LEAST_DEADLINE = 5.0  # of silence; three signs of life fit into it, and below it deadlines only cause resends
+MOST_OVERRULED = 256  # peers that are remembered
 MOST_ASKED = 3  # peers that have one microbatch at once
 ENOUGH_REFUSALS = 2  # peers that refuse a microbatch for its content: it is the content
-ENOUGH_ODD = 3  # gradients out of all proportion for one microbatch, also of one peer where that is alone
 
 
 @dataclass
@@ -63,8 +63,8 @@ class _Sending:
     waiting_since: float  # for a peer that takes it
     pause: float = RETRY_SECONDS
     tried: set[PeerId] = field(default_factory=set)
-    refusals: dict[PeerId, Refused] = field(default_factory=dict)  # for its content
-    odd: int = 0  # gradients out of all proportion that came back for it
+    # for its content, or answers that this node refuses for it, and when they were asked for
+    refusals: dict[PeerId, tuple[Refused, float]] = field(default_factory=dict)
     asked: dict[Asking, tuple[PeerId, float]] = field(default_factory=dict)  # under way: whom, and when
 
 
@@ -87,6 +87,7 @@ class StageClient:
         self._times = AnswerTimes(limit, context.manifest.hops - 1 - context.stage)
         self._late = LateAnswers(context, self._next, self._screen.record_bad)
         self._tasks = context.supervisor.group()
+        self._overruled = PeerTable[float](MOST_OVERRULED)  # when a refusal of theirs was last found wrong
         self._leaving = False
 
     def _own_place(self) -> int:
@@ -104,8 +105,8 @@ class StageClient:
 
         The parcel has activations and labels. Each failure costs one resend to another peer. When an answer takes far
         longer than usual, another peer is asked as well and the first answer counts. With no live peer this waits for
-        one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content, `OddGradient` when
-        three gradients for it were out of all proportion.
+        one to appear. Raises `Refused` when two peers, or the only one, refuse it for its content or give
+        gradients for it that are out of all proportion.
         """
         now = self._context.view.elapsed()
         sending = _Sending(microbatch, parcel, now, now)
@@ -136,7 +137,7 @@ class StageClient:
         if peer is None:
             if not sending.asked:
                 if sending.refusals and sending.refusals.keys() >= set(peers):
-                    raise next(iter(sending.refusals.values()))
+                    raise next(iter(sending.refusals.values()))[0]
                 await self._wait_for_peers(sending.pause if peers else None)
             sending.due = context.view.elapsed() + (sending.pause if sending.asked else 0.0)
             sending.pause = min(
@@ -181,16 +182,13 @@ class StageClient:
             logger.debug("Peer %s refused a microbatch: %s", peer[-8:], refusal)
             sending.tried.add(peer)
             if refusal.code in CONTENT:
-                sending.refusals[peer] = refusal
+                sending.refusals[peer] = refusal, asked
                 if len(sending.refusals) >= ENOUGH_REFUSALS:
                     raise
         except (PeerUnreachable, DeadlineExceeded, WireError) as failure:
             self._note_failure(peer, failure, asked)
             sending.tried.add(peer)
             sending.waiting_since = sending.due
-            sending.odd += isinstance(failure, OutOfProportion)
-            if sending.odd >= ENOUGH_ODD:
-                raise OddGradient from None
         except TransportDown as problem:
             if self._leaving:
                 raise
@@ -205,8 +203,11 @@ class StageClient:
             self._late.let_finish(asking, Late(other, since, now - asked, self._times.second_after()))
         sending.asked.clear()
         self._screen.record_good(peer)
-        for overruled, said in sending.refusals.items():
-            if said.code != OddLoss.CODE:  # of which each judges by what it has seen of this sender
+        for overruled, (said, since) in sending.refusals.items():
+            if said.code == OddLoss.CODE and not isinstance(said, OddGradient):
+                continue  # of which each judges by what it has seen of this sender
+            if since >= self._overruled.get(overruled, 0.0):  # what was under way together is one offence
+                self._overruled[overruled] = now
                 self._screen.record_bad(overruled)
         self._tell_served_again()
         peers = self._screen.usable(self._context.view.serving(self._next, self._context.transport.now()))

@@ -21,10 +21,10 @@ def test_whoever_only_says_that_it_trains_keeps_nobody_and_ends_with_the_others(
             swarm.add(number, stage=1)
         nodes = swarm.nodes
         await until(lambda: all(nodes[number].public_state == "finished" for number in (1, 2)))
-        assert nodes[0].public_state == "serving"
+        await until(lambda: nodes[0].public_state == "serving")  # from the others' state, once it has it
         assert nodes[3].public_state == nodes[4].public_state == "serving"  # more may come of node 0
         await asyncio.wait_for(swarm.finish(), 3000)
-        assert nodes[0].replica.step < STEPS // 4
+        assert nodes[0].replica.step < STEPS // 2
         assert nodes[3].replica.step > STEPS // 2
 
     run_swarm(main())

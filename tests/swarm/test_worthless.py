@@ -159,8 +159,7 @@ def test_a_replica_whose_gradients_are_out_of_proportion_voids_no_step_of_others
             if event["event"] == "step" and event["node"] in numbers
         ]
         assert max(norms) < 3 * usual
-        nonsense = [event for event in events_of(swarm, "resend") if event["reason"] == "CodecError"]
-        assert nonsense or not 1e3 < gradient < math.inf  # who computes NaN says so itself
+        assert events_of(swarm, "left-alone") or not gradient > 1e3
         assert_exact_admission(swarm, first)
         await swarm.leave()
 
@@ -209,7 +208,7 @@ def test_a_microbatch_whose_gradient_is_always_odd_is_dropped_and_others_are_dra
             assert asyncio.get_running_loop().time() - began < 120
         assert last.labels is not None
         assert sum(event["count"] for event in events_of(swarm, "microbatches-dropped", node=0)) == 1
-        assert len(events_of(swarm, "resend")) == 3
+        assert not events_of(swarm, "left-alone")
         assert_exact_admission(swarm)
         await swarm.leave()
 

@@ -157,6 +157,9 @@ class Raw:
     def model_dump(self) -> Any:
         return self.body
 
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.body.items() if isinstance(self.body, dict) else ())
+
 
 class Asked:
     """A pair of peers, of which one answers each request with what is set here."""
