@@ -87,6 +87,7 @@ class StageClient:
         self._times = AnswerTimes(limit, context.manifest.hops - 1 - context.stage)
         self._late = LateAnswers(context, self._next, self._screen.record_bad)
         self._tasks = context.supervisor.group()
+        self._told = PeerTable[str](MOST_OVERRULED)  # how each failed, as it was told, until it answers again
         self._overruled = PeerTable[float](MOST_OVERRULED)  # when a refusal of theirs was last found wrong
         self._leaving = False
 
@@ -203,6 +204,7 @@ class StageClient:
             self._late.let_finish(asking, Late(other, since, now - asked, self._times.second_after()))
         sending.asked.clear()
         self._screen.record_good(peer)
+        self._told.pop(peer, None)
         for overruled, (said, since) in sending.refusals.items():
             if said.code == OddLoss.CODE and not isinstance(said, OddGradient):
                 continue  # of which each judges by what it has seen of this sender
@@ -326,12 +328,16 @@ class StageClient:
             context.view.suspect(peer, asked=asked)
         self._router.forget(peer)
         context.counters.resends += 1
+        event = {"peer": peer, "reason": type(failure).__name__}
+        if self._told.get(peer) == event["reason"]:  # said already: it is left alone when it goes on
+            context.events.emit("resend", **event)
+            return
+        self._told[peer] = event["reason"]
         context.events.warn(
             f"Peer {peer[-8:]} of stage {self._next} {_what_happened(failure)}; "
             "its microbatch goes to another one.",
             "resend",
-            peer=peer,
-            reason=type(failure).__name__,
+            **event,
         )
 
     async def _wait_for_peers(self, pause: float | None) -> None:
