@@ -34,6 +34,7 @@ DOWNLOADS = 3  # tries to get the state of the stage that a node moves to
 PAUSE_SECONDS = 5.0  # between them
 FEW_STEPS = 20  # that a stage may have had and nobody is waited for
 COPIES_EVERY = 6  # such pauses, others are asked whether they have a copy
+COPIES_TRIED = 8  # one after another, of other peers each: whoever offers the furthest may give none
 # a checkpoint from which the live replicas have gone on for so many is not worth going on from
 OLD_ROUNDS = 4
 
@@ -210,8 +211,11 @@ class FirstState:
     async def _go_on_from_what_there_is(self, checkpoint: Checkpoint | None, is_move: bool) -> bool:
         """Take the own checkpoint or others' copy, however old; without any, begin. Returns as `load` does."""
         step = 0 if checkpoint is None else checkpoint.state.step
-        if (offer := await self._copies.offered(step)) is not None and await self._take_copy(offer):
-            return True
+        for _ in range(COPIES_TRIED):
+            if (offer := await self._copies.offered(step)) is None:
+                break
+            if await self._take_copy(offer):
+                return True
         if checkpoint is not None:
             return await self._restore(checkpoint)
         return await self._begin(is_move)

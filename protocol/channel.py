@@ -30,7 +30,8 @@ class Channel:
     """Either side of one stream of one class of traffic; only the calling side has requests that wait.
 
     Mutable state: the requests that wait for their replies, the next one's number, when the last one began, whether
-    the stream is of no use any more, and the task that reads replies.
+    the stream is of no use any more, and the task that reads replies. Of requests that were given up: how many may
+    still be answered, and the signs of their progress that may still come.
     """
 
     stream: Stream
@@ -39,6 +40,8 @@ class Channel:
     write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     waiting: dict[int, tuple[asyncio.Future[Frame], Patience]] = field(default_factory=dict)
     next_id: int = 0
+    late: int = 0
+    late_signs: float = 0.0
     used: float = 0.0  # by the loop's clock
     broken: bool = False
     reader: asyncio.Task[None] | None = None
@@ -80,6 +83,8 @@ class Channel:
             if future.done() and not future.cancelled():
                 future.exception()  # seen, also when sending failed first
             elif is_sent and not self.broken:
+                self.late += 1
+                self.late_signs += patience.signs_left
                 given_up(request_id)
 
     async def read_replies(self, max_payload: int, breached: Callable[[], None]) -> None:
@@ -101,17 +106,29 @@ class Channel:
             self.fail(reason)
 
     def _hand_out(self, frame: Frame) -> None:
+        """Give a frame to whoever waits for it. Raises `WireError` for one that nobody asked for."""
         if frame.type is FrameType.PROGRESS:
             self._note_progress(frame)
-        elif (waiting := self.waiting.pop(frame.request_id, None)) and not waiting[0].done():
-            waiting[0].set_result(frame)
+        elif waiting := self.waiting.pop(frame.request_id, None):
+            if not waiting[0].done():
+                waiting[0].set_result(frame)
+        elif self.late:
+            self.late -= 1
+        else:
+            raise WireError("an answer to nothing that was asked")
 
     def _note_progress(self, frame: Frame) -> None:
-        if frame.kind != Progress.kind:
+        if frame.kind != Progress.kind or frame.specs:
             raise WireError("progress of another kind")
         progress = Progress.parsed(frame.body)
         if (waiting := self.waiting.get(frame.request_id)) is not None:
+            left = waiting[1].signs_left
             waiting[1].note(progress)
+        else:
+            left = self.late_signs
+            self.late_signs -= 1
+        if left < 1:
+            raise WireError("signs of progress without end")
 
     async def send(
         self,

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from protocol.codec import Encoded
 from protocol.door import MOST_INTRODUCED
-from protocol.errors import NolocoError, Refused
+from protocol.errors import DeadlineExceeded, NolocoError, Refused
 from protocol.ground import PeerId
 from protocol.messages import Asker, Traffic
 from protocol.messages.peers import Introduce
@@ -62,18 +62,28 @@ class Introductions:
     async def make(self, peer: PeerId, deadline: float, *, again: bool = False) -> None:
         """Show the peer the record, unless it has seen one of this stage that is not over soon; `again` all the same.
 
-        Waits for its answer, `deadline` seconds at most; raises as `Rpc.call` does, but for a refusal.
+        Waits for its answer, or for that to somebody who shows it already, `deadline` seconds at most; raises as
+        `Rpc.call` does, but for a refusal.
         """
         if again:
             self.forget(peer)
-        async with self._under_way.setdefault(peer, asyncio.Lock()):
+        clock, turn = asyncio.get_running_loop().time, self._under_way.setdefault(peer, asyncio.Lock())
+        ends = clock() + deadline
+        try:
+            async with asyncio.timeout_at(ends):
+                await turn.acquire()
+        except TimeoutError:
+            raise DeadlineExceeded(f"not known to the peer within {deadline:.1f} s") from None
+        try:
             if (own := self.own) is None:
                 return
             left = self._left(peer, own)
             if left <= 0:
-                await self._show(peer, own, deadline)
+                await self._show(peer, own, ends - clock())
             elif left < (own.expires - self._now()) / 3:
                 self._show_meanwhile(peer, own, deadline)
+        finally:
+            turn.release()
 
     def forget(self, peer: PeerId) -> None:
         """Forget what was shown to the peer, which may have forgotten it, too."""

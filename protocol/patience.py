@@ -15,6 +15,9 @@ from protocol.messages import Progress
 # What a frame has at least once it has begun, whatever the deadline of its request: cut short, it ends the stream and
 # with it every other request under way.
 FRAME_SECONDS = 10.0
+FEW_SIGNS = (
+    64  # of progress, beside one a second: those of a minute and a half may come at once, after a freeze
+)
 MOST_STALLS = 4.0  # standstills that a request may take in all, unless its asker names another bound
 
 
@@ -50,16 +53,22 @@ class Patience:
             seconds if stall is None else MOST_STALLS * stall if most is None else most
         )
         self._advanced = float("inf")  # until it is sent
-        self._done = 0
+        self._done = self._signs = 0
         self.longest_silence = 0.0  # seconds between two signs of life of this request
 
     def sent(self) -> None:
         """Note that all of the request was handed to the network."""
         self._sign = self._advanced = self._clock()
 
+    @property
+    def signs_left(self) -> float:
+        """The signs of progress that may still come of this request: whoever is honest sends fewer."""
+        return FEW_SIGNS + self._clock() - self._began - self._signs
+
     def note(self, progress: Progress) -> None:
         """Note how far the peer says that the request is."""
         self.heard()
+        self._signs += 1
         if progress.done > self._done:
             self._done, self._advanced = progress.done, self._sign
         self._told(progress)

@@ -20,6 +20,7 @@ from bootstrap.export.checkpoint import (
 )
 from bootstrap.export.fetching import (
     Distrusted,
+    GaveNothing,
     RoundEnded,
     Source,
     StageFile,
@@ -89,16 +90,22 @@ async def export(
 
 
 async def _source(
-    observer: Observer, order: ExportOrder, stage: int, partial: Path, distrusted: Set[PeerId] = frozenset()
+    observer: Observer,
+    order: ExportOrder,
+    stage: int,
+    partial: Path,
+    distrusted: Set[PeerId] = frozenset(),
+    ended: Sequence[PeerId] = (),
 ) -> Source:
     """The source of a stage: its replicas, or where none gives its weights a peer that keeps a copy of them.
 
+    Replicas whose rounds have `ended` meanwhile come after others, by how often they are named.
     Raises `JoinError` where nobody has either.
     """
     holders = observer.view.holding(stage, observer.transport.now())
     peers = [peer for peer in ([order.route[stage]] if order.route else holders) if peer not in distrusted]
     parameters = parameter_count(observer.manifest, stage)
-    earlier = earlier_donors(partial, observer.signed.run_id, stage)
+    earlier = [] if ended else earlier_donors(partial, observer.signed.run_id, stage)
     try:
         donors = await donors_of(observer, stage, parameters, peers)
     except JoinError:
@@ -108,31 +115,40 @@ async def _source(
         if not copies:
             raise
         return next((source for source in copies if source.key == earlier), copies[0])
+    donors.sort(key=lambda donor: ended.count(donor.peer))
     return Source(stage, parameters, tuple(choose(donors, order.mean, earlier)), tuple(holders))
 
 
 async def _fetch(
     observer: Observer, order: ExportOrder, source: Source, partial: Path, tell: Tell, progress: StageProgress
 ) -> StageFile:
-    """Fetch a whole stage, and start again when a replica's round ends meanwhile."""
+    """Fetch a whole stage, and start again when a replica's round ends meanwhile, or with another that gives more."""
     stage, run_id = source.stage, observer.signed.run_id
-    distrusted, rng = set[PeerId](), random.SystemRandom()
+    distrusted, ended, rng = set[PeerId](), list[PeerId](), random.SystemRandom()
     for _ in range(TRIES):
         had_some = bool(earlier_donors(partial, run_id, stage))
         file = StageFile(partial, run_id, source)
+        there = len(file.present)
         kept = " What was here is of other weights or damaged: started again." if had_some else ""
         if file.present:
             kept = f" {len(file.present)} of its {file.pieces} pieces are here already."
         tell(f"Stage {stage} from {source}.{kept}")
         try:
             await fetch_stage(observer, file, lambda done, total: progress(stage, done, total), rng)
-        except RoundEnded as ended:
-            tell(f"Stage {stage}: {ended}; fetching it again.")
+        except RoundEnded as end:
+            tell(f"Stage {stage}: {end}; fetching it again.")
+            ended.append(end.peer)
         except Distrusted as liar:
             tell(f"Stage {stage}: {liar}.")
             distrusted.add(liar.peer)
             if order.route:
                 raise JoinError(f"Stage {stage}: {liar}. Export without this route.") from None
+        except GaveNothing as failure:
+            distrusted.add(failure.peer)
+            # what it gave would be lost: started again the export goes on with it
+            if order.route or len(file.present) > there or distrusted.issuperset(source.holders):
+                raise
+            tell(f"Stage {stage}: {failure}")
         except JoinError as failure:
             if source.copy is None:
                 raise
@@ -140,7 +156,7 @@ async def _fetch(
             distrusted.add(source.copy.peer)
         else:
             return file
-        source = await _source(observer, order, stage, partial, distrusted)
+        source = await _source(observer, order, stage, partial, distrusted, ended)
     raise JoinError(
         f"The replicas of stage {stage} are too fast for this link: their rounds end before their weights are "
         "here. Export when the run is complete, from a faster connection, or without --mean."

@@ -127,6 +127,15 @@ class RoundEnded(Exception):
 
     def __init__(self, donor: Donor, round_: int) -> None:
         super().__init__(f"…{donor.peer[-8:]} went on from round {donor.round} to {round_}")
+        self.peer = donor.peer
+
+
+class GaveNothing(JoinError):
+    """A donor did not give a piece of its weights, however often it was asked."""
+
+    def __init__(self, donor: Donor, failure: JoinError) -> None:
+        super().__init__(str(failure))
+        self.peer = donor.peer
 
 
 class Distrusted(Exception):
@@ -142,9 +151,10 @@ async def fetch_stage(
 ) -> None:
     """Fetch every missing piece of the file; `progress(pieces there, of how many)`.
 
-    Memory: a few pieces, however large the stage. Raises `JoinError` when a donor goes away or sends what its
-    hash does not fit, `RoundEnded` when one goes on, `Distrusted` when its weights are unlike those of others, where
-    two more replicas tell; what was fetched until then is kept in the file. Peers must not be able to guess `rng`.
+    Memory: a few pieces, however large the stage. Raises `GaveNothing` when a donor goes away or sends what its
+    hash does not fit, `JoinError` when nobody gives a piece of a copy, `RoundEnded` when a donor goes on, and
+    `Distrusted` when its weights are unlike those of others, where two more replicas tell; what was fetched until
+    then is kept in the file. Peers must not be able to guess `rng`.
     """
     slots = asyncio.Semaphore(PIECES_IN_FLIGHT)
     progress(len(file.present), file.pieces)
@@ -164,7 +174,12 @@ async def _mean(observer: Observer, file: StageFile, piece: int, rng: random.Ran
         return await source.copy.slow_piece(observer, piece)
     total: torch.Tensor | None = None
     for donor in source.donors:
-        state, phi = await fetch_slow_piece(observer.rpc, source.stage, source.parameters, piece, donor.peer)
+        try:
+            state, phi = await fetch_slow_piece(
+                observer.rpc, source.stage, source.parameters, piece, donor.peer
+            )
+        except JoinError as failure:
+            raise GaveNothing(donor, failure) from None
         if state.round != donor.round:
             raise RoundEnded(donor, state.round)
         others = [peer for peer in source.holders if peer != donor.peer]

@@ -92,8 +92,8 @@ async def copies_of(observer: Observer, stages: Sequence[int]) -> dict[int, Kept
 
 def _of_peer(copies: Collection[StageCopy], chosen: StageCopy) -> StageCopy:
     """The peer's copy of that step: each was saved at its own time."""
-    same = chosen.beginning, chosen.step
-    return next(copy for copy in copies if (copy.beginning, copy.step) == same)
+    same = chosen.beginning, chosen.step, chosen.round
+    return next(copy for copy in copies if (copy.beginning, copy.step, copy.round) == same)
 
 
 def _not_borne_out(stage: int, offers: dict[PeerId, list[StageCopy]], has_past: bool) -> str:

@@ -96,16 +96,25 @@ class Revoking:
         others = self._others()
         if not others:
             return
-        asks, other = GetRevoked(issued=self._admission.revoked.issued), self._rng.choice(others)
         try:
-            answer, _ = await self._rpc.call(other, asks, deadline=ASK_DEADLINE)
-            self._adopt(answer.sealed)
-        except Refused as refusal:
-            if refusal.code == STRANGER:  # perhaps because this peer has been revoked, which a greeting tells
-                welcome, _ = await self._rpc.call(other, Hello(), deadline=ASK_DEADLINE)
-                self._adopt(welcome.revoked)
+            self._adopt(await self._told_by(self._rng.choice(others)))
         except NolocoError as problem:
             logger.debug("A member does not tell its revocations: %s", problem)
+
+    async def _told_by(self, other: PeerId) -> bytes:
+        """Ask a member for its list; of one that refuses this peer, as if revoked, the greeting tells. Raises as
+        `Rpc.call`.
+        """
+        asks = GetRevoked(issued=self._admission.revoked.issued)
+        try:
+            answer, _ = await self._rpc.call(other, asks, deadline=ASK_DEADLINE)
+        except Refused as refusal:
+            if refusal.code != STRANGER:
+                raise
+        else:
+            return answer.sealed
+        welcome, _ = await self._rpc.call(other, Hello(), deadline=ASK_DEADLINE)
+        return welcome.revoked
 
     def _adopt(self, sealed: bytes) -> None:
         try:

@@ -11,23 +11,26 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from node.data.tokenizer import identity_of
+from protocol.channel import slowest_seconds
 from protocol.errors import NolocoError, Refused, TokenizerError, WireError
 from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request, Rpc
-from protocol.supervision import all_of
+from protocol.supervision import all_of, cancelled
 
 logger = logging.getLogger(__name__)
 
 PIECE_DEADLINE = 30.0
 PIECES_IN_FLIGHT = 4
 ASKED_AT_ONCE = 16  # peers, for the first piece
+SECOND_AFTER = 30.0  # seconds without the whole of a file, after which another one is fetched beside it
+FETCHED_AT_ONCE = 4  # files that differ: a liar is quick, and known by its file, or takes nothing of the line
 MOST_BYTES = 8 * MAX_TOKENIZER_BYTES  # of files that are not the run's; a quarter of it before all were asked
 
 
@@ -60,19 +63,46 @@ async def fetch_tokenizer(rpc: Rpc, peers: Iterable[PeerId], manifest: Manifest,
             if offer is not None:
                 offers.peers.setdefault(offer, []).append(peer)
         is_last = start + ASKED_AT_ONCE >= len(asked)
-        while (offer := offers.best(is_last)) is not None:
-            raw = await _fetch_from(rpc, peer := offers.peers[offer].pop(), offer.total)
-            if raw is not None and identity_of(raw) == manifest.data.tokenizer:
-                return raw
-            offers.wasted += offer.total
-            if raw is not None:
-                offers.refuted.add(offer)
-                rpc.strike(peer)
-                logger.warning("Peer %s gave a tokenizer that is not the run's.", peer[-8:])
+        if (raw := await _fetched(rpc, offers, is_last, manifest.data.tokenizer)) is not None:
+            return raw
     raise TokenizerError(
         f"Run '{manifest.name}' has a tokenizer of its own, and none of {len(asked)} peers gave it. Start again when "
         "more members can be reached, or give the run's tokenizer.json with --tokenizer FILE."
     )
+
+
+async def _fetched(rpc: Rpc, offers: _Offers, is_last: bool, wanted: str) -> bytes | None:
+    """Fetch what is offered, one file after another, until one is `wanted`; None if none is, or for `_Offers.best`.
+
+    Who gives its pieces as slowly as it may is not waited for: after a while another file is fetched beside it, and
+    when it gives less than any frame may come with, the same one from others.
+    """
+    under_way: dict[asyncio.Task[bytes | None], _Fetching] = {}
+    clock = asyncio.get_running_loop().time
+    try:
+        while True:
+            late = [task for task, one in under_way.items() if clock() >= one.due]
+            slow = {under_way[task].offer for task in late}
+            offer = offers.best(is_last, {one.offer for one in under_way.values()} - slow)
+            if offer is not None and late and len(under_way) >= FETCHED_AT_ONCE:
+                late[0].cancel()
+            elif offer is not None and len(under_way) < FETCHED_AT_ONCE:
+                offers.wasted += offer.total
+                fetching = _Fetching(offer, offers.peers[offer].pop(), clock() + slowest_seconds(offer.total))
+                under_way[asyncio.create_task(_fetch_from(rpc, fetching.peer, offer.total))] = fetching
+            if not under_way:
+                return None
+            done, _ = await asyncio.wait(under_way, timeout=SECOND_AFTER, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                fetched, raw = under_way.pop(task), None if task.cancelled() else task.result()
+                if raw is not None and identity_of(raw) == wanted:
+                    return raw
+                if raw is not None:
+                    offers.refuted.add(fetched.offer)
+                    rpc.strike(fetched.peer)
+                    logger.warning("Peer %s gave a tokenizer that is not the run's.", fetched.peer[-8:])
+    finally:
+        await cancelled(list(under_way))
 
 
 class _Offer(NamedTuple):
@@ -80,6 +110,14 @@ class _Offer(NamedTuple):
 
     total: int  # bytes
     digest: bytes  # of the first piece
+
+
+class _Fetching(NamedTuple):
+    """A file on its way from a peer; after `due`, on the loop's clock, it is too slow."""
+
+    offer: _Offer
+    peer: PeerId
+    due: float
 
 
 @dataclass
@@ -93,8 +131,8 @@ class _Offers:
     refuted: set[_Offer] = field(default_factory=set)
     wasted: int = 0
 
-    def best(self, is_last: bool) -> _Offer | None:
-        """Return what to fetch; None to ask other peers first, or for nothing when `is_last`.
+    def best(self, is_last: bool, without: Collection[_Offer] = ()) -> _Offer | None:
+        """Return what to fetch, none of `without`; None to ask other peers first, or for nothing when `is_last`.
 
         First what was not refuted, then what most peers offer, then the smallest: a large file that one peer offers
         comes last. A peer may show others' first piece and then give something else, so what was refuted may be good.
@@ -103,7 +141,10 @@ class _Offers:
         left = [
             offer
             for offer, peers in self.peers.items()
-            if peers and self.wasted + offer.total <= most and (is_last or offer not in self.refuted)
+            if peers
+            and offer not in without
+            and self.wasted + offer.total <= most
+            and (is_last or offer not in self.refuted)
         ]
         return min(left, key=lambda one: (one in self.refuted, -len(self.peers[one]), one), default=None)
 

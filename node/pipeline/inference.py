@@ -184,6 +184,8 @@ class Inference:
             return _answer([memory.round], outputs)
         parcel = [encode(outputs[0], "fp32")]
         predicted, tensors = await _onward(context, message, message.stage, message.route, parcel)
+        if len(predicted.rounds) != len(message.route):
+            raise Refused("failed", f"stage {message.stage + 1} tells the rounds of other stages")
         return _answer([memory.round, *predicted.rounds], tensors)
 
     def _require_weights(self) -> None:

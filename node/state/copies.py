@@ -137,9 +137,9 @@ def chosen(
     """The copy to take: of the oldest lineage the furthest; None where there is none that the stage's past bears out.
 
     A copy is of a lineage that members are known to have had, and no further than they can be by now: anybody can
-    offer one.
+    offer one. Those who offer the same have one of the same round and beginning; of several the one of most peers.
     """
-    found: dict[tuple[int, float, int], tuple[StageCopy, list[PeerId]]] = {}
+    found: dict[tuple[tuple[int, float, int], int, float], dict[PeerId, StageCopy]] = {}
     for peer, copies in offers.items():
         for copy in copies:
             lineage = Lineage(copy.beginning, copy.begun)
@@ -147,11 +147,11 @@ def chosen(
             if of_it and 0 < copy.step <= max(one.step for one in of_it) + _further(of_it):
                 # those of one lineage were seen first at one time, whatever else has the same number
                 place = copy.beginning, min(one.record.first for one in of_it), -copy.step
-                found.setdefault(place, (copy, []))[1].append(peer)
+                found.setdefault((place, copy.round, copy.begun), {})[peer] = copy
     if not found:
         return None
-    copy, peers = found[min(found)]
-    return OfferedCopy(copy, tuple(sorted(set(peers))))
+    best = found[min(found, key=lambda one: (one[0], -len(found[one]), one))]
+    return OfferedCopy(next(iter(best.values())), tuple(sorted(best)))
 
 
 def _further(past: Sequence[Remembered]) -> int:
@@ -160,12 +160,13 @@ def _further(past: Sequence[Remembered]) -> int:
 
 
 class StageCopies:
-    """The copies that others have of one stage."""
+    """The copies that others have of one stage. Mutable state: those who offered one and did not give it."""
 
     def __init__(self, membership: Membership, past: Past, wanted: WantedState) -> None:
         self._membership = membership
         self._past = past
         self._wanted = wanted
+        self._in_vain: set[PeerId] = set()
 
     def __repr__(self) -> str:
         return f"<StageCopies of stage {self._wanted.stage}>"
@@ -175,8 +176,13 @@ class StageCopies:
         return self.chosen(await self.offers(beyond))
 
     def chosen(self, offers: Mapping[PeerId, Sequence[StageCopy]]) -> OfferedCopy | None:
-        """The copy to take of these, see the function."""
-        return chosen(offers, self._past.of(self._wanted.stage), self._membership.lifetime)
+        """The copy to take of these, see the function; of nobody whose copy could not be fetched."""
+        possible = {
+            peer: [copy for copy in copies if self._wanted.limits.allow(copy.step, copy.round)]
+            for peer, copies in offers.items()
+            if peer not in self._in_vain
+        }
+        return chosen(possible, self._past.of(self._wanted.stage), self._membership.lifetime)
 
     async def offers(self, beyond: int) -> dict[PeerId, list[StageCopy]]:
         """Ask those who had the stage last, and others, as the seed peer, for copies beyond step `beyond`.
@@ -207,8 +213,12 @@ class StageCopies:
         return offers
 
     async def fetch(self, offer: OfferedCopy, tell: Callable[[float], None]) -> State:
-        """Fetch the copy, see `fetch_copy`."""
-        return await fetch_copy(self._membership.rpc, offer, self._wanted, tell)
+        """Fetch the copy, see `fetch_copy`. Whoever offers one and does not give it has none from then on."""
+        try:
+            return await fetch_copy(self._membership.rpc, offer, self._wanted, tell)
+        except JoinError:
+            self._in_vain.update(offer.peers)
+            raise
 
 
 async def fetch_copy(

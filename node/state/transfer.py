@@ -73,6 +73,10 @@ class RunLimits:
     def of(cls, manifest: Manifest) -> RunLimits:
         return cls(manifest.inner.total_steps, manifest.outer.inner_steps)
 
+    def allow(self, step: int, round_: int) -> bool:
+        """Return whether a replica can be so far."""
+        return round_ <= step <= self.total_steps
+
 
 def together(told: Mapping[PeerId, DonorProgress]) -> dict[PeerId, DonorProgress]:
     """The donors among those that told how far they are; empty when nobody told anything that can be.

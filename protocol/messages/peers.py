@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from protocol.announcement import MOST_LEVEL, Figure, ToldLinks
 from protocol.codec import Encoded
+from protocol.errors import legible
 from protocol.messages import (
     Asker,
     Asks,
@@ -51,7 +52,7 @@ class Welcome(Message, kind="welcome"):
     time: Time  # wall clock of the replying peer, seconds since the epoch
     role: Literal["seed", "node"]
     manifest: Annotated[bytes, Field(max_length=64 * 1024)]
-    reached: ShortText = (
+    reached: Annotated[ShortText, AfterValidator(lambda text: " ".join(legible(text).split()))] = (
         ""  # the address at which the asker was dialled as it wished; empty if nobody was there
     )
     revoked: Sealed = b""  # the last list of the run's owner, see `protocol.revocations`; empty: none

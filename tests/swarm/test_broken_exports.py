@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -235,6 +236,28 @@ def test_a_replica_whose_rounds_are_too_short_is_tried_six_times(tmp_path: Path)
     visiting(1, look, inner__total_steps=6)
     assert sum("fetching it again" in sentence for sentence in told) == 6
     assert not (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("lie", ["refuses", "another round"])
+def test_a_replica_that_gives_no_piece_or_never_the_same_round_is_left_for_another(
+    lie: str, tmp_path: Path
+) -> None:
+    """Failed before: whoever had the smallest peer id of a stage could keep it from everybody, again and again."""
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        liar, honest = sorted(stage_nodes(swarm, 1), key=lambda node: node.context.me)
+        rounds = count(1_000)
+
+        def meddle(request: Request, answer: Answer) -> Answer:
+            if lie == "refuses":
+                raise Refused("failed", "not now")
+            return Answer(answer.message.model_copy(update={"round": next(rounds)}), answer.tensors)
+
+        meddled(liar, meddle)
+        facts = await export(observer, ExportOrder(tmp_path))
+        assert [donor.peer for donor in facts.sources[1].donors] == [honest.context.me]
+
+    visiting(2, look, inner__total_steps=6)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -10,14 +10,17 @@ import torch
 
 from bootstrap.simulation.swarm import SimulatedSwarm
 from node.membership.past import Past, Remembered
+from node.model.stage import parameter_count
 from node.state import copy_keeper
-from node.state.copies import chosen, is_recent
+from node.state.copies import OfferedCopy, chosen, is_recent
 from node.state.copy_keeper import copies_in
+from node.state.transfer import RunLimits
 from node.storage.state_directory import StateDirectory
 from protocol.errors import Refused
 from protocol.ground import PeerId
 from protocol.lineage import Lineage
-from protocol.messages.peers import GetCopies, GetCopyPiece, PastRecord, StageCopy
+from protocol.messages.peers import Copies, GetCopies, GetCopyPiece, PastRecord, StageCopy
+from protocol.rpc import Answer, Request
 from tests.swarm.micro import events_of, everyone_goes_on, guest_of, peer_of, run_swarm, step_of, until
 from tests.swarm.test_nothing_is_lost import A, B, C, leave, recent_loss, three_friends
 
@@ -214,6 +217,53 @@ def test_the_furthest_copy_of_the_oldest_lineage_is_taken() -> None:
     found = chosen(offers, past, 6.0)
     assert found is not None
     assert (found.copy.step, found.peers) == (480, (one, other))
+
+
+def test_whoever_offers_the_same_step_of_another_round_or_beginning_spoils_no_copy_of_others() -> None:
+    """Failed before: the first one's round was asked of all, and honest pieces of another counted as breaches."""
+    past, peers = [remembered(486)], [PeerId(name) for name in ("liar", "another", "one", "other")]
+    true = offer(480)
+    lies = true._replace(round=1), true._replace(begun=0.0)
+    offers = dict(zip(peers, ([lies[0]], [lies[1], lies[1]], [true], [true]), strict=True))
+    assert chosen(offers, past, 6.0) == OfferedCopy(true, (peers[2], peers[3]))
+
+
+def test_a_copy_of_more_rounds_than_steps_or_beyond_the_runs_end_is_none() -> None:
+    limits = RunLimits(total_steps=500, inner_steps=5)
+    assert limits.allow(480, 96)
+    assert not limits.allow(480, 10**12)
+    assert not limits.allow(501, 96)
+
+
+def test_whoever_offers_the_furthest_copy_and_gives_none_costs_nobody_the_copy_of_another(
+    tmp_path: Path,
+) -> None:
+    """Failed before: the stage was begun anew, with a sound copy at the seed peer."""
+
+    async def main() -> None:
+        swarm = await kept_by_seed(tmp_path)
+        for number in (A, B, C):
+            await leave(swarm, number)
+        copied = copied_steps(swarm, tmp_path)
+        guest = await guest_of(swarm, "liar")
+        await guest.start()
+        sizes = {stage: parameter_count(swarm.manifest, stage) for stage in copied}
+
+        async def on_copies(request: Request[GetCopies]) -> Answer[Copies]:
+            stages = request.message.stages
+            further = [StageCopy(s, copied[s] + 1, 1, sizes[s], 0, 0.0, 1e15) for s in stages]
+            return Answer(Copies(copies=further))
+
+        guest.handle(GetCopies.answered_by(on_copies))
+        swarm.add(7, stage=0)
+        await until(lambda: 7 in swarm.nodes)
+        await guest.transport.connect(swarm.nodes[7].transport.addresses(), 5.0)
+        await until(lambda: bool(events_of(swarm, "copy-taken", 7)))
+        assert events_of(swarm, "copy-failed", 7)
+        assert [e["step"] for e in events_of(swarm, "copy-taken", 7)] == [copied[0]]
+        await swarm.leave()
+
+    run_swarm(main())
 
 
 @pytest.mark.parametrize("copy", [offer(10**9), offer(0), offer(480, beginning=2), offer(480, begun=5_000.0)])

@@ -248,3 +248,19 @@ def test_requests_that_fit_no_model_are_refused() -> None:
         assert await ask([torch.full((1, 4, 16), torch.nan)], **to_last) == "non-finite"
 
     visiting(1, look, inner__total_steps=2, inner__warmup_steps=1)
+
+
+def test_a_stage_that_tells_the_rounds_of_a_thousand_fails_its_route_in_words() -> None:
+    """Failed before: the stage before could not pass it on, and wrote a failure of ours into its log each time."""
+
+    async def lie(request: Request[Predict]) -> Answer[Predicted]:
+        logits = [encode(torch.zeros(1), "fp32"), encode(torch.zeros(1, dtype=torch.int32), "int32")]
+        return Answer(Predicted(rounds=[0] * 1_024), logits)
+
+    async def look(swarm: SimulatedSwarm, observer: Observer) -> None:
+        for node in stage_nodes(swarm, 1):
+            node.context.rpc.handle(Predict.answered_by(lie))
+        with pytest.raises(JoinError, match="stage 1 tells the rounds of other stages"):
+            await said_by_swarm(observer, GREEDY)
+
+    visiting(1, look, inner__total_steps=6)

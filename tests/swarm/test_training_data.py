@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -299,6 +300,40 @@ def test_one_honest_peer_among_many_liars_is_found(kind: str) -> None:
             assert given["liars"] <= 3 * ASKED_AT_ONCE * TOKENIZER_PIECE_BYTES + 2 * size
         assert struck
         assert peers[40] not in struck
+
+    run_swarm(main())
+
+
+@pytest.mark.parametrize(
+    ("liars", "is_copied", "most"), [(2, False, 100.0), (2, True, 500.0), (6, False, 900.0)]
+)
+def test_who_gives_its_pieces_as_slowly_as_it_may_holds_no_newcomer_up(
+    liars: int, is_copied: bool, most: float
+) -> None:
+    """Failed before: each was waited for to its end, 64 minutes for a file of 64 MiB."""
+    raw = bpe() + b" " * (80 * TOKENIZER_PIECE_BYTES)
+
+    async def main() -> None:
+        swarm = SimulatedSwarm(with_tokenizer(raw), micro_corpus())
+        asker, peers = await guest_of(swarm, "asker"), []
+
+        for number in range(liars + 1):
+
+            async def slowly(
+                request: Request[GetTokenizer], wrong: bytes = raw if is_copied else b"%d" % number * len(raw)
+            ) -> Answer[TokenizerPiece]:
+                offset = request.message.offset
+                await asyncio.sleep(29.0 if offset else 0.0)
+                return Answer(TokenizerPiece(total=len(raw), contents=wrong[offset:][:TOKENIZER_PIECE_BYTES]))
+
+            guest = await guest_of(swarm, f"{number}")
+            honest = giving(raw, Counter[str](), "honest")
+            guest.handle(GetTokenizer.answered_by(slowly) if number else honest)
+            await guest.start()
+            peers.append(guest.transport.peer_id)
+        began = asyncio.get_running_loop().time()
+        assert await fetch_tokenizer(asker, peers, swarm.manifest, random.Random(5)) == raw
+        assert asyncio.get_running_loop().time() - began <= most
 
     run_swarm(main())
 

@@ -16,6 +16,7 @@ from node.membership.outside import (
     rented,
 )
 from protocol.errors import UserError
+from protocol.messages.peers import Welcome
 
 CONTAINER = ["/ip4/172.17.0.3/tcp/31337/p2p/12D3Koo", "/ip4/127.0.0.1/tcp/31337/p2p/12D3Koo"]
 RUNPOD = {"RUNPOD_PUBLIC_IP": "203.0.113.9", "RUNPOD_TCP_PORT_22": "40022", "RUNPOD_TCP_PORT_31337": "41337"}
@@ -116,3 +117,12 @@ def test_many_words_fit_a_record() -> None:
     found = outside_addresses(many, own)
     assert len(found) == MOST_ANNOUNCED
     assert set(found) & set(own)
+
+
+def test_where_a_peer_says_that_it_reached_this_node_is_one_line_without_escape_codes() -> None:
+    """Failed before: it stands in the log, on the terminal and in what the doctor says."""
+    rude = "/ip4/1.2.3.4\x1b]0;title\x07\n12:00:00  ! Your node is broken"
+    welcome = Welcome(run_id="run", time=0.0, role="node", manifest=b"", reached=rude)
+    told = Welcome.parsed({**welcome.model_dump(), "reached": rude}).reached
+    assert told.isprintable()
+    assert told.startswith(r"/ip4/1.2.3.4\x1b]0;title\x07 12:00:00")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,15 +12,17 @@ from typing import Any
 import pytest
 
 from node.membership.entry import guard
+from node.membership.revoking import Revoking
 from protocol.admission import Admission
-from protocol.door import Door
+from protocol.door import STRANGER, Door
 from protocol.errors import Refused
 from protocol.frames import FrameType, read_frame, write_frame
-from protocol.identity import Identity
+from protocol.ground import PeerId
+from protocol.identity import Identity, public_key_of
 from protocol.messages import Asker, Asks, Done
-from protocol.messages.peers import Introduce
+from protocol.messages.peers import GetRevoked, Introduce
 from protocol.peer_limits import Bans
-from protocol.revocations import Revocations
+from protocol.revocations import Revocations, mark_of
 from protocol.rpc import Answer, Request
 from protocol.signed_manifest import SignedManifest
 from protocol.tokens import Token
@@ -143,3 +146,22 @@ async def test_before_a_stage_is_taken_the_door_is_shut_too() -> None:
         await guard(door.two.server, door.admission)
         await assert_shut(door)
         assert math.isfinite(door.now())
+
+
+@in_virtual_time
+async def test_a_member_that_neither_tells_revocations_nor_greets_keeps_nobody_in() -> None:
+    """Failed before: whoever was shut out stayed for as long as those asked refused."""
+
+    async def refuse(request: Request[Any]) -> Answer[Any]:
+        raise Refused(STRANGER)
+
+    async with two_peers() as two:
+        now, gone = two.network.now, list[PeerId]()
+        admission = Admission(signed(), two.caller.transport.peer_id, now)
+        token = Token.issue(RUN, OWNER, None, 1, now() + DAY)
+        admission.check(two.address, token.credential(two.address))
+        two.server.handle(GetRevoked.answered_by(refuse))
+        revoking = Revoking(two.caller, admission, lambda: [two.address], random.Random(1), gone.extend)
+        admission.adopt(Revocations(now(), frozenset({mark_of(public_key_of(two.address))})).sign(RUN, OWNER))
+        await revoking.look()
+        assert gone == [two.address]

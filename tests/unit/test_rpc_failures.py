@@ -13,9 +13,11 @@ from protocol.errors import (
     PeerUnreachable,
     TransportDown,
 )
+from protocol.messages import Done
+from protocol.messages.peers import GetStateIndex, Introduce
 from protocol.messages.training import Forward, Ready
 from protocol.patience import FRAME_SECONDS
-from protocol.rpc import Traffic
+from protocol.rpc import Answer, Request, Traffic
 from protocol.transport.memory_link import Link
 from tests.unit.two_peers import after, forward, in_virtual_time, say_done, two_peers
 
@@ -137,3 +139,25 @@ async def test_a_server_that_closes_ends_what_it_was_asked() -> None:
         with pytest.raises(PeerUnreachable):
             await call
         assert asyncio.get_running_loop().time() < 2
+
+
+@in_virtual_time
+async def test_who_does_not_take_a_record_costs_each_call_its_own_deadline() -> None:
+    """Failed before: a call waited for the introduction of another one, as long as that one's deadline."""
+
+    async def hold(request: Request) -> Answer:
+        await asyncio.sleep(1e6)
+        return Answer(Done())
+
+    async with two_peers() as two:
+        now = two.network.now()
+        two.caller.introduction = Introduce(stage=0, record=b"sealed", expires=now + 3_600)
+        two.server.handle(Introduce.answered_by(hold))
+
+        async def ask(deadline: float) -> float:
+            with pytest.raises(DeadlineExceeded):
+                await two.ask(GetStateIndex(), deadline, traffic=Traffic.STATE)
+            return asyncio.get_running_loop().time()
+
+        took = await asyncio.gather(ask(60.0), ask(2.0), ask(60.0), ask(60.0))
+        assert took == [pytest.approx(deadline, abs=0.1) for deadline in (60.0, 2.0, 60.0, 60.0)]

@@ -14,6 +14,7 @@ from protocol.channel import HALF_FRAME_SECONDS, SLOWEST_RATE
 from protocol.codec import encode
 from protocol.errors import (
     CodecError,
+    DeadlineExceeded,
     PeerUnreachable,
     Refused,
     WireError,
@@ -22,11 +23,13 @@ from protocol.errors import (
 from protocol.frames import MAGIC, FrameType, read_frame, write_frame
 from protocol.identity import Identity
 from protocol.messages import Done
-from protocol.messages.training import Ready
+from protocol.messages.training import Forward, Ready
+from protocol.patience import FEW_SIGNS
 from protocol.peer_limits import BAN_AFTER_STRIKES, BAN_SECONDS
 from protocol.rpc import Answer, Request, Rpc, Traffic
+from protocol.transport.base import Stream
 from protocol.transport.memory import MemoryTransport
-from tests.unit.two_peers import Two, idle, in_virtual_time, say_done, two_peers
+from tests.unit.two_peers import Two, after, forward, idle, in_virtual_time, say_done, two_peers
 
 
 async def send_garbage(two: Two) -> None:
@@ -208,3 +211,49 @@ async def test_a_refusal_cannot_write_escape_codes_to_the_terminal() -> None:
 def test_others_text_is_legible_and_nothing_else() -> None:
     assert legible("π ≈ 3\n\tok 你好 é") == "π ≈ 3\n\tok 你好 é"
     assert legible("a\x00b\x9b1m\u202ec") == r"a\x00b\x9b1m\u202ec"
+
+
+async def answers_of(two: Two, *frames: tuple[FrameType, int, str, object]) -> None:
+    """Ask the server, which sends these frames on the stream of the request before its answer, and wait."""
+    sent = asyncio.Event()
+
+    async def handler(stream: Stream) -> None:
+        await read_frame(stream, 1024)
+        for kind, number, name, body in frames:
+            await write_frame(stream, kind, number, name, body)
+        sent.set()
+        await asyncio.sleep(1.0)
+        await write_frame(stream, FrameType.REPLY, 0, "done", {})
+        await asyncio.sleep(1e6)
+
+    await two.server.transport.serve(Traffic.GOSSIP.protocol, handler)
+    await two.ask()
+
+
+def sign(number: int = 0) -> tuple[FrameType, int, str, object]:
+    return FrameType.PROGRESS, number, "progress", {"state": "computing", "more": "x" * 1_000}
+
+
+@in_virtual_time
+async def test_answers_to_nothing_that_was_asked_end_the_stream_and_count() -> None:
+    """Failed before: they were read without end, and cost the one who had asked once as much as the other sent."""
+    done: tuple[FrameType, int, str, object] = (FrameType.REPLY, 7, "done", {})
+    for frames in ([done], [(FrameType.REFUSAL, 7, "busy", "")], [sign(7)], [sign()] * (FEW_SIGNS + 9)):
+        async with two_peers() as two:
+            for _ in range(BAN_AFTER_STRIKES):
+                with pytest.raises(WireError):
+                    await answers_of(two, *frames)
+            assert two.caller.is_banned(two.address)
+
+
+@in_virtual_time
+async def test_what_comes_late_of_a_request_that_was_given_up_is_no_breach() -> None:
+    async with two_peers() as two:
+        two.server.handle(Forward.answered_by(after(lambda request: 30.0)))
+        for number in range(BAN_AFTER_STRIKES + 2):
+            with pytest.raises(DeadlineExceeded):
+                await two.ask(forward(number), 29.995, traffic=Traffic.PIPELINE)
+        await asyncio.sleep(60)
+        assert not two.caller.is_banned(two.address)
+        [channel] = two.caller.channels
+        assert not channel.broken
