@@ -24,7 +24,12 @@ SETTINGS = {
     "protocol/model.py",
 }
 # which only name the place of another error, and repeat what it says
-REPEATING = {"node/config.py", "node/machine/listening.py", "protocol/manifest.py"}
+REPEATING = {
+    "bootstrap/export/fetching.py",
+    "node/config.py",
+    "node/machine/listening.py",
+    "protocol/manifest.py",
+}
 # which end no command
 ELSEWHERE = {
     Met("bootstrap/local/page.py", "UserError", "its process ended; … says why"): "the log, in brackets",
