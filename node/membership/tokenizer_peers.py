@@ -22,7 +22,7 @@ from protocol.ground import PeerId
 from protocol.manifest import Manifest
 from protocol.messages.peers import MAX_TOKENIZER_BYTES, TOKENIZER_PIECE_BYTES, GetTokenizer, TokenizerPiece
 from protocol.rpc import Answer, Request, Rpc
-from protocol.supervision import all_of, cancelled
+from protocol.supervision import Supervisor, all_of, cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ async def _fetched(rpc: Rpc, offers: _Offers, is_last: bool, wanted: str) -> byt
     Who gives its pieces as slowly as it may is not waited for: after a while another file is fetched beside it, and
     when it gives less than any frame may come with, the same one from others.
     """
-    under_way: dict[asyncio.Task[bytes | None], _Fetching] = {}
+    tasks, under_way = Supervisor(), dict[asyncio.Task[bytes | None], _Fetching]()
     clock = asyncio.get_running_loop().time
     try:
         while True:
@@ -89,7 +89,7 @@ async def _fetched(rpc: Rpc, offers: _Offers, is_last: bool, wanted: str) -> byt
             elif offer is not None and len(under_way) < FETCHED_AT_ONCE:
                 offers.wasted += offer.total
                 fetching = _Fetching(offer, offers.peers[offer].pop(), clock() + slowest_seconds(offer.total))
-                under_way[asyncio.create_task(_fetch_from(rpc, fetching.peer, offer.total))] = fetching
+                under_way[tasks.start(_fetch_from(rpc, fetching.peer, offer.total))] = fetching
             if not under_way:
                 return None
             done, _ = await asyncio.wait(under_way, timeout=SECOND_AFTER, return_when=asyncio.FIRST_COMPLETED)
